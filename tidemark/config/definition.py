@@ -1,0 +1,116 @@
+"""Settings as dataclass fields: the attribute's name is the setting's name with '.' for '_' (Kafka's names).
+
+A settings class is a frozen dataclass whose fields are made by `setting(...)`. `parse` reads a mapping of texts into one: it
+converts by the field's type, checks bounds and choices, and refuses unknown keys naming the nearest known one. Sizes are bytes,
+durations milliseconds, as the names say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from tidemark.errors import ConfigError
+
+T = TypeVar("T")
+
+_MISSING = object()
+
+
+def setting(
+    default: Any = _MISSING,
+    *,
+    doc: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    one_of: tuple[str, ...] | None = None,
+) -> Any:
+    """A field of a settings class. Without a default the setting is required. Tuples are comma-separated lists."""
+    metadata = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
+    if default is _MISSING:
+        return dataclasses.field(metadata=metadata, kw_only=True)
+    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+
+
+def key_of(attribute: str) -> str:
+    """`log_segment_bytes` -> `log.segment.bytes`."""
+    return attribute.replace("_", ".")
+
+
+def keys_of(settings_class: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a class by Kafka's names."""
+    return {
+        key_of(field.name): field
+        for field in dataclasses.fields(settings_class)
+        if "doc" in field.metadata
+    }
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
+    """The error for a setting nobody knows, with the nearest name."""
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown setting {key!r}{hint}")
+
+
+def convert(key: str, field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
+    """The typed and checked value of one setting; raises ConfigError."""
+    value = _convert_text(key, kind, text.strip())
+    low, high = field.metadata["at_least"], field.metadata["at_most"]
+    if low is not None and value < low:
+        raise ConfigError(f"{key}={text!r} is below the least allowed value {low}")
+    if high is not None and value > high:
+        raise ConfigError(f"{key}={text!r} is above the greatest allowed value {high}")
+    choices = field.metadata["one_of"]
+    for item in value if isinstance(value, tuple) else (value,):
+        if choices is not None and item not in choices:
+            raise ConfigError(f"{key}={text!r}: {item!r} is none of {', '.join(choices)}")
+    return value
+
+
+def _convert_text(key: str, kind: Any, text: str) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind is int:
+            return int(text)
+        if kind is float:
+            return float(text)
+        if kind == tuple[str, ...]:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+    except (KeyError, ValueError):
+        name = "true or false" if kind is bool else f"of type {kind.__name__}"
+        raise ConfigError(f"{key}={text!r} is not {name}") from None
+    return text
+
+
+def parse(
+    settings_class: type[T], values: Mapping[str, str], *, prefixes: Mapping[str, str] | None = None
+) -> T:
+    """Reads texts into `settings_class`.
+
+    `prefixes` maps a key prefix that stands for a plug-in's own settings (`rsm.config.`) to the dict attribute that collects
+    them. Raises ConfigError for unknown keys, missing required settings and values of a wrong type or range.
+    """
+    known = keys_of(settings_class)
+    hints = typing.get_type_hints(settings_class)
+    chosen: dict[str, Any] = {}
+    plugin: dict[str, dict[str, str]] = {attribute: {} for attribute in (prefixes or {}).values()}
+    for key, text in values.items():
+        if key in known:
+            field = known[key]
+            chosen[field.name] = convert(key, field, hints[field.name], text)
+            continue
+        for prefix, attribute in (prefixes or {}).items():
+            if key.startswith(prefix):
+                plugin[attribute][key.removeprefix(prefix)] = text.strip()
+                break
+        else:
+            raise unknown_key(key, known)
+    for key, field in known.items():
+        if field.name not in chosen and field.default is dataclasses.MISSING:
+            raise ConfigError(f"the setting {key!r} is required: {field.metadata['doc']}")
+    return settings_class(**chosen, **plugin)

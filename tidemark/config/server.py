@@ -1,0 +1,357 @@
+"""The settings of a node: `server.properties`, then `TIDEMARK_...` variables, by Kafka's names and with Kafka's defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidemark.config.definition import keys_of, parse, setting
+from tidemark.config.properties import environment_overrides, parse_properties
+from tidemark.errors import ConfigError
+from tidemark.types import Endpoint
+
+_MAX_LONG = 2**63 - 1
+_PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """A node's settings; `load_server_config` reads them."""
+
+    process_roles: tuple[str, ...] = setting(
+        doc="controller, broker, or both", one_of=("controller", "broker")
+    )
+    node_id: int = setting(doc="unique among all nodes of the cluster", at_least=0)
+    broker_rack: str = setting("", doc="rack of this broker; empty: none")
+    listeners: tuple[str, ...] = setting(("PLAINTEXT://:9092",), doc="NAME://host:port, ...")
+    advertised_listeners: tuple[str, ...] = setting(
+        (), doc="what others are told; empty: as listeners"
+    )
+    controller_listener_names: tuple[str, ...] = setting(
+        ("CONTROLLER",), doc="listeners controllers answer on"
+    )
+    log_dirs: tuple[str, ...] = setting(
+        ("/tmp/tidemark-logs",), doc="directories of partition logs"
+    )
+    metadata_log_dir: str = setting(
+        "", doc="directory of __cluster_metadata; empty: the first of log.dirs"
+    )
+
+    controller_quorum_voters: tuple[str, ...] = setting((), doc="static voters: id@host:port, ...")
+    controller_quorum_bootstrap_servers: tuple[str, ...] = setting(
+        (), doc="host:port of controllers to ask first"
+    )
+    controller_quorum_election_timeout_ms: int = setting(
+        1000, doc="least time before an election", at_least=1
+    )
+    controller_quorum_fetch_timeout_ms: int = setting(
+        2000, doc="a follower without a fetch this long elects", at_least=1
+    )
+    controller_quorum_election_backoff_max_ms: int = setting(
+        1000, doc="greatest spread of successors", at_least=0
+    )
+    controller_quorum_append_linger_ms: int = setting(
+        25, doc="wait for more records before an append", at_least=0
+    )
+    controller_quorum_request_timeout_ms: int = setting(
+        2000, doc="quorum request timeout", at_least=1
+    )
+    controller_quorum_retry_backoff_ms: int = setting(
+        20, doc="wait before a quorum request is repeated", at_least=0
+    )
+    controller_quorum_fetch_max_bytes: int = setting(
+        1 << 20, doc="largest metadata fetch", at_least=1
+    )
+    controller_quorum_fetch_snapshot_max_bytes: int = setting(
+        1 << 20, doc="largest snapshot piece", at_least=1
+    )
+
+    metadata_log_segment_bytes: int = setting(
+        1 << 30, doc="segment size of __cluster_metadata", at_least=1024
+    )
+    metadata_log_segment_ms: int = setting(
+        604_800_000, doc="segment age of __cluster_metadata", at_least=1
+    )
+    metadata_max_retention_bytes: int = setting(
+        100 << 20, doc="size limit of metadata log and snapshots", at_least=-1
+    )
+    metadata_max_retention_ms: int = setting(
+        604_800_000, doc="age limit of metadata log and snapshots", at_least=-1
+    )
+    metadata_log_max_record_bytes_between_snapshots: int = setting(
+        20 << 20, doc="log bytes that make a snapshot", at_least=1
+    )
+    metadata_log_max_snapshot_interval_ms: int = setting(
+        3_600_000, doc="time that makes a snapshot; 0: off", at_least=0
+    )
+    metadata_max_idle_interval_ms: int = setting(
+        500, doc="active controller writes a NoOp this often; 0: off", at_least=0
+    )
+
+    broker_heartbeat_interval_ms: int = setting(
+        2000, doc="time between broker heartbeats", at_least=1
+    )
+    broker_session_timeout_ms: int = setting(
+        9000, doc="a broker silent this long is fenced", at_least=1
+    )
+    initial_broker_registration_timeout_ms: int = setting(
+        60_000, doc="a broker that can not register in this time stops", at_least=1
+    )
+    controlled_shutdown_enable: bool = setting(True, doc="move leaders away before stopping")
+    leader_imbalance_check_interval_seconds: int = setting(
+        300, doc="time between preferred elections", at_least=1
+    )
+    auto_leader_rebalance_enable: bool = setting(
+        True, doc="give leadership back to preferred replicas"
+    )
+
+    num_partitions: int = setting(1, doc="partitions of a topic that says none", at_least=1)
+    default_replication_factor: int = setting(
+        1, doc="replicas of a topic that says none", at_least=1
+    )
+    auto_create_topics_enable: bool = setting(False, doc="create a topic that a client asks for")
+
+    log_segment_bytes: int = setting(
+        1 << 30, doc="segment.bytes of topics", at_least=14, at_most=2**31 - 1
+    )
+    log_roll_ms: int = setting(604_800_000, doc="segment.ms of topics", at_least=1)
+    log_roll_jitter_ms: int = setting(0, doc="segment.jitter.ms of topics", at_least=0)
+    log_retention_ms: int = setting(604_800_000, doc="retention.ms of topics", at_least=-1)
+    log_retention_bytes: int = setting(-1, doc="retention.bytes of topics", at_least=-1)
+    log_retention_check_interval_ms: int = setting(
+        300_000, doc="time between retention passes", at_least=1
+    )
+    log_cleanup_policy: tuple[str, ...] = setting(
+        ("delete",), doc="cleanup.policy of topics", one_of=("delete", "compact")
+    )
+    log_index_interval_bytes: int = setting(4096, doc="index.interval.bytes of topics", at_least=0)
+    log_index_size_max_bytes: int = setting(
+        10 << 20, doc="segment.index.bytes of topics", at_least=24
+    )
+    log_segment_delete_delay_ms: int = setting(
+        60_000, doc="file.delete.delay.ms of topics", at_least=0
+    )
+    log_flush_interval_messages: int = setting(
+        _MAX_LONG, doc="flush.messages of topics", at_least=1
+    )
+    log_flush_interval_ms: int = setting(_MAX_LONG, doc="flush.ms of topics", at_least=0)
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        60_000, doc="time between recovery-point checkpoints", at_least=1
+    )
+    log_flush_start_offset_checkpoint_interval_ms: int = setting(
+        60_000, doc="time between log-start checkpoints", at_least=1
+    )
+    log_message_timestamp_type: str = setting(
+        "CreateTime", doc="message.timestamp.type of topics", one_of=("CreateTime", "LogAppendTime")
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        _MAX_LONG, doc="message.timestamp.before.max.ms of topics", at_least=0
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        3_600_000, doc="message.timestamp.after.max.ms of topics", at_least=0
+    )
+    log_local_retention_ms: int = setting(-2, doc="local.retention.ms of topics", at_least=-2)
+    log_local_retention_bytes: int = setting(-2, doc="local.retention.bytes of topics", at_least=-2)
+    log_cleaner_delete_retention_ms: int = setting(
+        86_400_000, doc="delete.retention.ms of topics", at_least=0
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        0.5, doc="min.cleanable.dirty.ratio of topics", at_least=0, at_most=1
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(
+        0, doc="min.compaction.lag.ms of topics", at_least=0
+    )
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        _MAX_LONG, doc="max.compaction.lag.ms of topics", at_least=1
+    )
+    num_recovery_threads_per_data_dir: int = setting(
+        2, doc="threads that recover logs at start", at_least=1
+    )
+    message_max_bytes: int = setting(1_048_588, doc="max.message.bytes of topics", at_least=0)
+    compression_type: str = setting(
+        "producer",
+        doc="compression.type of topics",
+        one_of=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    )
+    min_insync_replicas: int = setting(1, doc="min.insync.replicas of topics", at_least=1)
+    unclean_leader_election_enable: bool = setting(False, doc="may a replica outside the ISR lead")
+
+    replica_lag_time_max_ms: int = setting(
+        30_000, doc="a follower behind this long leaves the ISR", at_least=1
+    )
+    replica_fetch_max_bytes: int = setting(
+        1 << 20, doc="bytes per partition of a follower fetch", at_least=0
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        10 << 20, doc="bytes of a follower fetch", at_least=0
+    )
+    replica_fetch_wait_max_ms: int = setting(
+        500, doc="longest wait of a follower fetch", at_least=0
+    )
+    replica_fetch_min_bytes: int = setting(1, doc="bytes that end a follower's wait", at_least=1)
+    replica_fetch_backoff_ms: int = setting(
+        1000, doc="wait after a failed follower fetch", at_least=0
+    )
+    replica_high_watermark_checkpoint_interval_ms: int = setting(
+        5000, doc="time between high-watermark checkpoints", at_least=1
+    )
+    request_timeout_ms: int = setting(30_000, doc="inter-node request timeout", at_least=1)
+    fetch_max_bytes: int = setting(55 << 20, doc="largest fetch response", at_least=1024)
+    queued_max_request_bytes: int = setting(
+        256 << 20, doc="bytes of produce requests under way before new ones wait", at_least=1 << 20
+    )
+    producer_id_expiration_ms: int = setting(
+        86_400_000, doc="a silent producer is forgotten", at_least=1
+    )
+    background_threads: int = setting(4, doc="threads for large disk work", at_least=1)
+
+    remote_log_storage_system_enable: bool = setting(False, doc="tiered storage (KIP-405)")
+    remote_log_storage_manager_class_name: str = setting(
+        "", doc="directory, s3, or module:Class; empty: from rsm.config"
+    )
+    remote_log_metadata_manager_class_name: str = setting(
+        "", doc="module:Class; empty: the topic-based one"
+    )
+    remote_log_metadata_topic_num_partitions: int = setting(
+        50, doc="partitions of __remote_log_metadata", at_least=1
+    )
+    remote_log_metadata_topic_replication_factor: int = setting(
+        3, doc="replicas of __remote_log_metadata", at_least=1
+    )
+    remote_log_metadata_topic_min_isr: int = setting(
+        2, doc="min.insync.replicas of __remote_log_metadata", at_least=1
+    )
+    remote_log_metadata_topic_retention_ms: int = setting(
+        -1, doc="retention of __remote_log_metadata; -1: none", at_least=-1
+    )
+    remote_log_manager_task_interval_ms: int = setting(
+        30_000, doc="time between passes over a partition", at_least=1
+    )
+    remote_log_manager_task_retry_backoff_ms: int = setting(
+        500, doc="first wait after a failed pass", at_least=1
+    )
+    remote_log_manager_task_retry_backoff_max_ms: int = setting(
+        30_000, doc="longest wait after a failed pass", at_least=1
+    )
+    remote_log_manager_task_retry_jitter: float = setting(
+        0.2, doc="random share of that wait", at_least=0, at_most=0.5
+    )
+    remote_log_manager_copier_thread_pool_size: int = setting(
+        10, doc="uploads under way at once", at_least=1
+    )
+    remote_log_manager_expiration_thread_pool_size: int = setting(
+        10, doc="deletions under way at once", at_least=1
+    )
+    remote_log_reader_threads: int = setting(10, doc="remote reads under way at once", at_least=1)
+    remote_log_reader_max_pending_tasks: int = setting(
+        100, doc="remote reads that may wait", at_least=1
+    )
+    remote_log_index_file_cache_total_size_bytes: int = setting(
+        1 << 30, doc="size of the remote index cache", at_least=1
+    )
+    remote_log_metadata_custom_metadata_max_bytes: int = setting(
+        128, doc="limit of a plug-in's own metadata", at_least=0
+    )
+    remote_fetch_max_wait_ms: int = setting(
+        500, doc="longest wait of a consumer for the tier", at_least=1
+    )
+    remote_list_offsets_request_timeout_ms: int = setting(
+        30_000, doc="longest remote look-up by time", at_least=1
+    )
+
+    rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Settings of the remote storage manager (`rsm.config.*` without the prefix)."""
+    rlmm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Settings of the remote log metadata manager (`rlmm.config.*` without the prefix)."""
+
+    def __post_init__(self) -> None:
+        if not self.process_roles:
+            raise ConfigError("process.roles is empty: say controller, broker or both")
+        if not self.log_dirs:
+            raise ConfigError("log.dirs is empty: name at least one directory")
+        if not self.controller_quorum_voters and not self.controller_quorum_bootstrap_servers:
+            raise ConfigError("set controller.quorum.voters or controller.quorum.bootstrap.servers")
+        listeners = self.listener_endpoints()
+        wanted = (
+            self.controller_listener_names[0] if self.controller_listener_names else "CONTROLLER"
+        )
+        if self.is_controller and wanted not in listeners:
+            raise ConfigError(f"a controller needs the listener {wanted!r} in listeners")
+        if self.is_broker and not self.broker_listeners():
+            raise ConfigError("a broker needs a listener beside those in controller.listener.names")
+        self.voters()
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in self.process_roles
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self.process_roles
+
+    @property
+    def metadata_directory(self) -> str:
+        """Directory that holds `__cluster_metadata-0`."""
+        return self.metadata_log_dir or self.log_dirs[0]
+
+    def listener_endpoints(self) -> dict[str, Endpoint]:
+        """Where this node listens, by listener name (an empty host means every interface)."""
+        return _parse_listeners("listeners", self.listeners)
+
+    def advertised_endpoints(self) -> dict[str, Endpoint]:
+        """What others are told: advertised.listeners over listeners."""
+        return self.listener_endpoints() | _parse_listeners(
+            "advertised.listeners", self.advertised_listeners
+        )
+
+    def broker_listeners(self) -> dict[str, Endpoint]:
+        """The listeners that serve clients and other brokers."""
+        return {
+            n: e
+            for n, e in self.listener_endpoints().items()
+            if n not in self.controller_listener_names
+        }
+
+    def voters(self) -> dict[int, Endpoint]:
+        """controller.quorum.voters by node id; raises ConfigError."""
+        found: dict[int, Endpoint] = {}
+        for text in self.controller_quorum_voters:
+            node, at, address = text.partition("@")
+            try:
+                if not at:
+                    raise ValueError
+                found[int(node)] = Endpoint.parse(address)
+            except ValueError:
+                raise ConfigError(
+                    f"controller.quorum.voters: {text!r} is not id@host:port"
+                ) from None
+        return found
+
+
+def _parse_listeners(key: str, texts: tuple[str, ...]) -> dict[str, Endpoint]:
+    found: dict[str, Endpoint] = {}
+    for text in texts:
+        name, separator, address = text.partition("://")
+        host, colon, port = address.rpartition(":")
+        if not separator or not name or not colon or not port.isdigit():
+            raise ConfigError(f"{key}: {text!r} is not NAME://host:port")
+        found[name.upper()] = Endpoint(host.strip("[]"), int(port))
+    return found
+
+
+def parse_server_config(values: Mapping[str, str]) -> ServerConfig:
+    """Settings from texts by name; raises ConfigError."""
+    return parse(ServerConfig, values, prefixes=_PLUGIN_PREFIXES)
+
+
+def load_server_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    """Settings from a properties file, overridden by TIDEMARK_... variables; raises ConfigError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can not read {path}: {error}") from error
+    values = parse_properties(text, source=str(path))
+    chosen = os.environ if environ is None else environ
+    return parse_server_config(values | environment_overrides(chosen, keys_of(ServerConfig)))

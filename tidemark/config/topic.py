@@ -1,0 +1,167 @@
+"""Topic settings by Kafka's names (org.apache.kafka.common.config.TopicConfig), and the server settings they default to."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidemark.config.definition import convert, key_of, keys_of, setting, unknown_key
+from tidemark.config.server import ServerConfig
+from tidemark.errors import InvalidConfigError, TidemarkError
+
+_MAX_INT = 2**31 - 1
+_MAX_LONG = 2**63 - 1
+
+# The server setting that gives a topic setting its default, where it is not "log." + name (LogConfig.TopicConfigSynonyms).
+_SYNONYMS = {
+    "segment.ms": "log.roll.ms",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "max.message.bytes": "message.max.bytes",
+    "min.insync.replicas": "min.insync.replicas",
+    "compression.type": "compression.type",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "local.retention.ms": "log.local.retention.ms",
+    "local.retention.bytes": "log.local.retention.bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The effective settings of one topic. What a log needs of its configuration is here."""
+
+    cleanup_policy: tuple[str, ...] = setting(
+        ("delete",), doc="delete, compact or both", one_of=("delete", "compact")
+    )
+    compression_type: str = setting(
+        "producer",
+        doc="codec of stored batches",
+        one_of=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    )
+    segment_bytes: int = setting(
+        1 << 30, doc="a segment is rolled at this size", at_least=14, at_most=_MAX_INT
+    )
+    segment_ms: int = setting(
+        604_800_000, doc="a segment is rolled at this age of its first record", at_least=1
+    )
+    segment_jitter_ms: int = setting(0, doc="random reduction of segment.ms", at_least=0)
+    segment_index_bytes: int = setting(10 << 20, doc="size limit of an index file", at_least=24)
+    index_interval_bytes: int = setting(4096, doc="bytes of log between index entries", at_least=0)
+    max_message_bytes: int = setting(1_048_588, doc="largest record batch accepted", at_least=0)
+    retention_ms: int = setting(604_800_000, doc="age limit of records; -1: none", at_least=-1)
+    retention_bytes: int = setting(-1, doc="size limit of a partition; -1: none", at_least=-1)
+    delete_retention_ms: int = setting(86_400_000, doc="how long tombstones stay", at_least=0)
+    min_cleanable_dirty_ratio: float = setting(
+        0.5, doc="dirty share that starts a cleaning", at_least=0, at_most=1
+    )
+    min_compaction_lag_ms: int = setting(
+        0, doc="records younger than this stay uncompacted", at_least=0
+    )
+    max_compaction_lag_ms: int = setting(
+        _MAX_LONG, doc="records older than this are compacted", at_least=1
+    )
+    file_delete_delay_ms: int = setting(60_000, doc="delay before a deleted file goes", at_least=0)
+    flush_messages: int = setting(_MAX_LONG, doc="messages between fsyncs", at_least=1)
+    flush_ms: int = setting(_MAX_LONG, doc="time between fsyncs", at_least=0)
+    message_timestamp_type: str = setting(
+        "CreateTime", doc="whose clock stamps records", one_of=("CreateTime", "LogAppendTime")
+    )
+    message_timestamp_before_max_ms: int = setting(
+        _MAX_LONG, doc="how old a record may be", at_least=0
+    )
+    message_timestamp_after_max_ms: int = setting(
+        3_600_000, doc="how far ahead a record may be", at_least=0
+    )
+    min_insync_replicas: int = setting(1, doc="replicas that acks=all needs", at_least=1)
+    unclean_leader_election_enable: bool = setting(False, doc="may a replica outside the ISR lead")
+    preallocate: bool = setting(False, doc="allocate a segment's file on creation")
+    remote_storage_enable: bool = setting(False, doc="rolled segments go to the tier (KIP-405)")
+    remote_log_copy_disable: bool = setting(False, doc="stop copying to the tier")
+    remote_log_delete_on_disable: bool = setting(
+        False, doc="drop remote data when the tier is disabled"
+    )
+    local_retention_ms: int = setting(
+        -2, doc="age limit of local segments; -2: as retention.ms", at_least=-2
+    )
+    local_retention_bytes: int = setting(
+        -2, doc="size limit of local segments; -2: as retention.bytes", at_least=-2
+    )
+
+    @property
+    def effective_local_retention_ms(self) -> int:
+        return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
+
+    @property
+    def effective_local_retention_bytes(self) -> int:
+        return (
+            self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes
+        )
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+
+def validate_topic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
+    """The typed values of a topic's own settings, by attribute name.
+
+    Raises InvalidConfigError for unknown names, wrong values, and combinations Kafka refuses (KIP-405: tiering of a compacted
+    topic, local retention above the total).
+    """
+    known, hints = keys_of(TopicConfig), typing.get_type_hints(TopicConfig)
+    values: dict[str, object] = {}
+    try:
+        for key, text in overrides.items():
+            if key not in known:
+                raise unknown_key(key, known)
+            values[known[key].name] = convert(key, known[key], hints[known[key].name], text)
+    except InvalidConfigError:
+        raise
+    except TidemarkError as error:
+        raise InvalidConfigError(str(error)) from error
+    _check_tiering(dataclasses.replace(TopicConfig(), **values))  # type: ignore[arg-type]
+    return values
+
+
+def _check_tiering(config: TopicConfig) -> None:
+    if config.remote_storage_enable and config.is_compacted:
+        raise InvalidConfigError("remote.storage.enable is for cleanup.policy=delete only")
+    pairs = (
+        ("ms", config.retention_ms, config.local_retention_ms),
+        ("bytes", config.retention_bytes, config.local_retention_bytes),
+    )
+    for unit, total, local in pairs:
+        if local != -2 and total != -1 and (local == -1 or local > total):
+            raise InvalidConfigError(
+                f"local.retention.{unit}={local} is above retention.{unit}={total}"
+            )
+
+
+def server_defaults(server: ServerConfig) -> TopicConfig:
+    """The settings of a topic that sets nothing itself, on this server (log.* and their synonyms)."""
+    chosen: dict[str, object] = {}
+    for field in dataclasses.fields(TopicConfig):
+        synonym = _SYNONYMS.get(key_of(field.name), "log." + key_of(field.name))
+        attribute = synonym.replace(".", "_")
+        if hasattr(server, attribute):
+            chosen[field.name] = getattr(server, attribute)
+    return TopicConfig(**chosen)  # type: ignore[arg-type]
+
+
+def effective_topic_config(defaults: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
+    """`defaults` with the topic's own settings on top; raises InvalidConfigError as `validate_topic_configs` does."""
+    return dataclasses.replace(defaults, **validate_topic_configs(overrides))  # type: ignore[arg-type]

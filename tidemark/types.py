@@ -1,0 +1,86 @@
+"""Small value types that every room shares: ids, topic partitions, endpoints.
+
+Ids are `uuid.UUID` in memory, 16 raw bytes on the wire, and 22 characters of URL-safe base64 without padding in files and
+output, as Apache Kafka prints them (org.apache.kafka.common.Uuid).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from typing import NamedTuple
+from uuid import UUID
+
+ZERO_UUID = UUID(int=0)
+ONE_UUID = UUID(int=1)  # Kafka's METADATA_TOPIC_ID; as a directory id: LOST
+METADATA_TOPIC = "__cluster_metadata"
+REMOTE_LOG_METADATA_TOPIC = "__remote_log_metadata"
+
+
+class TopicPartition(NamedTuple):
+    """A partition by its topic's name; prints as Kafka names its directory."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class TopicIdPartition(NamedTuple):
+    """A partition by its topic's id and name: a topic created anew under an old name is another one."""
+
+    topic_id: UUID
+    topic: str
+    partition: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{uuid_to_text(self.topic_id)}:{self.topic}-{self.partition}"
+
+
+class Endpoint(NamedTuple):
+    """Where a listener answers; `address` is what gRPC takes."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """`host:port` or `[v6]:port`; raises ValueError for anything else."""
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not host:port")
+        return cls(host.strip("[]"), int(port))
+
+
+def random_uuid() -> UUID:
+    """A random id that is none of Kafka's reserved ones and does not begin with '-' in text form."""
+    while True:
+        candidate = UUID(bytes=os.urandom(16), version=4)
+        if candidate.int > 100 and not uuid_to_text(candidate).startswith("-"):
+            return candidate
+
+
+def uuid_to_text(value: UUID) -> str:
+    """22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def uuid_from_text(text: str) -> UUID:
+    """The inverse of `uuid_to_text`; raises ValueError for text that is no id."""
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{text!r} is not a 22-character base64 id") from error
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not a 22-character base64 id")
+    return UUID(bytes=raw)

@@ -1,0 +1,1 @@
+"""Generated from proto/tidemark/v1 by scripts/genproto; do not edit."""
