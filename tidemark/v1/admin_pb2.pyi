@@ -602,6 +602,8 @@ class DescribeLogDirsResponse(_message.Message):
         HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
         LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
         REMOTE_LOG_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+        REMOTE_COPY_LAG_BYTES_FIELD_NUMBER: _builtins.int
+        REMOTE_COPY_LAG_SEGMENTS_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         partition_index: _builtins.int
         partition_size: _builtins.int
@@ -618,6 +620,9 @@ class DescribeLogDirsResponse(_message.Message):
         log_end_offset: _builtins.int
         remote_log_size_bytes: _builtins.int
         """finished remote segments"""
+        remote_copy_lag_bytes: _builtins.int
+        """rolled segments that are not in the tier yet"""
+        remote_copy_lag_segments: _builtins.int
         def __init__(
             self,
             *,
@@ -632,10 +637,12 @@ class DescribeLogDirsResponse(_message.Message):
             high_watermark: _builtins.int = ...,
             log_end_offset: _builtins.int = ...,
             remote_log_size_bytes: _builtins.int = ...,
+            remote_copy_lag_bytes: _builtins.int = ...,
+            remote_copy_lag_segments: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_copy_lag_bytes", b"remote_copy_lag_bytes", "remote_copy_lag_segments", b"remote_copy_lag_segments", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
