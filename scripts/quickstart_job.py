@@ -1,0 +1,383 @@
+"""The quickstart: a whole cluster on this machine, real data through it, processes killed on the way, everything counted.
+
+Three controllers and three brokers as separate processes; 336,776 flights produced with acks=all while the active controller
+and a leading broker are killed; rolled segments in the tier; everything read back by the client and by Spark and compared with
+the source. Exit status 0 only if every count agrees. Run it by `scripts/quickstart`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from quickstart_data import FLIGHTS, Flights, load_flights, same_events
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tidemark.cli.local_cluster import LocalCluster
+from tidemark.client import Admin, Consumer, NewTopic, Producer
+from tidemark.types import TopicPartition
+
+TOPIC = "flights"
+PARTITIONS = 6
+CHUNK_ROWS = 4_000
+LOOKUP_TEXT, LOOKUP_MS = "2013-07-04T00:00Z", 1_372_896_000_000
+TOPIC_CONFIGS = {
+    "min.insync.replicas": "2",
+    "segment.bytes": str(1 << 20),
+    "retention.ms": "-1",
+    "remote.storage.enable": "true",
+    "local.retention.bytes": str(1 << 20),
+    "file.delete.delay.ms": "1000",
+}
+BROKER_SETTINGS = {
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "remote.log.storage.system.enable": "true",
+    "remote.log.manager.task.interval.ms": "1000",
+    "remote.log.metadata.topic.num.partitions": "6",
+}
+console = Console(highlight=False, width=min(shutil.get_terminal_size((110, 40)).columns, 140))
+
+
+class Mismatch(Exception):
+    """A count or a value does not agree; the message says which."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raises Mismatch unless the condition holds."""
+    if not condition:
+        raise Mismatch(message)
+
+
+@contextmanager
+def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar whose yielded function sets the completed amount."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"  {title}", total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def wait_until(what: str, deadline_s: float, ready: Callable[[], tuple[int, int]]) -> None:
+    """Polls `ready` -> (done, total) until both are equal; raises Mismatch after the deadline."""
+    end, done, total = time.monotonic() + deadline_s, 0, 1
+    with bar(what, None) as show:
+        while time.monotonic() < end:
+            done, total = ready()
+            show(done)
+            if done == total:
+                return
+            time.sleep(0.25)
+    raise Mismatch(f"{what}: {done} of {total} after {deadline_s:.0f} s")
+
+
+def tier_settings(root: Path) -> tuple[dict[str, str], str]:
+    """The remote storage manager's settings and its name: S3 where TIDEMARK_S3_ENDPOINT says so, else a plain directory."""
+    endpoint, bucket = os.environ.get("TIDEMARK_S3_ENDPOINT"), os.environ.get("TIDEMARK_S3_BUCKET")
+    if endpoint and bucket:
+        return {
+            "remote.log.storage.manager.class.name": "s3",
+            "rsm.config.endpoint": endpoint,
+            "rsm.config.bucket": bucket,
+            "rsm.config.key.prefix": f"quickstart-{os.getpid()}",
+        }, f"s3://{bucket} at {endpoint}"
+    tier = root / "tier"
+    return {"remote.log.storage.manager.class.name": "directory", "rsm.config.dir": str(tier)}, str(
+        tier
+    )
+
+
+def create_topic(admin: Admin) -> None:
+    """Step 2."""
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3, configs=TOPIC_CONFIGS)])
+    rows = admin.describe_topics([TOPIC])[TOPIC].partitions
+    check(all(len(p.replicas) == 3 for p in rows), "a partition has not three replicas")
+
+
+def kill_active_controller_and_a_leader(cluster: LocalCluster, admin: Admin) -> list[int]:
+    """Step 4, first half: SIGKILL both; returns the node ids."""
+    controller = admin.describe_quorum().leader_id
+    leaders = [p.leader_id for p in admin.describe_topics([TOPIC])[TOPIC].partitions]
+    broker = max(set(leaders), key=leaders.count)
+    for node in (controller, broker):
+        cluster.kill(node)
+    console.print(
+        f"  SIGKILL: active controller {controller}, broker {broker} (leads {leaders.count(broker)} partitions)"
+    )
+    return [controller, broker]
+
+
+def produce(cluster: LocalCluster, admin: Admin, flights: Flights) -> tuple[list[int], float]:
+    """Steps 3 and 4: all events with acks=all, the kill half way; returns the killed nodes and the seconds taken."""
+    killed: list[int] = []
+    started, rows = time.monotonic(), flights.events.num_rows
+    producer = Producer(cluster.bootstrap_servers, acks="all", delivery_timeout_ms=120_000)
+    pending = []
+    with producer, bar("producing", rows) as show:
+        for begin in range(0, rows, CHUNK_ROWS):
+            if not killed and begin >= rows // 2:
+                killed = kill_active_controller_and_a_leader(cluster, admin)
+            pending.append(producer.send_arrow(TOPIC, flights.events.slice(begin, CHUNK_ROWS)))
+            while len(pending) > 8:
+                pending.pop(0).result()
+            show(begin)
+        for future in pending:
+            future.result()
+    return killed, time.monotonic() - started
+
+
+def restart_and_wait_in_sync(cluster: LocalCluster, admin: Admin, killed: list[int]) -> None:
+    """Step 4, second half: every replica in sync again."""
+    for node in killed:
+        cluster.restart(node)
+
+    def in_sync() -> tuple[int, int]:
+        partitions = admin.describe_topics([TOPIC])[TOPIC].partitions
+        return sum(len(p.isr) for p in partitions), sum(len(p.replicas) for p in partitions)
+
+    wait_until("waiting for every replica to be in sync", 60, in_sync)
+
+
+def wait_for_tier(admin: Admin) -> Table:
+    """Step 5: all rolled segments in the tier, local copies beyond local retention gone; the table of partitions."""
+
+    def tiered() -> tuple[int, int]:
+        logs = [p for p in admin.describe_log_dirs([TOPIC]) if p.is_leader]
+        limit = (1 << 20) + (1 << 20)  # local retention, and a segment that may be just above it
+        settled = [p for p in logs if p.remote_copy_lag_segments == 0 and p.partition_size <= limit]
+        return sum(p.highest_remote_offset >= 0 for p in settled), PARTITIONS
+
+    wait_until("waiting for the tier", 90, tiered)
+    table = Table(
+        "partition",
+        "log start",
+        "local start",
+        "highest tiered",
+        "high watermark",
+        "local bytes",
+        "remote bytes",
+    )
+    for column in table.columns:
+        column.justify = "right"
+    total = 0
+    for row in sorted(
+        (p for p in admin.describe_log_dirs([TOPIC]) if p.is_leader), key=lambda p: p.partition
+    ):
+        numbers = (
+            row.log_start_offset,
+            row.local_log_start_offset,
+            row.highest_remote_offset,
+            row.high_watermark,
+        )
+        sizes = (row.partition_size, row.remote_log_size_bytes)
+        table.add_row(str(row.partition), *(f"{n:,}" for n in (*numbers, *sizes)))
+        total += row.high_watermark - row.log_start_offset
+    check(total == FLIGHTS, f"the partitions hold {total:,} events, not {FLIGHTS:,}")
+    return table
+
+
+def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int, int]]:
+    """Step 6: everything from offset 0, equal to what was produced; then the look-up by time in each partition."""
+    partitions = [TopicPartition(TOPIC, p) for p in range(PARTITIONS)]
+    batches: list[pa.RecordBatch] = []
+    next_offset = dict.fromkeys(partitions, 0)
+    first: dict[int, int] = {}
+    started, count = time.monotonic(), 0
+    with Consumer(cluster.bootstrap_servers) as consumer, bar("reading back", FLIGHTS) as show:
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(partitions)
+        while any(next_offset[tp] < ends[tp] for tp in partitions):
+            polled = consumer.poll_arrow(timeout_ms=30_000)
+            check(bool(polled), f"nothing came for 30 s with {count:,} events read")
+            for tp, batch in polled.items():
+                offsets = batch.column("offset")
+                contiguous = offsets[0].as_py() == next_offset[tp]
+                last = offsets[len(offsets) - 1].as_py()
+                check(
+                    contiguous and last - next_offset[tp] + 1 == len(offsets),
+                    f"{tp} has a gap at {next_offset[tp]}",
+                )
+                for index in range(len(offsets)) if tp.partition not in first else ():
+                    if batch.column("timestamp")[index].value >= LOOKUP_MS:
+                        first[tp.partition] = offsets[index].as_py()
+                        break
+                next_offset[tp], count = last + 1, count + len(offsets)
+                batches.append(batch)
+            show(count)
+        seconds = time.monotonic() - started
+        found = consumer.offsets_for_times(dict.fromkeys(partitions, LOOKUP_MS))
+    for tp in partitions:
+        check(
+            found[tp].offset == first[tp.partition],
+            f"{tp}: {LOOKUP_TEXT} is at {first[tp.partition]}, found {found[tp]}",
+        )
+    read = pa.Table.from_batches(batches).select(["key", "value", "timestamp"])
+    read = read.set_column(2, "timestamp", read["timestamp"].cast(pa.int64()))
+    difference = same_events(pa.Table.from_batches([flights.events]), read)
+    check(difference is None, difference or "")
+    return seconds, first
+
+
+def read_with_spark(cluster: LocalCluster, flights: Flights) -> float:
+    """Step 7: row count, rows and mean departure delay per carrier, equal to the CSV's; returns seconds of the queries."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as f
+
+    builder = SparkSession.builder.master("local[2]").appName("tidemark-quickstart")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        started = time.monotonic()
+        rows = (
+            spark.read.format("tidemark")
+            .option("bootstrap.servers", cluster.bootstrap_servers)
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        flight = f.from_json(
+            f.col("value").cast("string"), "carrier string, dep_delay double"
+        ).alias("flight")
+        grouped = (
+            rows.select(flight)
+            .groupBy("flight.carrier")
+            .agg(f.count("*").alias("n"), f.avg("flight.dep_delay").alias("mean"))
+        )
+        found = {row.carrier: (row.n, row.mean) for row in grouped.collect()}
+        seconds = time.monotonic() - started
+    finally:
+        spark.stop()
+    check(sum(n for n, _ in found.values()) == FLIGHTS, "Spark counted other rows than the CSV has")
+    check(found.keys() == flights.per_carrier.keys(), "Spark found other carriers than the CSV has")
+    for carrier, (count, mean) in flights.per_carrier.items():
+        n, delay = found[carrier]
+        check(
+            n == count and abs(delay - mean) < 1e-9 * max(1.0, abs(mean)),
+            f"carrier {carrier}: Spark {n}, {delay}; CSV {count}, {mean}",
+        )
+    return seconds
+
+
+def run(root: Path, keep: bool) -> None:
+    """All steps in order; raises Mismatch when anything disagrees."""
+    clock = time.monotonic()
+    with console.status("reading flights.csv"):
+        flights = load_flights()
+    settings, tier = tier_settings(root)
+    cluster = LocalCluster(
+        root / "cluster",
+        controllers=3,
+        brokers=3,
+        racks=("a", "b", "c"),
+        overrides=BROKER_SETTINGS | settings,
+    )
+    try:
+        with console.status("starting 3 controllers and 3 brokers"):
+            cluster.start()
+            cluster.wait_ready(60)
+        console.print(
+            f"[bold]1[/] 3 controllers, 3 brokers (racks a, b, c) at {cluster.bootstrap_servers}; tier: {tier}"
+        )
+        with Admin(cluster.bootstrap_servers) as admin:
+            create_topic(admin)
+            console.print(f"[bold]2[/] topic {TOPIC}: {PARTITIONS} partitions, 3 replicas each")
+            console.print(f"[bold]3[/] producing {FLIGHTS:,} flights with acks=all")
+            killed, seconds = produce(cluster, admin, flights)
+            console.print(f"  every event acknowledged in {seconds:.1f} s, the failover included")
+            restart_and_wait_in_sync(cluster, admin, killed)
+            console.print(
+                f"[bold]4[/] nodes {killed[0]} and {killed[1]} restarted; every replica is in sync"
+            )
+            table = wait_for_tier(admin)
+            console.print(
+                "[bold]5[/] rolled segments are in the tier, local copies beyond local retention are gone",
+                table,
+            )
+            seconds, first = read_back(cluster, flights)
+            console.print(
+                f"[bold]6[/] read back {FLIGHTS:,} events in {seconds:.1f} s: none missing, none different"
+            )
+            console.print(
+                f"  first flight at or after {LOOKUP_TEXT} by partition: {dict(sorted(first.items()))}"
+            )
+            with console.status("reading the topic with Spark"):
+                seconds = read_with_spark(cluster, flights)
+            carriers = len(flights.per_carrier)
+            console.print(
+                f"[bold]7[/] Spark: {FLIGHTS:,} rows, {carriers} carriers, counts and mean delays as in the CSV ({seconds:.1f} s)"
+            )
+        console.print(f"[bold green]all counts agree[/] ({time.monotonic() - clock:.0f} s)")
+        if keep:
+            stay(cluster, root)
+    finally:
+        cluster.stop()
+
+
+def stay(cluster: LocalCluster, root: Path) -> None:
+    """`--keep`: says how to use the cluster and waits for Ctrl-C."""
+    server = cluster.bootstrap_servers.split(",")[0]
+    console.print("the cluster stays until Ctrl-C; try, in another terminal:")
+    for command in (
+        f"tidemark topics describe {TOPIC} --bootstrap-server {server}",
+        f"tidemark consume {TOPIC} --from-beginning --max-messages 3 --bootstrap-server {server}",
+        f"tidemark quorum describe --status --bootstrap-server {server}",
+    ):
+        console.print(f"  .venv/bin/{command}")
+    console.print(f"  data: {root}")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        console.print("stopping")
+
+
+def main() -> int:
+    """Exit status: 0 when all counts agree, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the cluster running and say how to use it"
+    )
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="tidemark-quickstart-"))
+    try:
+        run(root, arguments.keep)
+    except Mismatch as mismatch:
+        console.print(f"[bold red]FAILED[/] {mismatch}")
+        console.print(f"  the nodes' logs and data are kept in {root}")
+        return 1
+    except BaseException:
+        console.print(f"[bold red]FAILED[/] the nodes' logs and data are kept in {root}")
+        raise
+    shutil.rmtree(root, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
