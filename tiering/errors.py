@@ -1,0 +1,46 @@
+"""Errors of the remote storage and the remote log metadata (KIP-405's exceptions under their own
+names).
+
+They are `ApiError`s, so that a read of the tier that fails reaches a client with a code of
+Kafka's table: what may pass by itself carries a retriable code, the rest does not.
+"""
+
+from __future__ import annotations
+
+from tidemark.errors import (
+    ApiError,
+    ReplicaNotAvailableError,
+    ResourceNotFoundError,
+    ThrottlingQuotaExceededError,
+    UnknownServerError,
+)
+
+
+class RemoteStorageError(UnknownServerError):
+    """The remote storage or the remote log metadata failed; the node's log says why."""
+
+
+class RetriableRemoteStorageError(ReplicaNotAvailableError):
+    """The remote storage does not answer at the moment (overload, time-out, broken connection);
+    try again.
+    """
+
+
+class RemoteResourceNotFoundError(ResourceNotFoundError):
+    """The remote storage or the remote log metadata has no such segment or index."""
+
+
+class RemoteStorageNotReadyError(ReplicaNotAvailableError):
+    """The remote log metadata of the partition is not read to its end yet; try again."""
+
+
+class RemoteReadBusyError(ThrottlingQuotaExceededError):
+    """Too many reads of the tier are under way (remote.log.reader.max.pending.tasks); try again."""
+
+
+TRANSIENT: tuple[type[ApiError], ...] = (
+    RetriableRemoteStorageError,
+    RemoteStorageNotReadyError,
+    RemoteReadBusyError,
+)
+"""What a task retries with a wait instead of giving its work up."""
