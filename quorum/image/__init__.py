@@ -1,0 +1,38 @@
+"""The cluster's metadata as an immutable value, and what changed between two of them (KRaft's
+MetadataImage and Delta).
+
+Everybody that reads the metadata log holds a `MetadataImage`; a reference to it is a consistent
+view for ever. The records of a batch are replayed into a `MetadataDelta`, the only place that knows
+what a record means, and `delta.apply(...)` gives the next image, which shares all that did not
+change with the one before.
+"""
+
+from quorum.image.delta import InconsistentMetadataError, MetadataDelta, TopicDelta, diff
+from quorum.image.image import EMPTY_IMAGE, MetadataImage
+from quorum.image.types import (
+    BrokerRegistration,
+    ConfigResource,
+    ConfigResourceType,
+    LeaderRecoveryState,
+    Listener,
+    PartitionRegistration,
+    TopicImage,
+    TopicsImage,
+)
+
+__all__ = [
+    "EMPTY_IMAGE",
+    "BrokerRegistration",
+    "ConfigResource",
+    "ConfigResourceType",
+    "InconsistentMetadataError",
+    "LeaderRecoveryState",
+    "Listener",
+    "MetadataDelta",
+    "MetadataImage",
+    "PartitionRegistration",
+    "TopicDelta",
+    "TopicImage",
+    "TopicsImage",
+    "diff",
+]

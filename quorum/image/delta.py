@@ -1,0 +1,326 @@
+"""What changes in an image, computed while records are replayed; the one place that knows what a
+record means.
+
+`MetadataDelta(image).replay(record)` for each record of a batch, then `.apply(offset, epoch)` gives
+the next image. In between and afterwards the delta tells what changed, so a reader works in
+proportion to the change and not to the cluster. The table `_REPLAY` has one entry per field of
+MetadataRecord's oneof; a test holds it complete. Source: Kafka's MetadataDelta (KIP-631).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from immutables import Map
+
+from quorum.image.image import MetadataImage
+from quorum.image.records import (
+    broker_from_record,
+    decode_record,
+    directory_id,
+    partition_after_change,
+    partition_from_record,
+)
+from quorum.image.types import (
+    BrokerRegistration,
+    ConfigResource,
+    PartitionRegistration,
+    TopicImage,
+    TopicsImage,
+)
+from tidemark.errors import TidemarkError
+from tidemark.v1 import metadata_pb2 as pb
+
+
+class InconsistentMetadataError(TidemarkError):
+    """A record of the metadata log contradicts the image it is replayed into: the log is damaged,
+    or this node is too old.
+    """
+
+
+@dataclass(slots=True)
+class TopicDelta:
+    """A topic whose partitions changed. `partitions` has the new state of those that did; `before`
+    is None for a new topic.
+    """
+
+    name: str
+    topic_id: UUID
+    before: TopicImage | None
+    partitions: dict[int, PartitionRegistration] = field(default_factory=dict)
+
+    @property
+    def is_new(self) -> bool:
+        return self.before is None
+
+    def partition(self, index: int) -> PartitionRegistration | None:
+        """The state after the change."""
+        found = self.partitions.get(index)
+        if found is None and self.before is not None:
+            return self.before.partitions.get(index)
+        return found
+
+    def partition_before(self, index: int) -> PartitionRegistration | None:
+        return None if self.before is None else self.before.partitions.get(index)
+
+    def apply(self) -> TopicImage:
+        if self.before is None:
+            return TopicImage(self.name, self.topic_id, Map(self.partitions))
+        return replace(self.before, partitions=self.before.partitions.update(self.partitions))
+
+
+class MetadataDelta:
+    """The changes from `image` on.
+
+    Attributes, each with the state after the change: `topics_changed` by topic id (new topics among
+    them), `topics_deleted` by topic id (as they were), `brokers_changed` (None: unregistered),
+    `configs_changed` (value None: removed), `features_changed` (None: removed), `next_producer_id`
+    (None: unchanged).
+    """
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self.topics_changed: dict[UUID, TopicDelta] = {}
+        self.topics_deleted: dict[UUID, TopicImage] = {}
+        self.brokers_changed: dict[int, BrokerRegistration | None] = {}
+        self.configs_changed: dict[ConfigResource, dict[str, str | None]] = {}
+        self.features_changed: dict[str, int | None] = {}
+        self.next_producer_id: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing but offset and epoch changes."""
+        return self.next_producer_id is None and not (
+            self.topics_changed
+            or self.topics_deleted
+            or self.brokers_changed
+            or self.configs_changed
+            or self.features_changed
+        )
+
+    def broker(self, broker_id: int) -> BrokerRegistration | None:
+        """The broker after the changes so far."""
+        if broker_id in self.brokers_changed:
+            return self.brokers_changed[broker_id]
+        return self.image.brokers.get(broker_id)
+
+    def topic_named(self, name: str) -> bool:
+        """Whether a topic of this name exists after the changes so far."""
+        if any(topic.name == name for topic in self.topics_changed.values()):
+            return True
+        topic_id = self.image.topics.ids_by_name.get(name)
+        return topic_id is not None and topic_id not in self.topics_deleted
+
+    def replay_value(self, value: bytes) -> None:
+        """`replay` of a record as the log has it."""
+        self.replay(decode_record(value))
+
+    def replay(self, record: pb.MetadataRecord) -> None:
+        """Applies one record; raises InconsistentMetadataError when it can not follow what came
+        before.
+        """
+        kind = record.WhichOneof("record")
+        if kind is None:
+            raise InconsistentMetadataError(
+                "the metadata log holds a record of a kind this version does not know: upgrade this node"
+            )
+        _REPLAY[kind](self, getattr(record, kind))
+
+    def apply(self, offset: int, epoch: int) -> MetadataImage:
+        """The image after the changes, whose last record has `offset` and `epoch`."""
+        image = self.image
+        if self.is_empty:
+            return replace(image, offset=offset, epoch=epoch)
+        next_id = self.next_producer_id
+        return MetadataImage(
+            offset=offset,
+            epoch=epoch,
+            brokers=_updated(image.brokers, self.brokers_changed),
+            topics=self._topics(),
+            configs=self._configs(),
+            features=_updated(image.features, self.features_changed),
+            next_producer_id=image.next_producer_id if next_id is None else next_id,
+        )
+
+    def _topics(self) -> TopicsImage:
+        topics = self.image.topics
+        if not self.topics_changed and not self.topics_deleted:
+            return topics
+        names, by_id = topics.ids_by_name.mutate(), topics.topics_by_id.mutate()
+        # Deletions first: a name may be taken again in the same batch.
+        for topic_id, deleted in self.topics_deleted.items():
+            del names[deleted.name]
+            del by_id[topic_id]
+        for topic_id, changed in self.topics_changed.items():
+            by_id[topic_id] = changed.apply()
+            if changed.is_new:
+                names[changed.name] = topic_id
+        return TopicsImage(names.finish(), by_id.finish())
+
+    def _configs(self) -> Map[ConfigResource, Map[str, str]]:
+        configs = self.image.configs
+        for resource, changes in self.configs_changed.items():
+            settings = _updated(configs.get(resource, Map()), changes)
+            if settings:
+                configs = configs.set(resource, settings)
+            elif resource in configs:
+                configs = configs.delete(resource)
+        return configs
+
+    # One verb per record type.
+
+    def _register_broker(self, record: pb.RegisterBrokerRecord) -> None:
+        self.brokers_changed[record.broker_id] = broker_from_record(record)
+
+    def _unregister_broker(self, record: pb.UnregisterBrokerRecord) -> None:
+        self._known_broker(record.broker_id, record.broker_epoch)
+        self.brokers_changed[record.broker_id] = None
+
+    def _change_broker(self, record: pb.BrokerRegistrationChangeRecord) -> None:
+        broker = self._known_broker(record.broker_id, record.broker_epoch)
+        changes: dict[str, Any] = {}
+        if record.HasField("fenced"):
+            changes["fenced"] = record.fenced
+        if record.HasField("in_controlled_shutdown"):
+            changes["in_controlled_shutdown"] = record.in_controlled_shutdown
+        if record.log_dirs:
+            changes["log_dirs"] = tuple(directory_id(d) for d in record.log_dirs)
+        self.brokers_changed[record.broker_id] = replace(broker, **changes)
+
+    def _known_broker(self, broker_id: int, epoch: int) -> BrokerRegistration:
+        broker = self.broker(broker_id)
+        if broker is None or broker.epoch != epoch:
+            raise InconsistentMetadataError(
+                f"a record changes broker {broker_id} of epoch {epoch}, which is not registered"
+            )
+        return broker
+
+    def _topic(self, record: pb.TopicRecord) -> None:
+        topic_id = UUID(bytes=record.topic_id)
+        if self.topic_named(record.name) or topic_id in self.image.topics.topics_by_id:
+            raise InconsistentMetadataError(f"topic {record.name!r} is created a second time")
+        self.topics_changed[topic_id] = TopicDelta(record.name, topic_id, None)
+
+    def _remove_topic(self, record: pb.RemoveTopicRecord) -> None:
+        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        self.topics_changed.pop(topic.topic_id)
+        if topic.before is not None:
+            self.topics_deleted[topic.topic_id] = topic.before
+        # The settings go with the topic: no records are written for them.
+        resource = ConfigResource.topic(topic.name)
+        settings = {
+            *self.image.configs.get(resource, Map()),
+            *self.configs_changed.get(resource, ()),
+        }
+        if settings:
+            self.configs_changed[resource] = dict.fromkeys(settings)
+
+    def _partition(self, record: pb.PartitionRecord) -> None:
+        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        topic.partitions[record.partition_id] = partition_from_record(record)
+
+    def _change_partition(self, record: pb.PartitionChangeRecord) -> None:
+        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        before = topic.partition(record.partition_id)
+        if before is None:
+            raise InconsistentMetadataError(
+                f"a record changes partition {topic.name}-{record.partition_id}, which does not exist"
+            )
+        topic.partitions[record.partition_id] = partition_after_change(before, record)
+
+    def _topic_delta(self, topic_id: UUID) -> TopicDelta:
+        found = self.topics_changed.get(topic_id)
+        if found is None:
+            before = self.image.topics.by_id(topic_id)
+            if before is None or topic_id in self.topics_deleted:
+                raise InconsistentMetadataError(
+                    f"a record changes topic {topic_id}, which does not exist"
+                )
+            found = self.topics_changed[topic_id] = TopicDelta(before.name, topic_id, before)
+        return found
+
+    def _config(self, record: pb.ConfigRecord) -> None:
+        resource = ConfigResource(record.resource_type, record.resource_name)
+        value = record.value if record.HasField("value") else None
+        self.configs_changed.setdefault(resource, {})[record.name] = value
+
+    def _feature(self, record: pb.FeatureLevelRecord) -> None:
+        self.features_changed[record.name] = record.feature_level or None
+
+    def _producer_ids(self, record: pb.ProducerIdsRecord) -> None:
+        self.next_producer_id = record.next_producer_id
+
+    def _no_op(self, record: pb.NoOpRecord) -> None:
+        """Only moves the offset."""
+
+
+_REPLAY: dict[str, Callable[[MetadataDelta, Any], None]] = {
+    "register_broker": MetadataDelta._register_broker,
+    "unregister_broker": MetadataDelta._unregister_broker,
+    "topic": MetadataDelta._topic,
+    "partition": MetadataDelta._partition,
+    "config": MetadataDelta._config,
+    "partition_change": MetadataDelta._change_partition,
+    "broker_registration_change": MetadataDelta._change_broker,
+    "remove_topic": MetadataDelta._remove_topic,
+    "feature_level": MetadataDelta._feature,
+    "producer_ids": MetadataDelta._producer_ids,
+    "no_op": MetadataDelta._no_op,
+}
+
+
+def _updated(before: Map[Any, Any], changes: dict[Any, Any]) -> Map[Any, Any]:
+    """`before` with `changes`; a None removes."""
+    if not changes:
+        return before
+    mutation = before.mutate()
+    for key, value in changes.items():
+        if value is not None:
+            mutation[key] = value
+        else:
+            mutation.pop(key, None)
+    return mutation.finish()
+
+
+def _changes(before: Map[Any, Any], after: Map[Any, Any]) -> dict[Any, Any]:
+    """What `_updated` needs to make `after` of `before`."""
+    changed: dict[Any, Any] = {k: v for k, v in after.items() if before.get(k) != v}
+    changed.update(dict.fromkeys(k for k in before if k not in after))
+    return changed
+
+
+def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
+    """The delta that leads from one image to another, whatever lies between them (a loaded
+    snapshot).
+    """
+    delta = MetadataDelta(before)
+    delta.brokers_changed = _changes(before.brokers, after.brokers)
+    delta.features_changed = _changes(before.features, after.features)
+    if before.next_producer_id != after.next_producer_id:
+        delta.next_producer_id = after.next_producer_id
+    for resource in {*before.configs, *after.configs}:
+        changes = _changes(before.configs.get(resource, Map()), after.configs.get(resource, Map()))
+        if changes:
+            delta.configs_changed[resource] = changes
+    _diff_topics(delta, before.topics, after.topics)
+    return delta
+
+
+def _diff_topics(delta: MetadataDelta, before: TopicsImage, after: TopicsImage) -> None:
+    for topic in before:
+        if after.by_id(topic.topic_id) is None:
+            delta.topics_deleted[topic.topic_id] = topic
+    for topic in after:
+        old = before.by_id(topic.topic_id)
+        if old is None:
+            changed: Iterable[tuple[int, PartitionRegistration]] = topic.partitions.items()
+        else:
+            changed = [(i, p) for i, p in topic.partitions.items() if old.partitions.get(i) != p]
+            if not changed:
+                continue
+        delta.topics_changed[topic.topic_id] = TopicDelta(
+            topic.name, topic.topic_id, old, dict(changed)
+        )

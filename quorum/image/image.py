@@ -1,0 +1,89 @@
+"""The metadata image: all that the metadata log says up to an offset, as one immutable value.
+
+Built on persistent maps (HAMT), so the next image costs what changed, and an old one stays valid
+for whoever holds it: a broker's request, a snapshot being written on another thread, or the
+controller that drops its uncommitted image on a loss of leadership. `records()` is the image as
+records in a fixed order; replaying them gives an equal image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from immutables import Map
+
+from quorum.image import records
+from quorum.image.types import (
+    EMPTY_MAP,
+    EMPTY_TOPICS,
+    BrokerRegistration,
+    ConfigResource,
+    TopicsImage,
+)
+from tidemark.v1 import metadata_pb2 as pb
+
+METADATA_VERSION = "metadata.version"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """The cluster's metadata after the record at `offset` of `epoch`; `offset` -1: nothing was
+    applied yet.
+    """
+
+    offset: int = -1
+    epoch: int = 0
+    brokers: Map[int, BrokerRegistration] = EMPTY_MAP
+    topics: TopicsImage = EMPTY_TOPICS
+    configs: Map[ConfigResource, Map[str, str]] = EMPTY_MAP
+    features: Map[str, int] = EMPTY_MAP
+    next_producer_id: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """Exclusive."""
+        return self.offset + 1
+
+    def topic_configs(self, name: str) -> Mapping[str, str]:
+        """What the topic itself sets."""
+        return self.configs.get(ConfigResource.topic(name), Map())
+
+    def broker_configs(self, broker_id: int | None) -> Mapping[str, str]:
+        """What is set for a broker (None: the cluster's default)."""
+        return self.configs.get(ConfigResource.broker(broker_id), Map())
+
+    def is_active(self, broker_id: int) -> bool:
+        """Whether the broker may lead and join an ISR."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.is_active
+
+    def partition_count(self) -> int:
+        return sum(len(topic.partitions) for topic in self.topics)
+
+    def records(self) -> Iterator[pb.MetadataRecord]:
+        """The image as records in a fixed order: equal images give equal bytes on every node."""
+        yield from self._feature_records()
+        for broker_id in sorted(self.brokers):
+            yield records.broker_record(self.brokers[broker_id])
+        for topic in self.topics.ordered():
+            yield records.topic_record(topic.name, topic.topic_id)
+            for index, partition in topic.ordered():
+                yield records.partition_record(topic.topic_id, index, partition)
+        for resource in sorted(self.configs):
+            for name, value in sorted(self.configs[resource].items()):
+                yield records.config_record(resource.type, resource.name, name, value)
+        if self.next_producer_id:
+            yield records.producer_ids_record(self.next_producer_id)
+
+    def values(self) -> Iterator[bytes]:
+        """`records()` as they are written into a snapshot."""
+        return map(records.encode_record, self.records())
+
+    def _feature_records(self) -> Iterator[pb.MetadataRecord]:
+        """metadata.version leads: a reader must know it before anything else."""
+        for name in sorted(self.features, key=lambda name: (name != METADATA_VERSION, name)):
+            yield records.feature_record(name, self.features[name])
+
+
+EMPTY_IMAGE = MetadataImage()

@@ -1,0 +1,187 @@
+"""Between the values of an image and the protobuf records of the metadata log, in both directions.
+
+A record's bytes are protobuf's deterministic serialisation, so equal images write equal snapshots
+on every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from quorum.image.types import (
+    BrokerRegistration,
+    LeaderRecoveryState,
+    Listener,
+    PartitionRegistration,
+    intern_ids,
+)
+from tidemark.v1 import common_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+_directories: dict[bytes, UUID] = {}
+_DIRECTORIES_MAX = 1 << 16
+
+
+def encode_record(record: pb.MetadataRecord) -> bytes:
+    """The value of the record in the log."""
+    return record.SerializeToString(deterministic=True)
+
+
+def decode_record(value: bytes) -> pb.MetadataRecord:
+    """The inverse; raises google.protobuf.message.DecodeError."""
+    return pb.MetadataRecord.FromString(value)
+
+
+def leader_to_wire(leader: int | None) -> int:
+    return -1 if leader is None else leader
+
+
+def leader_from_wire(leader: int) -> int | None:
+    return None if leader < 0 else leader
+
+
+def directory_id(raw: bytes) -> UUID:
+    """A directory's id; equal ones share an object (there are few, and partitions name them
+    often).
+    """
+    found = _directories.get(raw)
+    if found is None:
+        found = UUID(bytes=raw)
+        if len(_directories) < _DIRECTORIES_MAX:
+            _directories[raw] = found
+    return found
+
+
+def broker_record(broker: BrokerRegistration) -> pb.MetadataRecord:
+    """The registration that makes `broker`."""
+    return pb.MetadataRecord(
+        register_broker=pb.RegisterBrokerRecord(
+            broker_id=broker.broker_id,
+            incarnation_id=broker.incarnation_id.bytes,
+            broker_epoch=broker.epoch,
+            end_points=[
+                common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in broker.endpoints
+            ],
+            rack=broker.rack or "",
+            fenced=broker.fenced,
+            in_controlled_shutdown=broker.in_controlled_shutdown,
+            log_dirs=[d.bytes for d in broker.log_dirs],
+        )
+    )
+
+
+def broker_from_record(record: pb.RegisterBrokerRecord) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker_id=record.broker_id,
+        epoch=record.broker_epoch,
+        incarnation_id=UUID(bytes=record.incarnation_id),
+        endpoints=tuple(Listener(e.name, e.host, e.port) for e in record.end_points),
+        rack=record.rack or None,
+        fenced=record.fenced,
+        in_controlled_shutdown=record.in_controlled_shutdown,
+        log_dirs=tuple(directory_id(d) for d in record.log_dirs),
+    )
+
+
+def topic_record(name: str, topic_id: UUID) -> pb.MetadataRecord:
+    return pb.MetadataRecord(topic=pb.TopicRecord(name=name, topic_id=topic_id.bytes))
+
+
+def partition_record(topic_id: UUID, index: int, p: PartitionRegistration) -> pb.MetadataRecord:
+    """The whole state of a partition."""
+    return pb.MetadataRecord(
+        partition=pb.PartitionRecord(
+            partition_id=index,
+            topic_id=topic_id.bytes,
+            replicas=p.replicas,
+            isr=p.isr,
+            removing_replicas=p.removing,
+            adding_replicas=p.adding,
+            leader=leader_to_wire(p.leader),
+            leader_recovery_state=p.leader_recovery_state,
+            leader_epoch=p.leader_epoch,
+            partition_epoch=p.partition_epoch,
+            directories=[d.bytes for d in p.directories],
+            eligible_leader_replicas=p.elr,
+            last_known_elr=p.last_known_elr,
+        )
+    )
+
+
+def partition_from_record(record: pb.PartitionRecord) -> PartitionRegistration:
+    return PartitionRegistration(
+        replicas=intern_ids(record.replicas),
+        isr=intern_ids(record.isr),
+        leader=leader_from_wire(record.leader),
+        leader_epoch=record.leader_epoch,
+        partition_epoch=record.partition_epoch,
+        leader_recovery_state=LeaderRecoveryState(record.leader_recovery_state),
+        removing=intern_ids(record.removing_replicas),
+        adding=intern_ids(record.adding_replicas),
+        elr=intern_ids(record.eligible_leader_replicas),
+        last_known_elr=intern_ids(record.last_known_elr),
+        directories=tuple(directory_id(d) for d in record.directories),
+    )
+
+
+def partition_after_change(
+    before: PartitionRegistration, change: pb.PartitionChangeRecord
+) -> PartitionRegistration:
+    """`before` with what the change sets. A set leader raises the leader epoch, any change the
+    partition epoch.
+    """
+
+    def ids(field: str, old: tuple[int, ...]) -> tuple[int, ...]:
+        return intern_ids(getattr(change, field).ids) if change.HasField(field) else old  # type: ignore[arg-type]
+
+    elects = change.HasField("leader")
+    return PartitionRegistration(
+        replicas=ids("replicas", before.replicas),
+        isr=ids("isr", before.isr),
+        leader=leader_from_wire(change.leader) if elects else before.leader,
+        leader_epoch=before.leader_epoch + 1 if elects else before.leader_epoch,
+        partition_epoch=before.partition_epoch + 1,
+        leader_recovery_state=LeaderRecoveryState(change.leader_recovery_state)
+        if change.HasField("leader_recovery_state")
+        else before.leader_recovery_state,
+        removing=ids("removing_replicas", before.removing),
+        adding=ids("adding_replicas", before.adding),
+        elr=ids("eligible_leader_replicas", before.elr),
+        last_known_elr=ids("last_known_elr", before.last_known_elr),
+        directories=tuple(directory_id(d) for d in change.directories)
+        if change.directories
+        else before.directories,
+    )
+
+
+def config_record(
+    resource_type: int, resource_name: str, name: str, value: str | None
+) -> pb.MetadataRecord:
+    """Sets a setting of a resource, or removes it (`value` None)."""
+    return pb.MetadataRecord(
+        config=pb.ConfigRecord(
+            resource_type=resource_type, resource_name=resource_name, name=name, value=value
+        )
+    )
+
+
+def feature_record(name: str, level: int) -> pb.MetadataRecord:
+    return pb.MetadataRecord(feature_level=pb.FeatureLevelRecord(name=name, feature_level=level))
+
+
+def producer_ids_record(
+    next_producer_id: int, broker_id: int = -1, broker_epoch: int = -1
+) -> pb.MetadataRecord:
+    """Everything below `next_producer_id` is given away; the broker is told for the reader of the
+    log only.
+    """
+    return pb.MetadataRecord(
+        producer_ids=pb.ProducerIdsRecord(
+            broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=next_producer_id
+        )
+    )
+
+
+def node_ids(ids: Sequence[int]) -> pb.NodeIds:
+    return pb.NodeIds(ids=ids)

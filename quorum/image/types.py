@@ -1,0 +1,189 @@
+"""The values an image is made of: brokers, topics, partitions, configuration resources.
+
+All are immutable. A cluster may have a million partitions, so a `PartitionRegistration` is small:
+slots, and tuples of node ids that are shared (`intern_ids`), the ISR with the replicas where they
+are equal. Source: KIP-631.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from immutables import Map
+
+from tidemark.types import Endpoint
+
+EMPTY_MAP: Map[Any, Any] = Map()
+
+# Replica lists repeat: a table of this many is shared, what comes beyond has a tuple of its own.
+_INTERNED_MAX = 1 << 16
+_interned: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+
+def intern_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    """`ids` as a tuple, the same object for equal lists as far as the table reaches."""
+    wanted = tuple(ids)
+    found = _interned.get(wanted)
+    if found is not None:
+        return found
+    if len(_interned) < _INTERNED_MAX:
+        _interned[wanted] = wanted
+    return wanted
+
+
+class LeaderRecoveryState(IntEnum):
+    """RECOVERING after an unclean election, until the leader says it recovered (KIP-704)."""
+
+    RECOVERED = 0
+    RECOVERING = 1
+
+
+class Listener(NamedTuple):
+    """A named listener of a broker and where it answers."""
+
+    name: str
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """A registered broker. `epoch` is the offset of its registration record; it is fenced until it
+    has caught up.
+    """
+
+    broker_id: int
+    epoch: int
+    incarnation_id: UUID
+    endpoints: tuple[Listener, ...]
+    rack: str | None = None
+    fenced: bool = True
+    in_controlled_shutdown: bool = False
+    log_dirs: tuple[UUID, ...] = ()
+
+    @property
+    def is_active(self) -> bool:
+        """May lead, join an ISR, and be told to clients: neither fenced nor on its way down."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+    def endpoint(self, listener: str | None = None) -> Endpoint | None:
+        """Where `listener` answers (None: the first one); None if there is no such listener."""
+        for candidate in self.endpoints:
+            if listener is None or candidate.name == listener:
+                return candidate.endpoint
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRegistration:
+    """The controller's word on a partition. `replicas` is in order of preference; `leader` is None
+    while there is none.
+    """
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int | None
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+    removing: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    directories: tuple[UUID, ...] = ()
+
+    @property
+    def preferred_leader(self) -> int:
+        return self.replicas[0]
+
+    @property
+    def has_preferred_leader(self) -> bool:
+        return self.leader == self.replicas[0]
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic and its partitions by index."""
+
+    name: str
+    topic_id: UUID
+    partitions: Map[int, PartitionRegistration] = EMPTY_MAP
+
+    def ordered(self) -> list[tuple[int, PartitionRegistration]]:
+        """The partitions by ascending index."""
+        return sorted(self.partitions.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsImage:
+    """All topics, found by name or by id."""
+
+    ids_by_name: Map[str, UUID] = EMPTY_MAP
+    topics_by_id: Map[UUID, TopicImage] = EMPTY_MAP
+
+    def get(self, name: str) -> TopicImage | None:
+        topic_id = self.ids_by_name.get(name)
+        return None if topic_id is None else self.topics_by_id[topic_id]
+
+    def by_id(self, topic_id: UUID) -> TopicImage | None:
+        return self.topics_by_id.get(topic_id)
+
+    def partition(self, topic_id: UUID, index: int) -> PartitionRegistration | None:
+        topic = self.topics_by_id.get(topic_id)
+        return None if topic is None else topic.partitions.get(index)
+
+    def names(self) -> list[str]:
+        """All names in order."""
+        return sorted(self.ids_by_name)
+
+    def ordered(self) -> Iterator[TopicImage]:
+        """All topics by name."""
+        for name in self.names():
+            yield self.topics_by_id[self.ids_by_name[name]]
+
+    def __len__(self) -> int:
+        return len(self.topics_by_id)
+
+    def __iter__(self) -> Iterator[TopicImage]:
+        """All topics in no order that could be relied upon."""
+        return iter(self.topics_by_id.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.ids_by_name
+
+
+EMPTY_TOPICS = TopicsImage()
+
+
+class ConfigResourceType(IntEnum):
+    """What a configuration belongs to; Kafka's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigResource(NamedTuple):
+    """A resource that has settings; a BROKER without a name stands for the cluster's default."""
+
+    type: int
+    name: str
+
+    @classmethod
+    def topic(cls, name: str) -> ConfigResource:
+        return cls(ConfigResourceType.TOPIC, name)
+
+    @classmethod
+    def broker(cls, broker_id: int | None) -> ConfigResource:
+        return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
