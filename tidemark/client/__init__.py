@@ -1,1 +1,100 @@
-"""."""
+"""Producer, Consumer and Admin, each as an asyncio class (`Async...`) and with a blocking face over the same core.
+
+Names resolve on first use (PEP 562): whoever only administers a cluster does not load Arrow or the record kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemark.client.admin import AsyncAdmin
+    from tidemark.client.connections import Connections
+    from tidemark.client.consumer import AsyncConsumer
+    from tidemark.client.errors import (
+        BufferExhaustedError,
+        ClientClosedError,
+        NoOffsetForPartitionError,
+    )
+    from tidemark.client.metadata import MetadataCache
+    from tidemark.client.models import (
+        BatchMetadata,
+        ClusterDescription,
+        ConsumerRecord,
+        LogDirDescription,
+        NewTopic,
+        OffsetAndTimestamp,
+        QuorumDescription,
+        RecordMetadata,
+        TopicDescription,
+    )
+    from tidemark.client.producer import AsyncProducer
+    from tidemark.client.records import RawBatches, Records
+    from tidemark.client.retry import RetryPolicy
+    from tidemark.client.sync import Admin, Consumer, Producer
+    from tidemark.types import TopicPartition
+
+_HOMES = {
+    "Admin": "sync",
+    "AsyncAdmin": "admin",
+    "AsyncConsumer": "consumer",
+    "AsyncProducer": "producer",
+    "BatchMetadata": "models",
+    "BufferExhaustedError": "errors",
+    "ClientClosedError": "errors",
+    "ClusterDescription": "models",
+    "Connections": "connections",
+    "Consumer": "sync",
+    "ConsumerRecord": "models",
+    "LogDirDescription": "models",
+    "MetadataCache": "metadata",
+    "NewTopic": "models",
+    "NoOffsetForPartitionError": "errors",
+    "OffsetAndTimestamp": "models",
+    "Producer": "sync",
+    "QuorumDescription": "models",
+    "RawBatches": "records",
+    "RecordMetadata": "models",
+    "Records": "records",
+    "RetryPolicy": "retry",
+    "TopicDescription": "models",
+}
+
+__all__ = [
+    "Admin",
+    "AsyncAdmin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "BatchMetadata",
+    "BufferExhaustedError",
+    "ClientClosedError",
+    "ClusterDescription",
+    "Connections",
+    "Consumer",
+    "ConsumerRecord",
+    "LogDirDescription",
+    "MetadataCache",
+    "NewTopic",
+    "NoOffsetForPartitionError",
+    "OffsetAndTimestamp",
+    "Producer",
+    "QuorumDescription",
+    "RawBatches",
+    "RecordMetadata",
+    "Records",
+    "RetryPolicy",
+    "TopicDescription",
+    "TopicPartition",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TopicPartition":
+        return importlib.import_module("tidemark.types").TopicPartition
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tidemark.client' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tidemark.client.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,138 @@
+"""One gRPC channel per address, and unary calls whose failures are errors of the table.
+
+Everything a client sends goes through `Connections.call`: it adds the deadline, and turns a gRPC status into NetworkError,
+RequestTimedOutError and their like, so that the retry policy sees one kind of error only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from tidemark import wire
+from tidemark.client.errors import ClientClosedError
+from tidemark.errors import (
+    ApiError,
+    BrokerNotAvailableError,
+    ConfigError,
+    MessageTooLargeError,
+    NetworkError,
+    RequestTimedOutError,
+    UnknownServerError,
+    UnsupportedVersionError,
+)
+from tidemark.types import Endpoint
+
+T = TypeVar("T")
+
+# A node that comes back is tried again soon: gRPC's own backoff grows to two minutes.
+_RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+def parse_bootstrap_servers(bootstrap_servers: str | Sequence[str]) -> tuple[Endpoint, ...]:
+    """`"host:port,host:port"` or a sequence of those; raises ConfigError."""
+    texts = (
+        bootstrap_servers.split(",") if isinstance(bootstrap_servers, str) else bootstrap_servers
+    )
+    try:
+        found = tuple(dict.fromkeys(Endpoint.parse(text) for text in texts if text.strip()))
+    except ValueError as error:
+        raise ConfigError(f"bootstrap.servers: {error}") from None
+    if not found:
+        raise ConfigError("bootstrap.servers is empty: name at least one host:port")
+    return found
+
+
+def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiError:
+    """The error of the table for a failed call."""
+    text = f"{address}: {details or code.name}"
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED):
+        return NetworkError(text)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RequestTimedOutError(text)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedVersionError(text)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC has one status for two things: a message above the limit, and a server that sheds load.
+        return (
+            MessageTooLargeError(text)
+            if "larger than max" in details
+            else BrokerNotAvailableError(text)
+        )
+    return UnknownServerError(text)
+
+
+class Connections:
+    """Channels by address, made on first use, all closed by `close()`. Belongs to the event loop it is first used on."""
+
+    def __init__(self, *, request_timeout_ms: int = 30_000) -> None:
+        self._request_timeout_ms = request_timeout_ms
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._closed = False
+
+    @property
+    def request_timeout_ms(self) -> int:
+        return self._request_timeout_ms
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`; raises ClientClosedError after `close()`."""
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        found = self._channels.get(address)
+        if found is None:
+            options = [*wire.CHANNEL_OPTIONS, *_RECONNECT_OPTIONS]
+            found = self._channels[address] = grpc.aio.insecure_channel(address, options=options)
+        return found
+
+    async def call(
+        self,
+        address: str,
+        path: str,
+        request: Any,
+        decode: Callable[[bytes], T],
+        *,
+        timeout_ms: float | None = None,
+    ) -> T:
+        """Sends a protobuf message, or bytes as they are, and decodes the answer.
+
+        Raises NetworkError, RequestTimedOutError (after `timeout_ms`, default request.timeout.ms), UnsupportedVersionError,
+        MessageTooLargeError, BrokerNotAvailableError or UnknownServerError.
+        """
+        payload = request if isinstance(request, bytes) else request.SerializeToString()
+        channel = self.channel(address)
+        method = self._methods.get((address, path))
+        if method is None:
+            # No serializers: bytes go out as they are, and decoding happens in our frame, not in gRPC's callback.
+            method = self._methods[address, path] = channel.unary_unary(path)
+        limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
+        try:
+            answer = await method(payload, timeout=max(limit_ms, 1) / 1000)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_status(error.code(), error.details() or "", address) from None
+        except grpc.aio.UsageError as error:
+            raise ClientClosedError(f"{address}: {error}") from None
+        except asyncio.CancelledError:
+            # A channel closed under a call cancels it from within; a cancelled task is cancelled from without.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise NetworkError(f"{address}: the call was cancelled") from None
+        return decode(answer)
+
+    async def close(self) -> None:
+        """Closes every channel; calls under way fail. Harmless when repeated."""
+        self._closed = True
+        channels = list(self._channels.values())
+        self._channels.clear()
+        self._methods.clear()
+        for channel in channels:
+            await channel.close()

@@ -1,0 +1,280 @@
+"""Which node leads a partition: a cached view of the cluster that renews itself.
+
+Stale after `metadata_max_age_ms`, or when somebody says so (a NOT_LEADER_OR_FOLLOWER answer). Refreshes are single-flight: all
+who wait share one request. Nodes are asked in rotation: the live brokers of the last answer, then the bootstrap servers, so
+that a client survives the loss of every node it was first told of (KIP-899's rebootstrap).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from uuid import UUID
+
+from tidemark.client.connections import Connections
+from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.errors import (
+    ApiError,
+    ErrorCode,
+    LeaderNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+    error_for,
+)
+from tidemark.types import Endpoint, TopicPartition
+from tidemark.v1 import log_pb2
+
+METADATA = "/tidemark.v1.Log/Metadata"
+
+# One node that hangs must not eat the whole time a caller has: the next one is asked after this long.
+_ATTEMPT_TIMEOUT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """A partition as clients see it; `leader` is None while there is none."""
+
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic and its partitions by number."""
+
+    name: str
+    topic_id: UUID
+    partitions: dict[int, PartitionMetadata]
+
+
+def monotonic_ms() -> float:
+    """The default clock of clients, in ms."""
+    return time.monotonic() * 1000
+
+
+class MetadataCache:
+    """The cluster as last heard. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        bootstrap: Sequence[Endpoint],
+        *,
+        retry: RetryPolicy,
+        rng: Random,
+        metadata_max_age_ms: int = 300_000,
+        now_ms: Callable[[], float] = monotonic_ms,
+    ) -> None:
+        self._connections = connections
+        self._bootstrap = tuple(bootstrap)
+        self._retry = retry
+        self._rng = rng
+        self._max_age_ms = metadata_max_age_ms
+        self._now_ms = now_ms
+        self._rotation = rng.randrange(len(self._bootstrap))
+        self._wanted: set[str] = set()
+        self._topics: dict[str, TopicMetadata] = {}
+        self._topic_errors: dict[str, ApiError] = {}
+        self._refreshed_at_ms: float | None = None
+        self._stale = True
+        self._refreshing: asyncio.Task[None] | None = None
+        self.brokers: dict[int, Endpoint] = {}
+        self.cluster_id = ""
+        self.controller_id: int | None = None
+
+    # What is known, without waiting.
+
+    def topics(self) -> dict[str, TopicMetadata]:
+        return self._topics
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions the topic has; None while it is unknown."""
+        found = self._topics.get(topic)
+        return None if found is None else len(found.partitions)
+
+    def leader(self, partition: TopicPartition) -> int | None:
+        """The leader's node id, if it is known and reachable."""
+        topic = self._topics.get(partition.topic)
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        if found is None or found.leader is None or found.leader not in self.brokers:
+            return None
+        return found.leader
+
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        """The leader's epoch; -1 while it is unknown."""
+        topic = self._topics.get(partition.topic)
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        return -1 if found is None else found.leader_epoch
+
+    def address(self, node_id: int) -> str | None:
+        """Where a live broker answers."""
+        endpoint = self.brokers.get(node_id)
+        return None if endpoint is None else endpoint.address
+
+    def topic_error(self, topic: str) -> ApiError | None:
+        """What the last answer said was wrong with a topic."""
+        return self._topic_errors.get(topic)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the next `ensure_fresh` asks again."""
+        if self._stale or self._refreshed_at_ms is None:
+            return True
+        return self._now_ms() - self._refreshed_at_ms >= self._max_age_ms
+
+    def mark_stale(self) -> None:
+        """Something contradicted the cache: ask again before trusting it."""
+        self._stale = True
+
+    def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None:
+        """Takes over a leader that a node named in an error (KIP-951), unless ours is as new."""
+        topic = self._topics.get(partition.topic)
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        if topic is None or found is None or leader_epoch <= found.leader_epoch or leader_id < 0:
+            return
+        topic.partitions[partition.partition] = PartitionMetadata(
+            found.partition, leader_id, leader_epoch, found.replicas, found.isr
+        )
+
+    def want(self, topics: Iterable[str]) -> None:
+        """Topics to ask for from now on."""
+        for topic in topics:
+            if topic not in self._wanted:
+                self._wanted.add(topic)
+                self._stale = True
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Topics of no interest any more."""
+        for topic in topics:
+            self._wanted.discard(topic)
+            self._topics.pop(topic, None)
+            self._topic_errors.pop(topic, None)
+
+    # What waits.
+
+    async def ensure_fresh(self) -> None:
+        """One refresh if the cache is stale; raises what the last node asked failed with."""
+        if self.is_stale:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks now; joins a request under way. Raises NetworkError or another error of the table if no node answers."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(self._refresh())
+        await asyncio.shield(self._refreshing)
+
+    async def topic(self, name: str, timeout_ms: float | None = None) -> TopicMetadata:
+        """Waits until `name` and a leader of each partition are known.
+
+        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error after `timeout_ms` (default: the retry
+        policy's), and at once for errors that are not retriable.
+        """
+        self.want([name])
+        started_ms = self._now_ms()
+        limit = self._retry.timeout_ms if timeout_ms is None else timeout_ms
+        attempt = 0
+        while True:
+            problem = await self._look_up(name)
+            if problem is None:
+                return self._topics[name]
+            attempt += 1
+            wait_ms = self._retry.backoff(attempt, self._rng)
+            left_ms = limit - (self._now_ms() - started_ms)
+            if not is_retriable(problem) or wait_ms >= left_ms:
+                raise problem
+            self._stale = True
+            await asyncio.sleep(wait_ms / 1000)
+
+    async def _look_up(self, name: str) -> ApiError | None:
+        try:
+            await self.ensure_fresh()
+        except ApiError as error:
+            return error
+        if name in self._topic_errors:
+            return self._topic_errors[name]
+        found = self._topics.get(name)
+        if found is None:
+            return UnknownTopicOrPartitionError(f"topic {name!r} is unknown")
+        missing = [p.partition for p in found.partitions.values() if p.leader is None]
+        if missing:
+            return LeaderNotAvailableError(f"topic {name!r}: no leader of partitions {missing}")
+        return None
+
+    def candidates(self) -> list[str]:
+        """Addresses to ask, best first: each call begins one further, so that load and trouble spread."""
+        known = sorted(self.brokers.values())
+        self._rotation += 1
+        if known:
+            start = self._rotation % len(known)
+            known = known[start:] + known[:start]
+        start = self._rotation % len(self._bootstrap)
+        rest = self._bootstrap[start:] + self._bootstrap[:start]
+        return list(dict.fromkeys(endpoint.address for endpoint in (*known, *rest)))
+
+    async def _refresh(self) -> None:
+        error: ApiError = NetworkError("no node answered")
+        self._stale = False  # what is marked stale while we ask is asked for again
+        request = log_pb2.MetadataRequest(topics=sorted(self._wanted))
+        timeout_ms = min(_ATTEMPT_TIMEOUT_MS, self._connections.request_timeout_ms)
+        for address in self.candidates():
+            try:
+                answer = await self._connections.call(
+                    address,
+                    METADATA,
+                    request,
+                    log_pb2.MetadataResponse.FromString,
+                    timeout_ms=timeout_ms,
+                )
+            except ApiError as failure:
+                error = failure
+                continue
+            if not answer.brokers:
+                error = LeaderNotAvailableError(f"{address} knows of no live broker yet")
+                continue
+            self._take(answer)
+            return
+        self._stale = True
+        if isinstance(error, RequestTimedOutError) or is_retriable(error):
+            raise error
+        raise NetworkError(f"no node answered; the last one asked said: {error}")
+
+    def _take(self, answer: log_pb2.MetadataResponse) -> None:
+        self.brokers = {n.node_id: Endpoint(n.host, n.port) for n in answer.brokers}
+        self.cluster_id = answer.cluster_id
+        self.controller_id = answer.controller_id if answer.controller_id >= 0 else None
+        topics: dict[str, TopicMetadata] = {}
+        errors: dict[str, ApiError] = {}
+        for topic in answer.topics:
+            if topic.error_code != ErrorCode.NONE:
+                errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
+                continue
+            topics[topic.name] = self._merged(topic)
+        self._topics, self._topic_errors = topics, errors
+        self._refreshed_at_ms = self._now_ms()
+
+    def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
+        """The topic of an answer; where we know a newer leader epoch of the same topic, ours stands."""
+        topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else UUID(int=0)
+        old = self._topics.get(topic.name)
+        partitions: dict[int, PartitionMetadata] = {}
+        for partition in sorted(topic.partitions, key=lambda p: p.partition_index):
+            new = PartitionMetadata(
+                partition.partition_index,
+                partition.leader_id if partition.leader_id >= 0 else None,
+                partition.leader_epoch,
+                tuple(partition.replica_nodes),
+                tuple(partition.isr_nodes),
+            )
+            before = old.partitions.get(new.partition) if old and old.topic_id == topic_id else None
+            if before is not None and before.leader_epoch > new.leader_epoch:
+                new = before
+                self._stale = True
+            partitions[new.partition] = new
+        return TopicMetadata(topic.name, topic_id, partitions)

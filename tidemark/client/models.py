@@ -1,0 +1,171 @@
+"""The values that clients take and give: plain, immutable, named as Kafka names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from tidemark.types import Endpoint, TopicPartition
+
+Header = tuple[str, bytes | None]
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went. `offset` is -1 with acks=0; `timestamp_ms` is the one stored."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class BatchMetadata(NamedTuple):
+    """Where a batch of `send_arrow` went; its records have `record_count` offsets from `base_offset` on (-1 with acks=0)."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
+
+
+class ConsumerRecord(NamedTuple):
+    """A record as read; `key` and `value` are None where they are null."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """A record found by timestamp: the first at or after the one asked for."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; None for a count takes the cluster's default.
+
+    `assignments` places replicas by hand: partition -> broker ids, preferred leader first; then the two counts stay None.
+    """
+
+    name: str
+    num_partitions: int | None = None
+    replication_factor: int | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicListing:
+    """A topic in a listing."""
+
+    name: str
+    topic_id: UUID
+    num_partitions: int
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition as the metadata log has it; `leader` is None while there is none."""
+
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    elr: tuple[int, ...]
+    last_known_elr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic, its partitions by number, and the settings set on the topic itself."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionDescription, ...]
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """A registered broker, or a voter."""
+
+    node_id: int
+    endpoint: Endpoint
+    rack: str | None = None
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster; `controller_id` is the active controller, None while unknown. `brokers` holds fenced ones too."""
+
+    cluster_id: str
+    controller_id: int | None
+    brokers: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReplica:
+    """A voter or observer of the metadata quorum, as its leader sees it; None: unknown or never."""
+
+    replica_id: int
+    directory_id: UUID | None
+    log_end_offset: int | None
+    last_fetch_timestamp_ms: int | None
+    last_caught_up_timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """The metadata quorum."""
+
+    leader_id: int | None
+    leader_epoch: int
+    high_watermark: int | None
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+    nodes: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    """A replica on a broker's disk and its part of the tier. Offsets are exclusive ends unless said otherwise."""
+
+    topic_partition: TopicPartition
+    size_bytes: int
+    offset_lag: int
+    is_leader: bool
+    log_start_offset: int
+    local_log_start_offset: int
+    highest_remote_offset: int | None  # inclusive; None: nothing is tiered
+    high_watermark: int
+    log_end_offset: int
+    remote_log_size_bytes: int
+    remote_copy_lag_bytes: int
+    remote_copy_lag_segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirDescription:
+    """A log directory of a broker; `error` names what is wrong with it, None for nothing."""
+
+    broker_id: int
+    log_dir: str
+    error: str | None
+    total_bytes: int
+    usable_bytes: int
+    replicas: tuple[ReplicaDescription, ...]
