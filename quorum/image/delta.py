@@ -125,7 +125,7 @@ class MetadataDelta:
         kind = record.WhichOneof("record")
         if kind is None:
             raise InconsistentMetadataError(
-                "the metadata log holds a record of a kind this version does not know: upgrade this node"
+                "the metadata log holds a record of an unknown kind: this node is too old for its log"
             )
         _REPLAY[kind](self, getattr(record, kind))
 
@@ -227,7 +227,7 @@ class MetadataDelta:
         before = topic.partition(record.partition_id)
         if before is None:
             raise InconsistentMetadataError(
-                f"a record changes partition {topic.name}-{record.partition_id}, which does not exist"
+                f"a record changes {topic.name}-{record.partition_id}, which does not exist"
             )
         topic.partitions[record.partition_id] = partition_after_change(before, record)
 

@@ -1,0 +1,143 @@
+"""The answers of the Admin service that only read: pure functions of an image.
+
+Controllers and brokers serve them alike, each from the image it holds.
+"""
+
+from __future__ import annotations
+
+from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from quorum.raft_client import QuorumInfo, ReplicaInfo
+from tidemark.errors import ErrorCode
+from tidemark.v1 import admin_pb2, common_pb2, raft_pb2
+
+INTERNAL_PREFIX = "__"
+
+
+def list_topics(
+    image: MetadataImage, request: admin_pb2.ListTopicsRequest
+) -> admin_pb2.ListTopicsResponse:
+    """All topics by name; internal ones (`__...`) where asked for."""
+    return admin_pb2.ListTopicsResponse(
+        topics=[
+            admin_pb2.ListTopicsResponse.Topic(
+                name=topic.name,
+                topic_id=topic.topic_id.bytes,
+                num_partitions=len(topic.partitions),
+                replication_factor=replication_factor(topic),
+            )
+            for topic in image.topics.ordered()
+            if request.include_internal or not topic.name.startswith(INTERNAL_PREFIX)
+        ]
+    )
+
+
+def describe_topics(
+    image: MetadataImage, request: admin_pb2.DescribeTopicsRequest
+) -> admin_pb2.DescribeTopicsResponse:
+    """The named topics in the order asked for (none named: all), or UNKNOWN_TOPIC_OR_PARTITION."""
+    names = list(request.topic_names) or image.topics.names()
+    return admin_pb2.DescribeTopicsResponse(topics=[_describe_topic(image, name) for name in names])
+
+
+def _describe_topic(image: MetadataImage, name: str) -> admin_pb2.DescribeTopicsResponse.Topic:
+    topic = image.topics.get(name)
+    if topic is None:
+        return admin_pb2.DescribeTopicsResponse.Topic(
+            name=name,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # type: ignore[arg-type]
+            error_message=f"there is no topic {name!r}",
+        )
+    return admin_pb2.DescribeTopicsResponse.Topic(
+        name=name,
+        topic_id=topic.topic_id.bytes,
+        partitions=[_describe_partition(image, i, p) for i, p in topic.ordered()],
+        configs=dict(image.topic_configs(name)),
+    )
+
+
+def _describe_partition(
+    image: MetadataImage, index: int, partition: PartitionRegistration
+) -> admin_pb2.DescribeTopicsResponse.Partition:
+    return admin_pb2.DescribeTopicsResponse.Partition(
+        partition_index=index,
+        leader_id=-1 if partition.leader is None else partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        eligible_leader_replicas=partition.elr,
+        last_known_elr=partition.last_known_elr,
+        offline_replicas=offline_replicas(image, partition),
+    )
+
+
+def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> list[int]:
+    """The replicas whose broker is fenced or not registered."""
+    return [
+        replica
+        for replica in partition.replicas
+        if (broker := image.brokers.get(replica)) is None or broker.fenced
+    ]
+
+
+def replication_factor(topic: TopicImage) -> int:
+    """The number of replicas of partition 0, as Kafka's tools print it; 0 without partitions."""
+    first = topic.partitions.get(0)
+    return 0 if first is None else len(first.replicas)
+
+
+def describe_cluster(
+    image: MetadataImage,
+    *,
+    cluster_id: str,
+    controller_id: int | None,
+    listener: str | None = None,
+) -> admin_pb2.DescribeClusterResponse:
+    """The registered brokers, fenced ones included, as `listener` (None: their first) reaches
+    them.
+    """
+    return admin_pb2.DescribeClusterResponse(
+        cluster_id=cluster_id,
+        controller_id=-1 if controller_id is None else controller_id,
+        brokers=[node_of(image.brokers[i], listener) for i in sorted(image.brokers)],
+    )
+
+
+def node_of(broker: BrokerRegistration, listener: str | None = None) -> common_pb2.Node:
+    """The broker as clients see it; without the listener asked for, at its first."""
+    endpoint = broker.endpoint(listener) or broker.endpoint()
+    return common_pb2.Node(
+        node_id=broker.broker_id,
+        host=endpoint.host if endpoint else "",
+        port=endpoint.port if endpoint else 0,
+        rack=broker.rack or "",
+        fenced=broker.fenced,
+    )
+
+
+def describe_quorum(info: QuorumInfo) -> raft_pb2.DescribeQuorumResponse:
+    """The quorum as this node sees it; positions of others are known on the leader only."""
+    return raft_pb2.DescribeQuorumResponse(
+        leader_id=-1 if info.leader_id is None else info.leader_id,
+        leader_epoch=info.leader_epoch,
+        high_watermark=-1 if info.high_watermark is None else info.high_watermark,
+        current_voters=[_replica(r) for r in info.voters],
+        observers=[_replica(r) for r in info.observers],
+        nodes=[
+            common_pb2.Node(node_id=node_id, host=endpoint.host, port=endpoint.port)
+            for node_id, endpoint in sorted(info.endpoints.items())
+        ],
+    )
+
+
+def _replica(replica: ReplicaInfo) -> raft_pb2.DescribeQuorumResponse.ReplicaState:
+    def known(value: int | None) -> int:
+        return -1 if value is None else value
+
+    return raft_pb2.DescribeQuorumResponse.ReplicaState(
+        replica_id=replica.replica_id,
+        replica_directory_id=replica.directory_id.bytes if replica.directory_id else b"",
+        log_end_offset=known(replica.log_end_offset),
+        last_fetch_timestamp_ms=known(replica.last_fetch_timestamp_ms),
+        last_caught_up_timestamp_ms=known(replica.last_caught_up_timestamp_ms),
+    )

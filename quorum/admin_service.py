@@ -1,0 +1,210 @@
+"""The Admin service as every node serves it: reads from its own image, changes through the
+controller.
+
+A broker serves `AdminService` as it is (and adds DescribeLogDirs); a controller serves
+`ControllerAdminService`, which carries changes out itself while it is active.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from quorum import admin_answers
+from quorum.controller_client import FORWARDED, ControllerClient
+from quorum.image import MetadataImage
+from quorum.raft_client import QuorumInfo
+from tidemark.errors import (
+    ApiError,
+    NotControllerError,
+    TidemarkError,
+    UnsupportedVersionError,
+    code_of,
+)
+from tidemark.v1 import admin_pb2, admin_pb2_grpc, raft_pb2
+
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Message)
+
+Context = grpc.aio.ServicerContext[Any, Any] | Any
+
+# For a request that names no time of its own.
+_DEFAULT_TIMEOUT_MS = 30_000
+
+
+def failure(response: type[R], error: BaseException) -> R:
+    """The answer that says only what went wrong."""
+    if not isinstance(error, ApiError):
+        _log.error("a request failed", exc_info=error)
+    return response(error_code=int(code_of(error)), error_message=str(error))
+
+
+async def answered(response: type[R], work: Awaitable[R]) -> R:
+    """What `work` gives, or its error as an answer; being cancelled stays an exception."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        return failure(response, error)
+
+
+def is_forwarded(context: Context) -> bool:
+    """Whether another node sent the request on: it must not be sent on once more."""
+    metadata = context.invocation_metadata() or ()
+    return any(key == FORWARDED[0] for key, _ in metadata)
+
+
+class ImageSource(Protocol):
+    """Who holds the newest committed image: a `MetadataLoader`."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+
+class QuorumView(Protocol):
+    """What a node knows of the quorum: the Raft client."""
+
+    def describe(self) -> QuorumInfo: ...
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Serves reads from `images`, and sends changes to the active controller through `client`.
+
+    `listener` is the name of the listener this service answers on: brokers are told to clients as
+    that listener reaches them (None: by their first).
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        images: ImageSource,
+        quorum: QuorumView,
+        client: ControllerClient,
+        listener: str | None = None,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._images = images
+        self._quorum = quorum
+        self._client = client
+        self._listener = listener
+
+    async def CreateTopics(
+        self, request: admin_pb2.CreateTopicsRequest, context: Context
+    ) -> admin_pb2.CreateTopicsResponse:
+        response = admin_pb2.CreateTopicsResponse
+        work = self._forward("CreateTopics", request, request.timeout_ms, context)
+        return await answered(response, work)
+
+    async def DeleteTopics(
+        self, request: admin_pb2.DeleteTopicsRequest, context: Context
+    ) -> admin_pb2.DeleteTopicsResponse:
+        response = admin_pb2.DeleteTopicsResponse
+        work = self._forward("DeleteTopics", request, request.timeout_ms, context)
+        return await answered(response, work)
+
+    async def ListTopics(
+        self, request: admin_pb2.ListTopicsRequest, context: Context
+    ) -> admin_pb2.ListTopicsResponse:
+        return admin_answers.list_topics(self._images.image, request)
+
+    async def DescribeTopics(
+        self, request: admin_pb2.DescribeTopicsRequest, context: Context
+    ) -> admin_pb2.DescribeTopicsResponse:
+        return admin_answers.describe_topics(self._images.image, request)
+
+    async def DescribeCluster(
+        self, request: admin_pb2.DescribeClusterRequest, context: Context
+    ) -> admin_pb2.DescribeClusterResponse:
+        return admin_answers.describe_cluster(
+            self._images.image,
+            cluster_id=self._cluster_id,
+            controller_id=self._quorum.describe().leader_id,
+            listener=self._listener,
+        )
+
+    async def DescribeMetadataQuorum(
+        self, request: raft_pb2.DescribeQuorumRequest, context: Context
+    ) -> raft_pb2.DescribeQuorumResponse:
+        """The leader's answer, or, when none answers, what this node itself knows."""
+        try:
+            answer: raft_pb2.DescribeQuorumResponse = await self._forward(
+                "DescribeMetadataQuorum", request, 0, context
+            )
+        except TidemarkError:
+            answer = admin_answers.describe_quorum(self._quorum.describe())
+        return answer
+
+    async def DescribeLogDirs(
+        self, request: admin_pb2.DescribeLogDirsRequest, context: Context
+    ) -> admin_pb2.DescribeLogDirsResponse:
+        error = UnsupportedVersionError("only brokers have log directories: ask a broker")
+        return failure(admin_pb2.DescribeLogDirsResponse, error)
+
+    async def _forward(
+        self, method: str, request: Message, timeout_ms: int, context: Context
+    ) -> Any:
+        if is_forwarded(context):
+            raise NotControllerError()
+        left_s = context.time_remaining()
+        wanted_ms = timeout_ms if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS
+        if left_s is not None:
+            wanted_ms = min(wanted_ms, max(1, int(left_s * 1000)))
+        return await self._client.call(method, request, wanted_ms)
+
+
+class ActiveAdmin(Protocol):
+    """What the active controller carries out; raises NotControllerError where it is not active."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    async def create_topics(
+        self, request: admin_pb2.CreateTopicsRequest
+    ) -> admin_pb2.CreateTopicsResponse: ...
+
+    async def delete_topics(
+        self, request: admin_pb2.DeleteTopicsRequest
+    ) -> admin_pb2.DeleteTopicsResponse: ...
+
+
+class ControllerAdminService(AdminService):
+    """The Admin service of a controller: carries changes out while it is active, else sends them
+    on.
+    """
+
+    def __init__(self, controller: ActiveAdmin, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._controller = controller
+
+    async def CreateTopics(
+        self, request: admin_pb2.CreateTopicsRequest, context: Context
+    ) -> admin_pb2.CreateTopicsResponse:
+        if not self._controller.is_active:
+            return await super().CreateTopics(request, context)
+        return await answered(
+            admin_pb2.CreateTopicsResponse, self._controller.create_topics(request)
+        )
+
+    async def DeleteTopics(
+        self, request: admin_pb2.DeleteTopicsRequest, context: Context
+    ) -> admin_pb2.DeleteTopicsResponse:
+        if not self._controller.is_active:
+            return await super().DeleteTopics(request, context)
+        return await answered(
+            admin_pb2.DeleteTopicsResponse, self._controller.delete_topics(request)
+        )
+
+    async def DescribeMetadataQuorum(
+        self, request: raft_pb2.DescribeQuorumRequest, context: Context
+    ) -> raft_pb2.DescribeQuorumResponse:
+        if not self._controller.is_active:
+            return await super().DescribeMetadataQuorum(request, context)
+        return admin_answers.describe_quorum(self._quorum.describe())

@@ -1,0 +1,172 @@
+"""How a node asks the active controller: finds it, retries while the leadership moves, gives the
+answer.
+
+Brokers use it for RegisterBroker, BrokerHeartbeat, AlterPartition and AllocateProducerIds, and,
+like the controllers that are not active, to forward what changes metadata. A forwarded call carries
+the mark `FORWARDED`, so a controller that is not active answers NOT_CONTROLLER to it instead of
+forwarding it once more. A call is repeated after a lost connection, so it may be carried out twice:
+all of the controller's calls are safe to repeat (a second CreateTopics meets TOPIC_ALREADY_EXISTS).
+Modelled on Kafka's NodeToControllerChannelManager (KIP-590).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tidemark.errors import ErrorCode, InvalidRequestError, RequestTimedOutError, error_for
+from tidemark.types import Endpoint
+from tidemark.v1 import admin_pb2, controller_pb2
+
+_log = logging.getLogger(__name__)
+
+FORWARDED = ("tidemark-forwarded", "1")
+
+# A connection that says nothing for this long is given up for the next leader (a stopped process
+# keeps its sockets open); the call itself may last longer.
+_ATTEMPT_MS_MAX = 5_000
+_BACKOFF_MS = 50
+_RETRIED_STATUS = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+
+class _Method(NamedTuple):
+    path: str
+    response: type[Message]
+
+
+def _methods() -> dict[str, _Method]:
+    found: dict[str, _Method] = {}
+    for file in (controller_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR):
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                found[method.name] = _Method(
+                    f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
+                )
+    return found
+
+
+_METHODS = _methods()
+
+
+class ControllerClient:
+    """Calls the active controller. Belongs to one event loop; `close` it in the end.
+
+    `leader` tells where the active controller answers as far as this node knows (None: unknown):
+    a node that follows the metadata log gives `raft.leader_endpoint`.
+    """
+
+    def __init__(
+        self,
+        leader: Callable[[], Endpoint | None],
+        *,
+        channel_options: Sequence[tuple[str, Any]] = (),
+        backoff_ms: int = _BACKOFF_MS,
+        attempt_ms_max: int = _ATTEMPT_MS_MAX,
+    ) -> None:
+        self._leader = leader
+        self._options = list(channel_options)
+        self._backoff_ms = backoff_ms
+        self._attempt_ms_max = attempt_ms_max
+        self._endpoint: Endpoint | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._retired: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
+        """The answer of the active controller to `method` (e.g. "BrokerHeartbeat").
+
+        Any error but NOT_CONTROLLER is in the answer's `error_code`, for the caller to judge.
+        Raises RequestTimedOutError when no active controller answered within `timeout_ms`, and the
+        error of a status that a retry does not cure.
+        """
+        known = _METHODS.get(method)
+        if known is None:
+            raise InvalidRequestError(f"no controller method {method!r}")
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        reason = "no leader is known"
+        while not self._closed:
+            left_ms = (deadline_s - loop.time()) * 1000
+            if left_ms <= 0:
+                break
+            endpoint = self._leader()
+            if endpoint is not None:
+                answer, reason = await self._attempt(endpoint, known, request, left_ms)
+                if answer is not None:
+                    return answer
+            # A request may have used up its time while it waited for the connection.
+            left_s = deadline_s - loop.time()
+            await asyncio.sleep(max(0.0, min(self._backoff_ms / 1000, left_s)))
+        if self._closed:
+            raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "this node is shutting down")
+        raise RequestTimedOutError(
+            f"{method}: no active controller answered within {timeout_ms} ms ({reason})"
+        )
+
+    async def close(self) -> None:
+        """Ends the connection; calls under way fail."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+        if self._retired:
+            await asyncio.gather(*self._retired, return_exceptions=True)
+
+    async def _attempt(
+        self, endpoint: Endpoint, method: _Method, request: Message, left_ms: float
+    ) -> tuple[Any, str]:
+        """(answer, "") or (None, why it is worth another attempt)."""
+        call = self._connect(endpoint).unary_unary(
+            method.path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        timeout_s = min(left_ms, self._attempt_ms_max) / 1000
+        try:
+            answer = await call(request, timeout=timeout_s, metadata=(FORWARDED,))
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _RETRIED_STATUS:
+                raise error_for(
+                    ErrorCode.UNKNOWN_SERVER_ERROR, f"{error.code().name}: {error.details()}"
+                ) from error
+            self._drop(endpoint)
+            return None, f"{endpoint.address}: {error.code().name}"
+        if answer.error_code == ErrorCode.NOT_CONTROLLER:
+            return None, f"{endpoint.address} is not the active controller"
+        return answer, ""
+
+    def _connect(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        if self._channel is not None and self._endpoint == endpoint:
+            return self._channel
+        self._retire()
+        self._endpoint = endpoint
+        self._channel = grpc.aio.insecure_channel(endpoint.address, options=self._options)
+        return self._channel
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        """A failed connection is made anew: gRPC's own reconnection backs off up to minutes."""
+        if self._endpoint == endpoint:
+            self._retire()
+
+    def _retire(self) -> None:
+        channel, self._channel, self._endpoint = self._channel, None, None
+        if channel is None:
+            return
+        # Other calls may be under way on it: they get their time, then it goes.
+        task = asyncio.ensure_future(channel.close(self._attempt_ms_max / 1000))
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
