@@ -1,0 +1,210 @@
+"""Follows the metadata log and tells publishers (delta, image); writes this node's snapshots.
+
+One per node, controller or broker, registered with the Raft client. Committed batches are replayed
+into one delta, the image moves on, and each publisher hears of it in the order they were added.
+Nothing is published before the image has caught up with the high watermark once: a starting broker
+must not act on the past. Snapshots are written by size and time on another thread; the image is
+immutable, so the state machine goes on meanwhile. Modelled on Kafka's MetadataLoader and
+SnapshotGenerator (KIP-630, KIP-876).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from quorum.image import EMPTY_IMAGE, InconsistentMetadataError, MetadataDelta, MetadataImage, diff
+from quorum.raft_client import CommittedBatch, LeaderAndEpoch, RaftClient
+from snapshot.reader import SnapshotReader
+from tidemark.config import ServerConfig
+from tidemark.errors import BrokerNotAvailableError, FatalError
+
+_log = logging.getLogger(__name__)
+
+
+class MetadataPublisher(Protocol):
+    """Acts on new metadata. Called on the event loop; must not block."""
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """`image` is the newest committed image, `delta` what changed since the last call. The first
+        call has everything (its delta begins at the empty image)."""
+
+
+class MetadataLoader:
+    """A RaftListener that keeps the committed image.
+
+    `publisher_errors` counts publishers' exceptions: they are logged, and the next update comes all
+    the same; only a publisher that fails at its first image stops the process (FatalError).
+    """
+
+    def __init__(self, raft: RaftClient, config: ServerConfig, now_ms: Callable[[], int]) -> None:
+        self._raft = raft
+        self._config = config
+        self._now_ms = now_ms
+        self._image = EMPTY_IMAGE
+        self._published = EMPTY_IMAGE
+        self._caught_up = False
+        self._leader = LeaderAndEpoch(None, 0)
+        self._publishers: list[MetadataPublisher] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_ids = itertools.count()
+        self._bytes_since_snapshot = 0
+        self._snapshot_ms = now_ms()
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.publisher_errors = 0
+        self.snapshots_written = 0
+        self.snapshot_errors = 0
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed image."""
+        return self._image
+
+    @property
+    def leader(self) -> LeaderAndEpoch:
+        """The active controller as last heard of."""
+        return self._leader
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the image has reached the high watermark once since the start."""
+        return self._caught_up
+
+    def add_publisher(self, publisher: MetadataPublisher) -> None:
+        """Adds a publisher; it gets the whole image at once if there is one to be had."""
+        if self._caught_up:
+            self._first_call(publisher, diff(EMPTY_IMAGE, self._image), self._image)
+        self._publishers.append(publisher)
+
+    async def wait_for_offset(self, offset: int) -> None:
+        """Returns when the record at `offset` is applied and published; -1 waits for catching up.
+
+        Raises BrokerNotAvailableError when the loader is closed first.
+        """
+        if self._closed:
+            raise BrokerNotAvailableError("this node is shutting down")
+        if self._caught_up and self._published.offset >= offset:
+            return
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (offset, next(self._waiter_ids), future))
+        await future
+
+    def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
+        """Applies committed batches; raises FatalError for records that can not be."""
+        if not batches:
+            return
+        delta = MetadataDelta(self._image)
+        for batch in batches:
+            self._replay(delta, batch.values, f"the batch at offset {batch.base_offset}")
+            self._bytes_since_snapshot += batch.size_bytes or sum(map(len, batch.values))
+        last = batches[-1]
+        self._image = delta.apply(last.last_offset, last.epoch)
+        high_watermark = self._raft.high_watermark
+        if self._caught_up:
+            self._publish(delta)
+        elif high_watermark is not None and self._image.end_offset >= high_watermark:
+            self._catch_up()
+        self._maybe_snapshot()
+
+    def handle_load_snapshot(self, reader: SnapshotReader) -> None:
+        """Replaces the image by the snapshot's; publishers hear the difference."""
+        delta = MetadataDelta(EMPTY_IMAGE)
+        for values in reader.batches():
+            self._replay(delta, values, f"the snapshot {reader.id.name}")
+        before = self._image
+        self._image = delta.apply(reader.id.end_offset - 1, reader.id.epoch)
+        self._bytes_since_snapshot = 0
+        self._snapshot_ms = self._now_ms()
+        if self._caught_up:
+            self._publish(diff(before, self._image))
+
+    def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
+        """A leader has applied all that was committed before its epoch: it has caught up."""
+        self._leader = leader
+        if leader.is_leader(self._raft.node_id) and not self._caught_up:
+            self._catch_up()
+
+    async def close(self) -> None:
+        """Ends waiting calls and waits for a snapshot under way."""
+        self._closed = True
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(BrokerNotAvailableError("this node is shutting down"))
+        self._waiters.clear()
+        if self._snapshot_task is not None:
+            await asyncio.gather(self._snapshot_task, return_exceptions=True)
+
+    def _replay(self, delta: MetadataDelta, values: Sequence[bytes], where: str) -> None:
+        try:
+            for value in values:
+                delta.replay_value(value)
+        except (InconsistentMetadataError, DecodeError, ValueError) as error:
+            raise FatalError(f"can not apply {where} of the metadata log: {error}") from error
+
+    def _catch_up(self) -> None:
+        self._caught_up = True
+        delta = diff(EMPTY_IMAGE, self._image)
+        for publisher in self._publishers:
+            self._first_call(publisher, delta, self._image)
+        self._wake()
+
+    def _first_call(
+        self, publisher: MetadataPublisher, delta: MetadataDelta, image: MetadataImage
+    ) -> None:
+        try:
+            publisher.on_metadata_update(delta, image)
+        except Exception as error:
+            name = type(publisher).__name__
+            raise FatalError(f"{name} could not load the cluster's metadata: {error}") from error
+
+    def _publish(self, delta: MetadataDelta) -> None:
+        for publisher in self._publishers:
+            try:
+                publisher.on_metadata_update(delta, self._image)
+            except Exception:
+                self.publisher_errors += 1
+                name = type(publisher).__name__
+                _log.exception("%s failed at metadata offset %d", name, self._image.offset)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._published = self._image
+        while self._waiters and self._waiters[0][0] <= self._image.offset:
+            _, _, future = heapq.heappop(self._waiters)
+            if not future.done():
+                future.set_result(None)
+
+    def _maybe_snapshot(self) -> None:
+        if self._closed or (self._snapshot_task is not None and not self._snapshot_task.done()):
+            return
+        interval_ms = self._config.metadata_log_max_snapshot_interval_ms
+        waited_ms = self._now_ms() - self._snapshot_ms
+        by_bytes = (
+            self._bytes_since_snapshot
+            >= self._config.metadata_log_max_record_bytes_between_snapshots
+        )
+        by_time = 0 < interval_ms <= waited_ms
+        if by_bytes or by_time:
+            # Counted from here on whatever becomes of it: a failing disk must not be asked at each
+            # commit.
+            self._bytes_since_snapshot = 0
+            self._snapshot_ms = self._now_ms()
+            self._snapshot_task = asyncio.ensure_future(self._snapshot(self._image))
+
+    async def _snapshot(self, image: MetadataImage) -> None:
+        try:
+            await self._raft.create_snapshot(image.end_offset, image.values())
+        except FatalError:
+            raise
+        except Exception:
+            self.snapshot_errors += 1
+            _log.exception("no snapshot could be written at offset %d", image.end_offset)
+        else:
+            self.snapshots_written += 1
