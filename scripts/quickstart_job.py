@@ -24,8 +24,8 @@ from quickstart_data import FLIGHTS, Flights, load_flights, same_events
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from tidemark.cli.local_cluster import LocalCluster
 
+from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, Consumer, NewTopic, Producer
 from tidemark.client.models import ReplicaDescription
 from tidemark.types import TopicPartition
