@@ -1,0 +1,166 @@
+"""A RemoteStorageManager over a directory: a tier on a network file system, and the quickstart's.
+
+It promises what an object store does: a file appears whole or not at all. A copy writes every file
+under a temporary name, syncs it, and renames it; the log file comes last, so a segment with a log
+file has all of its files. Names are those of Apache Kafka's local tier (`tiering.storage`). It is
+bytes of a remote store, not of a log: a failed fsync here fails the copy, not the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from commitlog.files import Directory, OsDirectory
+from tidemark.config.definition import unknown_key
+from tidemark.errors import ConfigError, FatalError, StorageError
+from tidemark.types import TopicIdPartition
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.storage import (
+    LOG_SUFFIX,
+    ByteSource,
+    IndexType,
+    LogSegmentData,
+    file_name,
+    partition_directory,
+)
+
+_COPY_BYTES = 4 << 20
+_TEMPORARY = ".tmp"
+
+
+class DirectoryRemoteStorageManager:
+    """See `tiering.storage.RemoteStorageManager`. Settings: `dir`, the directory."""
+
+    def __init__(self, directory: Directory | None = None) -> None:
+        self._root = directory
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        for key in settings:
+            if key != "dir":
+                raise unknown_key("rsm.config." + key, ["rsm.config.dir"])
+        if settings.get("dir"):
+            self._root = OsDirectory(settings["dir"])
+        if self._root is None:
+            raise ConfigError("rsm.config.dir is not set: name the directory of the tier")
+
+    def copy_log_segment_data(
+        self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
+    ) -> bytes | None:
+        with _translated("copy", metadata):
+            directory = self._require().subdirectory(
+                partition_directory(metadata.topic_id_partition)
+            )
+            names = []
+            for index_type, content in data.indexes.items():
+                names.append(file_name(metadata, index_type.value))
+                _write(directory, names[-1] + _TEMPORARY, _Bytes(content))
+            names.append(file_name(metadata, LOG_SUFFIX))
+            _write(directory, names[-1] + _TEMPORARY, data.log_segment)
+            for name in names:
+                directory.rename(name + _TEMPORARY, name)
+            directory.fsync()
+            self._require().fsync()
+        return None
+
+    def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        directory, name = self._find(metadata, LOG_SUFFIX)
+        with _translated("read", metadata):
+            file = directory.open_read_only(name)
+            try:
+                return file.pread(max(0, (file.size if end is None else end) - start), start)
+            finally:
+                file.close()
+
+    def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
+        directory, name = self._find(metadata, index_type.value)
+        with _translated("read", metadata):
+            return directory.read(name)
+
+    def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+        partition = partition_directory(metadata.topic_id_partition)
+        root = self._require()
+        with _translated("delete", metadata):
+            if not root.is_directory(partition):
+                return
+            directory = root.subdirectory(partition)
+            # The log goes first: a segment that still has one has all of its files.
+            for suffix in (LOG_SUFFIX, *(kind.value for kind in IndexType)):
+                directory.remove(file_name(metadata, suffix))
+                directory.remove(file_name(metadata, suffix) + _TEMPORARY)
+            directory.fsync()
+
+    def close(self) -> None:
+        """Files are opened for each call: there is nothing to let go."""
+
+    def list_files(self, partition: TopicIdPartition) -> list[str]:
+        """The names of a partition's files, for tools and tests."""
+        name = partition_directory(partition)
+        root = self._require()
+        return root.subdirectory(name).list() if root.is_directory(name) else []
+
+    def _require(self) -> Directory:
+        if self._root is None:
+            raise RemoteStorageError("the remote storage manager is not configured")
+        return self._root
+
+    def _find(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> tuple[Directory, str]:
+        partition = partition_directory(metadata.topic_id_partition)
+        name = file_name(metadata, suffix)
+        root = self._require()
+        if root.is_directory(partition):
+            directory = root.subdirectory(partition)
+            if directory.exists(name):
+                return directory, name
+        raise RemoteResourceNotFoundError(f"the tier has no {partition}/{name}")
+
+
+class _Bytes:
+    """Bytes as a ByteSource."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._content)
+
+    def pread(self, position: int, size: int) -> bytes:
+        return self._content[position : position + size]
+
+
+def _write(directory: Directory, name: str, source: ByteSource) -> None:
+    directory.remove(name)
+    file = directory.open(name, create=True)
+    try:
+        for position in range(0, source.size_bytes, _COPY_BYTES):
+            size = min(_COPY_BYTES, source.size_bytes - position)
+            piece = source.pread(position, size)
+            if len(piece) != size:
+                raise StorageError(f"{name}: the local segment ended early at {position}")
+            file.append(piece)
+        file.fsync()
+    finally:
+        file.close()
+
+
+@contextmanager
+def _translated(action: str, metadata: RemoteLogSegmentMetadata) -> Iterator[None]:
+    """A full or failing disk may recover, so it is retriable; a failed fsync is not repeated."""
+    try:
+        yield
+    except FatalError as error:
+        raise RemoteStorageError(
+            f"can not {action} {metadata.remote_log_segment_id}: {error}"
+        ) from error
+    except StorageError as error:
+        raise RetriableRemoteStorageError(
+            f"can not {action} {metadata.remote_log_segment_id}: {error}"
+        ) from error

@@ -1,0 +1,108 @@
+"""A RemoteLogMetadataManager in memory: the verified fake (it passes the contract tests of the
+topic-based one).
+
+For tests and benches: nothing survives the object, and several managers may share one `history` as
+brokers share a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tidemark.types import TopicIdPartition
+from tiering.errors import RemoteStorageNotReadyError
+from tiering.metadata import (
+    RemoteLogMetadata,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiering.metadata_cache import RemoteLogMetadataCache
+
+
+class MemoryHistory:
+    """The records of all partitions, as the metadata topic would hold them."""
+
+    def __init__(self) -> None:
+        self.records: list[RemoteLogMetadata] = []
+        self.caches: dict[TopicIdPartition, RemoteLogMetadataCache] = {}
+
+    def append(self, record: RemoteLogMetadata) -> None:
+        """Folds a record in; a record the cache refuses is not kept."""
+        cache = self.caches.setdefault(record.topic_id_partition, RemoteLogMetadataCache())
+        if isinstance(record, RemoteLogSegmentMetadata):
+            cache.add(record)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
+            cache.update(record)
+        else:
+            cache.partition_delete = record
+        cache.validate()
+        self.records.append(record)
+
+
+class MemoryRemoteLogMetadataManager:
+    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+
+    def __init__(self, history: MemoryHistory | None = None) -> None:
+        self.history = history or MemoryHistory()
+        self._assigned: set[TopicIdPartition] = set()
+
+    async def start(self) -> None:
+        """There is nothing to begin."""
+
+    async def close(self) -> None:
+        self._assigned.clear()
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        self._cache(metadata.topic_id_partition)
+        self.history.append(metadata)
+
+    async def update_remote_log_segment_metadata(
+        self, update: RemoteLogSegmentMetadataUpdate
+    ) -> None:
+        self._cache(update.topic_id_partition)
+        self.history.append(update)
+
+    async def put_remote_partition_delete_metadata(
+        self, metadata: RemotePartitionDeleteMetadata
+    ) -> None:
+        self._cache(metadata.topic_id_partition)
+        self.history.append(metadata)
+
+    async def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._cache(partition).segment_for(epoch, offset)
+
+    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
+        return self._cache(partition).highest_offset_for_epoch(epoch)
+
+    async def list_remote_log_segments(
+        self, partition: TopicIdPartition, epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self._cache(partition).segments(epoch)
+
+    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
+        return self._cache(partition).size_bytes(epoch)
+
+    async def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        segments = self._cache(partition).finished_after(epoch, offset)
+        return next((segment for segment in segments if not segment.txn_index_empty), None)
+
+    def on_partition_leadership_changes(
+        self, leaders: Collection[TopicIdPartition], followers: Collection[TopicIdPartition]
+    ) -> None:
+        self._assigned |= {*leaders, *followers}
+
+    def on_stop_partitions(self, partitions: Collection[TopicIdPartition]) -> None:
+        self._assigned -= set(partitions)
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        return partition in self._assigned
+
+    def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        if partition not in self._assigned:
+            raise RemoteStorageNotReadyError(f"{partition} is not assigned to this node")
+        return self.history.caches.setdefault(partition, RemoteLogMetadataCache())

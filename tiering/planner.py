@@ -1,0 +1,222 @@
+"""What to copy to the tier and what to delete from it: pure decisions (KIP-405; Kafka's
+RemoteLogManager tasks).
+
+Copy: every rolled segment whose end is at or below the last stable offset and above the highest
+offset that this leader's own lineage already has in the tier. Delete: from the oldest on, what lies
+below the log start offset, what is too old, what is too much; only segments of this leader's
+lineage may be judged by time and size, and what belongs to epochs before the earliest one known
+here is nobody's any more. The log start offset moves before anything is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import UUID
+
+from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
+
+_S = RemoteLogSegmentState
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """A segment on local disk: [base_offset, next_offset), its bytes, and its greatest
+    timestamp.
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+
+
+def highest_copied_offset(
+    epochs: Sequence[EpochEntry],
+    log_end_offset: int,
+    highest_for_epoch: Callable[[int], int | None],
+) -> int:
+    """The highest offset (inclusive) of this lineage in the tier, or -1.
+
+    Walks the epochs backwards until one has remote records (KIP-405 "follower to leader"). The tier
+    may hold more of an epoch than this lineage kept (an unclean election cut it): then the epoch's
+    own last offset counts.
+    """
+    for position in range(len(epochs) - 1, -1, -1):
+        highest = highest_for_epoch(epochs[position].epoch)
+        if highest is not None:
+            later = epochs[position + 1 :]
+            end = later[0].start_offset if later else log_end_offset
+            return min(highest, end - 1)
+    return -1
+
+
+def segments_to_copy(
+    segments: Sequence[LocalSegment],
+    copied_offset: int,
+    last_stable_offset: int,
+    log_start_offset: int,
+) -> list[LocalSegment]:
+    """The rolled segments to copy now, oldest first. The last of `segments` is the active one and
+    never goes.
+
+    A segment that the tier holds only in part is copied as a whole: the older copy becomes
+    unreferenced.
+    """
+    return [
+        segment
+        for segment in segments[:-1]
+        if segment.next_offset > max(copied_offset + 1, log_start_offset)
+        and segment.base_offset < segment.next_offset <= last_stable_offset
+    ]
+
+
+def segment_leader_epochs(
+    epochs: Sequence[EpochEntry], start_offset: int, next_offset: int
+) -> tuple[EpochEntry, ...]:
+    """The epochs with records in [start_offset, next_offset), each with its first offset there."""
+    found = []
+    for position, entry in enumerate(epochs):
+        end = epochs[position + 1].start_offset if position + 1 < len(epochs) else next_offset
+        first = max(entry.start_offset, start_offset)
+        if first < min(end, next_offset):
+            found.append(EpochEntry(entry.epoch, first))
+    return tuple(found)
+
+
+def epochs_up_to(epochs: Sequence[EpochEntry], end_offset: int) -> tuple[EpochEntry, ...]:
+    """The lineage of a log that ends (exclusively) at `end_offset`."""
+    return tuple(entry for entry in epochs if entry.start_offset < end_offset)
+
+
+def is_within_leader_epochs(
+    segment: RemoteLogSegmentMetadata, log_end_offset: int, epochs: Sequence[EpochEntry]
+) -> bool:
+    """Whether every record of the remote segment belongs to the lineage `epochs`.
+
+    Source: RemoteLogManager.isRemoteSegmentWithinLeaderEpochs. Epochs without records in the
+    segment say nothing.
+    """
+    if segment.end_offset >= log_end_offset:
+        return False
+    starts = {entry.epoch: entry.start_offset for entry in epochs}
+    ends = {entry.epoch: later.start_offset for entry, later in pairwise(epochs)}
+    for entry in segment.segment_leader_epochs:
+        bounds = segment.epoch_range(entry.epoch)
+        if bounds is None or bounds[0] > bounds[1]:
+            continue
+        if entry.epoch not in starts:
+            return False
+        first, last = bounds
+        if first < starts[entry.epoch] or last >= ends.get(entry.epoch, log_end_offset):
+            return False
+        if first > segment.start_offset and first != starts[entry.epoch]:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ExpirationPlan:
+    """Segments to delete (oldest first), and where the log starts afterwards (None: where it
+    did).
+    """
+
+    delete: tuple[RemoteLogSegmentMetadata, ...]
+    log_start_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What bounds a log in all, and what of it is here: limits below 0 mean none."""
+
+    retention_ms: int
+    retention_bytes: int
+    log_start_offset: int
+    log_end_offset: int
+    local_only_bytes: int
+    """Bytes of local segments that the tier does not have."""
+
+
+def plan_expiration(
+    segments: Iterable[RemoteLogSegmentMetadata],
+    epochs: Sequence[EpochEntry],
+    retention: Retention,
+    now_ms: int,
+    *,
+    in_flight: Collection[UUID] = (),
+) -> ExpirationPlan:
+    """What the leader deletes from the tier now.
+
+    Segments in state DELETE_SEGMENT_STARTED are left-overs of an earlier deletion and go again. A
+    segment that is being copied is not touched. Retention by time and size stops at the first
+    segment of the lineage that stays: what is left is contiguous.
+    """
+    ordered = sorted(segments, key=lambda segment: (segment.start_offset, segment.end_offset))
+    leftovers = [s for s in ordered if s.state is _S.DELETE_SEGMENT_STARTED]
+    finished = [s for s in ordered if s.state is _S.COPY_SEGMENT_FINISHED and s.id not in in_flight]
+    earliest_epoch = epochs[0].epoch if epochs else None
+    excess_bytes = _excess_bytes(finished, epochs, retention)
+    delete: list[RemoteLogSegmentMetadata] = []
+    new_start = retention.log_start_offset
+    keeping = False
+    for segment in finished:
+        last_epoch = segment.segment_leader_epochs[-1].epoch
+        if segment.end_offset < retention.log_start_offset or (
+            earliest_epoch is not None and last_epoch < earliest_epoch
+        ):
+            delete.append(segment)
+            continue
+        if keeping or not is_within_leader_epochs(segment, retention.log_end_offset, epochs):
+            continue
+        too_old = 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
+        if not too_old and excess_bytes <= 0:
+            keeping = True
+            continue
+        delete.append(segment)
+        excess_bytes -= segment.segment_size_bytes
+        new_start = max(new_start, segment.next_offset)
+    moved = new_start if new_start > retention.log_start_offset else None
+    return ExpirationPlan((*leftovers, *delete), moved)
+
+
+def _excess_bytes(
+    finished: Sequence[RemoteLogSegmentMetadata],
+    epochs: Sequence[EpochEntry],
+    retention: Retention,
+) -> int:
+    """Bytes above retention.bytes. Each offset counts once, however many copies the tier has of
+    it.
+    """
+    if retention.retention_bytes < 0:
+        return 0
+    total, counted_to = retention.local_only_bytes, retention.log_start_offset - 1
+    for segment in finished:
+        if segment.end_offset > counted_to and is_within_leader_epochs(
+            segment, retention.log_end_offset, epochs
+        ):
+            total += segment.segment_size_bytes
+            counted_to = segment.end_offset
+    return total - retention.retention_bytes
+
+
+def dangling_copies(
+    segments: Iterable[RemoteLogSegmentMetadata],
+    broker_id: int,
+    now_ms: int,
+    grace_ms: int,
+    in_flight: Collection[UUID],
+) -> list[RemoteLogSegmentMetadata]:
+    """Copies that were begun and will never be finished: the leader deletes them.
+
+    This broker's own ones that are not in flight died with an earlier process or a failed upload.
+    Another broker's may still be under way after it lost the leadership; they are left alone for
+    `grace_ms`.
+    """
+    return [
+        segment
+        for segment in segments
+        if segment.state is _S.COPY_SEGMENT_STARTED
+        and segment.id not in in_flight
+        and (segment.broker_id == broker_id or now_ms - segment.event_timestamp_ms > grace_ms)
+    ]

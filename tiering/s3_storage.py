@@ -1,0 +1,273 @@
+"""A RemoteStorageManager over S3, MinIO, and whatever speaks S3's protocol (package `minio`).
+
+Objects are keyed `<key.prefix><topic>-<partition>-<topic id>/<file>` with the file names of
+`tiering.storage`; the log is put last. An object appears whole or not at all. What an overloaded
+store answers (5xx, SlowDown, time-outs, broken connections) is normal: it is retried with a random
+exponential wait, and is RetriableRemoteStorageError when it lasts. The bucket is looked at on use
+only: a node starts while its object store is down. One bounded connection pool serves all threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import certifi
+import tenacity
+import urllib3
+from minio import Minio
+from minio.credentials import IamAwsProvider
+from minio.deleteobjects import DeleteObject
+from minio.error import InvalidResponseError, S3Error, ServerError
+
+from tidemark.config.definition import parse, setting
+from tidemark.errors import ConfigError
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.storage import (
+    LOG_SUFFIX,
+    ByteSource,
+    IndexType,
+    LogSegmentData,
+    file_name,
+    partition_directory,
+)
+
+T = TypeVar("T")
+
+_NOT_FOUND = frozenset({"NoSuchKey", "ResourceNotFound", "NoSuchVersion"})
+_OVERLOADED = frozenset(
+    {"SlowDown", "SlowDownRead", "SlowDownWrite", "RequestTimeout", "ServiceUnavailable"}
+    | {"InternalError", "ServerNotInitialized", "XMinioServerNotInitialized"}
+)
+_ENVIRONMENT = {
+    "endpoint": "TIDEMARK_S3_ENDPOINT",
+    "bucket": "TIDEMARK_S3_BUCKET",
+    "access.key": "AWS_ACCESS_KEY_ID",
+    "secret.key": "AWS_SECRET_ACCESS_KEY",
+    "session.token": "AWS_SESSION_TOKEN",
+    "region": "AWS_REGION",
+}
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """`rsm.config.*` of the S3 storage manager."""
+
+    bucket: str = setting(doc="the bucket; it must exist")
+    endpoint: str = setting("https://s3.amazonaws.com", doc="URL or host:port of the store")
+    access_key: str = setting("", doc="access key; empty: the machine's or pod's IAM role")
+    secret_key: str = setting("", doc="secret key")
+    session_token: str = setting("", doc="token of temporary credentials")
+    region: str = setting("us-east-1", doc="region of the bucket")
+    secure: bool = setting(True, doc="TLS, where the endpoint is not a URL that says so")
+    ca: str = setting("", doc="PEM file of the authority that signed the endpoint's certificate")
+    key_prefix: str = setting("", doc="put before every key")
+    connection_pool_size: int = setting(32, doc="connections kept and used at once", at_least=1)
+    request_timeout_ms: int = setting(60_000, doc="longest silence of the store", at_least=1)
+    connect_timeout_ms: int = setting(5_000, doc="longest wait for a connection", at_least=1)
+    retry_max_attempts: int = setting(5, doc="tries of one request", at_least=1)
+    retry_backoff_max_ms: int = setting(5_000, doc="longest wait between tries", at_least=1)
+    part_size_bytes: int = setting(
+        16 << 20, doc="larger logs go up in parts of this size", at_least=5 << 20
+    )
+
+
+def settings_with_environment(
+    settings: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """`settings` and, where they are silent, the environment's TIDEMARK_S3_* and AWS_*
+    variables.
+    """
+    merged = {key: environment[name] for key, name in _ENVIRONMENT.items() if environment.get(name)}
+    return {**merged, **settings}
+
+
+class S3RemoteStorageManager:
+    """See `tiering.storage.RemoteStorageManager` and the module's docstring."""
+
+    def __init__(self, sleep: Callable[[float], None] = tenacity.nap.sleep) -> None:
+        self._sleep = sleep
+        self._client: Any = None
+        self._pool: Any = None
+        self.settings = S3Settings(bucket="")
+        self.retries = 0
+        """Requests that were repeated, since the start."""
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        try:
+            self.settings = chosen = parse(S3Settings, settings)
+        except ConfigError as error:
+            raise ConfigError(f"rsm.config: {error}") from error
+        self._pool = _connection_pool(chosen)
+        self._client = create_client(chosen, self._pool)
+
+    def copy_log_segment_data(
+        self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
+    ) -> bytes | None:
+        for index_type, content in data.indexes.items():
+            key = self._key(metadata, index_type.value)
+            self._call(key, partial(self._put_bytes, key, content))
+        key = self._key(metadata, LOG_SUFFIX)
+        self._call(key, partial(self._put_log, key, data.log_segment))
+        return None
+
+    def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        if end is not None and end <= start:
+            return b""
+        key = self._key(metadata, LOG_SUFFIX)
+        length = 0 if end is None else end - start
+        return self._call(key, partial(self._get, key, start, length))
+
+    def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
+        key = self._key(metadata, index_type.value)
+        return self._call(key, partial(self._get, key, 0, 0))
+
+    def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+        suffixes = (LOG_SUFFIX, *(kind.value for kind in IndexType))
+        keys = [self._key(metadata, suffix) for suffix in suffixes]
+        self._call(keys[0], partial(self._delete, keys))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.clear()
+
+    def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
+        directory = partition_directory(metadata.topic_id_partition)
+        return f"{self.settings.key_prefix}{directory}/{file_name(metadata, suffix)}"
+
+    def _put_bytes(self, key: str, content: bytes) -> None:
+        self._client.put_object(self.settings.bucket, key, BytesIO(content), len(content))
+
+    def _put_log(self, key: str, source: ByteSource) -> None:
+        self._client.put_object(
+            self.settings.bucket,
+            key,
+            _Stream(source),
+            source.size_bytes,
+            part_size=self.settings.part_size_bytes,
+            num_parallel_uploads=1,  # the copier's pool is the bound on what goes up at once
+        )
+
+    def _get(self, key: str, start: int, length: int) -> bytes:
+        response = None
+        try:
+            response = self._client.get_object(self.settings.bucket, key, start, length)
+            content: bytes = response.read()
+        except S3Error as error:
+            if error.code == "InvalidRange":
+                return b""
+            raise
+        finally:
+            if response is not None:
+                response.close()
+                response.release_conn()
+        return content
+
+    def _delete(self, keys: list[str]) -> None:
+        objects = [DeleteObject(key) for key in keys]
+        for error in self._client.remove_objects(self.settings.bucket, objects):
+            if error.code not in _NOT_FOUND:
+                raise RetriableRemoteStorageError(f"can not delete {error.name}: {error.message}")
+
+    def _call(self, key: str, request: Callable[[], T]) -> T:
+        """Runs a request, again where the store was only overloaded."""
+
+        def attempt() -> T:
+            with _translated(self.settings.bucket, key):
+                return request()
+
+        def count(_: tenacity.RetryCallState) -> None:
+            self.retries += 1
+
+        if self._client is None:
+            raise RemoteStorageError("the remote storage manager is not configured")
+        retrying = tenacity.Retrying(
+            sleep=self._sleep,
+            stop=tenacity.stop_after_attempt(self.settings.retry_max_attempts),
+            wait=tenacity.wait_random_exponential(
+                multiplier=0.1, max=self.settings.retry_backoff_max_ms / 1000
+            ),
+            retry=tenacity.retry_if_exception_type(RetriableRemoteStorageError),
+            before_sleep=count,
+            reraise=True,
+        )
+        return retrying(attempt)
+
+
+class _Stream:
+    """A ByteSource as the file-like object that a put reads from."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._source.size_bytes - self._position
+        piece = self._source.pread(self._position, left if size < 0 else min(size, left))
+        self._position += len(piece)
+        return piece
+
+
+def _connection_pool(settings: S3Settings) -> Any:
+    timeout = urllib3.Timeout(
+        connect=settings.connect_timeout_ms / 1000, read=settings.request_timeout_ms / 1000
+    )
+    return urllib3.PoolManager(
+        num_pools=4,
+        maxsize=settings.connection_pool_size,
+        block=True,  # a thread waits for a connection instead of opening one more
+        timeout=timeout,
+        retries=False,  # `_call` retries, with a wait
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=settings.ca or certifi.where(),
+    )
+
+
+def create_client(settings: S3Settings, pool: Any = None) -> Any:
+    """The `minio.Minio` client that `settings` describe."""
+    url = urlsplit(settings.endpoint if "://" in settings.endpoint else f"//{settings.endpoint}")
+    secure = settings.secure if not url.scheme else url.scheme == "https"
+    if not url.netloc or url.path.strip("/"):
+        raise ConfigError(f"rsm.config.endpoint={settings.endpoint!r} is not a URL or host:port")
+    keys = {"access_key": settings.access_key, "secret_key": settings.secret_key}
+    if settings.access_key and settings.session_token:
+        keys["session_token"] = settings.session_token
+    return Minio(
+        url.netloc,
+        **(keys if settings.access_key else {"credentials": IamAwsProvider()}),
+        secure=secure,
+        region=settings.region,
+        http_client=pool or _connection_pool(settings),
+    )
+
+
+@contextmanager
+def _translated(bucket: str, key: str) -> Iterator[None]:
+    """The store's and the network's errors as ours."""
+    where = f"{bucket}/{key}"
+    try:
+        yield
+    except S3Error as error:
+        if error.code in _NOT_FOUND:
+            raise RemoteResourceNotFoundError(f"the tier has no {where}") from error
+        status = getattr(error.response, "status", 0) or 0
+        if error.code in _OVERLOADED or status >= 500 or status in (408, 429):
+            raise RetriableRemoteStorageError(f"{where}: {error.code}") from error
+        advice = "; create the bucket first" if error.code == "NoSuchBucket" else ""
+        raise RemoteStorageError(f"{where}: {error.code}: {error.message}{advice}") from error
+    except ServerError as error:
+        raise RetriableRemoteStorageError(f"{where}: HTTP {error.status_code}") from error
+    except (InvalidResponseError, urllib3.exceptions.HTTPError, OSError) as error:
+        raise RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}") from error
