@@ -248,6 +248,18 @@ class ServerConfig:
     remote_log_reader_max_pending_tasks: int = setting(
         100, doc="remote reads that may wait", at_least=1
     )
+    remote_log_reader_timeout_ms: int = setting(
+        30_000, doc="longest remote read; it goes on into the cache", at_least=1
+    )
+    remote_log_reader_chunk_bytes: int = setting(
+        4 << 20, doc="bytes asked of the remote storage at once", at_least=1 << 10
+    )
+    remote_log_reader_chunk_cache_total_size_bytes: int = setting(
+        128 << 20, doc="memory for chunks read from the remote storage", at_least=1 << 20
+    )
+    remote_log_reader_prefetch_chunks: int = setting(
+        2, doc="chunks read ahead of a sequential reader", at_least=0, at_most=64
+    )
     remote_log_index_file_cache_total_size_bytes: int = setting(
         1 << 30, doc="size of the remote index cache", at_least=1
     )
