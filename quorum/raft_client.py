@@ -1,8 +1,10 @@
-"""What the rest of a node sees of the Raft quorum: the client face of `RaftServer`, and the listener it calls.
+"""What the rest of a node sees of the Raft quorum: the client face of `RaftServer`, and the
+listener it calls.
 
-Modelled on Apache Kafka's RaftClient and RaftClient.Listener. `RaftClient` is a protocol so that a controller or a metadata
-loader can be tested over a fake; `quorum.raft_server.RaftServer` is the real one. All calls and callbacks happen on the one
-event loop; callbacks are plain functions and must not block.
+Modelled on Apache Kafka's RaftClient and RaftClient.Listener. `RaftClient` is a protocol so that a
+controller or a metadata loader can be tested over a fake; `quorum.raft_server.RaftServer` is the
+real one. All calls and callbacks happen on the one event loop; callbacks are plain functions and
+must not block.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from tidemark.types import Endpoint
 
 @dataclass(slots=True, frozen=True)
 class CommittedBatch:
-    """One committed batch of the metadata log; record i of `values` has offset `base_offset + i`."""
+    """One committed batch of the metadata log; record i of `values` has offset `base_offset +
+    i`.
+    """
 
     base_offset: int
     last_offset: int
@@ -44,19 +48,26 @@ class RaftListener(Protocol):
     """A state machine over the metadata log. Commits come in order, on the leader too."""
 
     def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
-        """Records below the high watermark, each exactly once and in order (control records are left out)."""
+        """Records below the high watermark, each exactly once and in order (control records are
+        left out).
+        """
 
     def handle_load_snapshot(self, reader: SnapshotReader) -> None:
-        """Replace all state by the snapshot's: the log no longer holds what comes next for this listener."""
+        """Replace all state by the snapshot's: the log no longer holds what comes next for this
+        listener.
+        """
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """A new leader or epoch. The leader's own listener hears of its leadership only once it has applied every
-        committed record up to the start of the epoch: it may generate records from its state at once."""
+        """A new leader or epoch. The leader's own listener hears of its leadership only once it
+        has applied every committed record up to the start of the epoch: it may generate records
+        from its state at once."""
 
 
 @dataclass(slots=True, frozen=True)
 class ReplicaInfo:
-    """A voter or observer as the leader sees it; offsets and times are None while unknown. Times are wall clock, ms."""
+    """A voter or observer as the leader sees it; offsets and times are None while unknown. Times
+    are wall clock, ms.
+    """
 
     replica_id: int
     directory_id: UUID | None
@@ -78,7 +89,9 @@ class QuorumInfo:
 
 
 class RaftClient(Protocol):
-    """The face of `RaftServer(config, *, cluster_id, directory, directory_id, rng, now_ms, transport=None)`."""
+    """The face of `RaftServer(config, *, cluster_id, directory, directory_id, rng, now_ms,
+    transport=None)`.
+    """
 
     @property
     def node_id(self) -> int: ...
@@ -105,23 +118,29 @@ class RaftClient(Protocol):
         ...
 
     def append(self, epoch: int, values: Sequence[bytes]) -> int:
-        """Appends `values` as one atomic batch and gives the offset of the last one; it is committed (and delivered to
-        the listeners) later, or lost with the leadership. Raises NotControllerError when this node does not lead in
-        `epoch`, RecordListTooLargeError beyond 8 MiB, ThrottlingQuotaExceededError when too much is waiting."""
+        """Appends `values` as one atomic batch and gives the offset of the last one; it is
+        committed (and delivered to the listeners) later, or lost with the leadership. Raises
+        NotControllerError when this node does not lead in `epoch`, RecordListTooLargeError beyond
+        8 MiB, ThrottlingQuotaExceededError when too much is waiting."""
         ...
 
     def register(self, listener: RaftListener) -> None:
-        """Adds a listener; it hears the newest snapshot (if any), every commit since, and the current leader."""
+        """Adds a listener; it hears the newest snapshot (if any), every commit since, and the
+        current leader.
+        """
         ...
 
     def resign(self, epoch: int) -> None:
-        """Gives up the leadership of `epoch`; nothing happens when this node does not lead in it."""
+        """Gives up the leadership of `epoch`; nothing happens when this node does not lead in
+        it.
+        """
         ...
 
     async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
-        """Writes a checkpoint of the state after `end_offset - 1` and lets the log before it be cleaned. `end_offset`
-        must be at a batch boundary and at most the high watermark; nothing happens when there is one at or above it.
-        `values` is consumed on a worker thread, so it must not change under way."""
+        """Writes a checkpoint of the state after `end_offset - 1` and lets the log before it be
+        cleaned. `end_offset` must be at a batch boundary and at most the high watermark; nothing
+        happens when there is one at or above it. `values` is consumed on a worker thread, so it
+        must not change under way."""
         ...
 
     def describe(self) -> QuorumInfo: ...

@@ -1,4 +1,6 @@
-"""Checkpoint files of the metadata log (KIP-630): identity, writing, reading, transfer and cleaning."""
+"""Checkpoint files of the metadata log (KIP-630): identity, writing, reading, transfer and
+cleaning.
+"""
 
 from snapshot.names import SnapshotId, parse_name
 

@@ -1,6 +1,8 @@
-"""How a checkpoint is named: `%020d-%010d.checkpoint`, of its end offset (exclusive) and the epoch of its last record.
+"""How a checkpoint is named: `%020d-%010d.checkpoint`, of its end offset (exclusive) and the epoch
+of its last record.
 
-The design document (KIP-630) prints the epoch with 20 digits, Apache Kafka's code writes 10: 10 are written, both are read.
+The design document (KIP-630) prints the epoch with 20 digits, Apache Kafka's code writes 10: 10
+are written, both are read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _NAME = re.compile(r"(\d{20})-(\d{10}|\d{20})\.checkpoint")
 
 
 class SnapshotId(NamedTuple):
-    """Everything below `end_offset`, whose last record has `epoch`. Orders by offset, then epoch."""
+    """Everything below `end_offset`, whose last record has `epoch`. Orders by offset, then
+    epoch.
+    """
 
     end_offset: int
     epoch: int

@@ -1,0 +1,308 @@
+"""What all parts of the replica share: configuration, state, the transitions (nowhere else is a
+role changed), answers.
+
+Safety that lives here: the epoch never goes back; a vote, an epoch or a leader is put into
+`Effects.election_state` (durable before anything is sent) in the very transition that takes it; an
+illegal transition raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quorum.raft.effects import Effects, ElectionState, LeaderAndEpoch, LeaderChange, Reply, Send
+from quorum.raft.log_view import LogView
+from quorum.raft.messages import Header, Request, Response, error_response
+from quorum.raft.requests import RequestManager
+from quorum.raft.roles import (
+    OBSERVER_ROLES,
+    TRANSITIONS,
+    Candidate,
+    Follower,
+    Leader,
+    Prospective,
+    ReplicaProgress,
+    Resigned,
+    Role,
+    Unattached,
+)
+from quorum.raft.voters import ReplicaKey, VoterSet
+from tidemark.errors import ErrorCode, FatalError
+from tidemark.types import Endpoint
+
+FOREVER_MS = 1 << 62
+MAX_FETCH_WAIT_MS = 500
+"""How long a fetch may be parked at the leader (Kafka's constant)."""
+
+
+class RaftInvariantError(FatalError):
+    """The replica met what must not happen (two leaders in an epoch, truncation below the high
+    watermark ...).
+    """
+
+
+class Randomness(Protocol):
+    """The one source of chance: `random.Random` fits."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaConfig:
+    """Identity and timing of a replica; all times in milliseconds (Kafka's controller.quorum.*
+    settings).
+    """
+
+    cluster_id: str
+    key: ReplicaKey
+    voters: VoterSet
+    endpoint: Endpoint | None = None
+    bootstrap: tuple[Endpoint, ...] = ()
+    election_timeout_ms: int = 1000
+    fetch_timeout_ms: int = 2000
+    request_timeout_ms: int = 2000
+    retry_backoff_ms: int = 20
+    election_backoff_max_ms: int = 1000
+    fetch_max_wait_ms: int = MAX_FETCH_WAIT_MS
+    fetch_max_bytes: int = 1 << 20
+    fetch_snapshot_max_bytes: int = 1 << 20
+
+    @property
+    def check_quorum_timeout_ms(self) -> int:
+        return self.fetch_timeout_ms * 3 // 2
+
+    @property
+    def begin_quorum_epoch_interval_ms(self) -> int:
+        return max(1, self.fetch_timeout_ms // 2)
+
+
+class ReplicaCore:
+    """State and transitions; `quorum.raft.replica.Replica` adds the handlers."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        log: LogView,
+        election_state: ElectionState,
+        rng: Randomness,
+    ) -> None:
+        self.config = config
+        self.log = log
+        self.voters = config.voters
+        self.rng = rng
+        self.requests = RequestManager(config.retry_backoff_ms)
+        self.election_state = election_state
+        self.role: Role = Unattached(election_state.epoch, election_state.voted, FOREVER_MS)
+        self.flushed_offset = log.end_offset  # what a restart finds on disk is durable
+        self.flush_requested_offset = log.end_offset
+        snapshot = log.latest_snapshot
+        self.high_watermark: int | None = snapshot.end_offset if snapshot is not None else None
+        self.shutting_down = False
+        self._awaiting_log = False  # a step changed the log; LogAppended says that it is done
+        self._effects = Effects()
+        self._told_leader = LeaderAndEpoch(None, -1)
+
+    # --- views ------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> ReplicaKey:
+        return self.config.key
+
+    @property
+    def node_id(self) -> int:
+        return self.config.key.replica_id
+
+    @property
+    def epoch(self) -> int:
+        return self.role.epoch
+
+    @property
+    def is_voter(self) -> bool:
+        return self.voters.is_voter(self.key)
+
+    @property
+    def leader_id(self) -> int | None:
+        """The leader of this epoch as far as known, even after it resigned."""
+        match self.role:
+            case Leader() | Resigned():
+                return self.node_id
+            case Follower() | Prospective():
+                return self.role.leader_id
+            case _:
+                return None
+
+    @property
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        """Who leads now; a resigned or unreachable leader is none."""
+        match self.role:
+            case Leader():
+                return LeaderAndEpoch(self.node_id, self.epoch)
+            case Follower():
+                return LeaderAndEpoch(self.role.leader_id, self.epoch)
+            case _:
+                return LeaderAndEpoch(None, self.epoch)
+
+    @property
+    def leader_endpoint(self) -> Endpoint | None:
+        match self.role:
+            case Leader():
+                return self.config.endpoint
+            case Follower() | Prospective():
+                return self.role.leader_endpoint
+            case _:
+                return None
+
+    # --- transitions ------------------------------------------------------------------------------
+
+    def _become(self, role: Role, now_ms: int) -> None:
+        old = self.role
+        if type(role) not in TRANSITIONS[type(old)]:
+            raise RaftInvariantError(f"illegal transition {old} -> {role}")
+        if not self.is_voter and type(role) not in OBSERVER_ROLES:
+            raise RaftInvariantError(f"an observer can not become {role}")
+        if role.epoch < old.epoch:
+            raise RaftInvariantError(f"the epoch would go back: {old} -> {role}")
+        self.role = role
+        if role.epoch != old.epoch or isinstance(role, Candidate | Leader | Follower | Resigned):
+            self.requests.reset()
+        if isinstance(old, Leader):
+            for parked in old.parked.values():
+                self._fail(parked.token, parked.request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _persist(self, leader_id: int | None, voted: ReplicaKey | None) -> None:
+        """Asks for a durable quorum-state; called by the transitions only."""
+        state = ElectionState(self.epoch, leader_id, voted)
+        if state != self.election_state:
+            self.election_state = state
+            self._effects.election_state = state
+
+    def _random_election_timeout_ms(self) -> int:
+        base = self.config.election_timeout_ms
+        return base + self.rng.randrange(base)
+
+    def _election_deadline_ms(self, now_ms: int) -> int:
+        if not self.is_voter:
+            return FOREVER_MS
+        if self.voters.is_only_voter(self.key):
+            return now_ms
+        return now_ms + self._random_election_timeout_ms()
+
+    def _become_unattached(self, epoch: int, now_ms: int, voted: ReplicaKey | None = None) -> None:
+        """A higher epoch without a known leader, or a vote in this one. The election timer keeps
+        its time when only the epoch rises, so that a stream of candidates can not starve us."""
+        kept = self.role.voted if epoch == self.epoch else None
+        if kept is not None and (voted is None or not kept.matches(voted)):
+            raise RaftInvariantError(f"the vote of epoch {epoch} would change: {kept} -> {voted}")
+        deadline_ms = self._election_deadline_ms(now_ms)
+        if voted is None and isinstance(self.role, Unattached) and self.role.epoch < epoch:
+            deadline_ms = min(deadline_ms, self.role.election_deadline_ms)
+        self._become(Unattached(epoch, voted, deadline_ms), now_ms)
+        self._persist(None, voted)
+
+    def _become_prospective(self, now_ms: int) -> None:
+        role = self.role
+        leader_id, endpoint = None, None
+        if isinstance(role, Follower):
+            leader_id, endpoint = role.leader_id, role.leader_endpoint
+        deadline_ms = now_ms + self._random_election_timeout_ms()
+        prospective = Prospective(
+            role.epoch, role.voted, leader_id, endpoint, deadline_ms, {self.node_id}
+        )
+        self._become(prospective, now_ms)
+        self.requests.reset()
+
+    def _become_candidate(self, now_ms: int) -> None:
+        deadline_ms = now_ms + self._random_election_timeout_ms()
+        epoch = self.epoch + 1
+        self._become(Candidate(epoch, self.key, deadline_ms, {self.node_id}), now_ms)
+        self._persist(None, self.key)
+
+    def _become_follower(self, epoch: int, leader_id: int, endpoint: Endpoint, now_ms: int) -> None:
+        if leader_id == self.node_id:
+            raise RaftInvariantError(f"replica {leader_id} can not follow itself in epoch {epoch}")
+        known = self.leader_id
+        if epoch == self.epoch and known is not None and known != leader_id:
+            raise RaftInvariantError(f"two leaders in epoch {epoch}: {known} and {leader_id}")
+        voted = self.role.voted if epoch == self.epoch else None
+        deadline_ms = now_ms + self.config.fetch_timeout_ms if self.is_voter else FOREVER_MS
+        self._become(Follower(epoch, voted, leader_id, endpoint, deadline_ms), now_ms)
+        self._persist(leader_id, voted)
+
+    def _become_leader(self, now_ms: int) -> None:
+        candidate = self.role
+        if not isinstance(candidate, Candidate):
+            raise RaftInvariantError(f"illegal transition {candidate} -> Leader")
+        granting = tuple(sorted(candidate.granted))
+        progress = {node: ReplicaProgress(self.voters.key(node)) for node in self.voters.ids}
+        progress[self.node_id].end_offset = self.flushed_offset
+        leader = Leader(
+            epoch=candidate.epoch,
+            voted=candidate.voted,
+            epoch_start_offset=self.log.end_offset,
+            started_ms=now_ms,
+            granting_voters=granting,
+            voters=progress,
+        )
+        self._become(leader, now_ms)
+        self._persist(self.node_id, candidate.voted)
+        self._effects.append_leader_change = LeaderChange(
+            self.node_id, candidate.epoch, self.voters.ids, granting
+        )
+        self._effects.flush = True
+        self._awaiting_log = True
+        self.flush_requested_offset = leader.epoch_start_offset + 1
+
+    def _become_resigned(self, now_ms: int) -> None:
+        leader = self.role
+        if not isinstance(leader, Leader):
+            raise RaftInvariantError(f"illegal transition {leader} -> Resigned")
+        others = [p for node, p in leader.voters.items() if node != self.node_id]
+        best_first = sorted(others, key=lambda p: -1 if p.end_offset is None else p.end_offset)
+        candidates = tuple(p.key for p in reversed(best_first))
+        unacknowledged = set(self.voters.others(self.node_id))
+        deadline_ms = self._election_deadline_ms(now_ms)
+        self._become(
+            Resigned(leader.epoch, leader.voted, deadline_ms, candidates, unacknowledged), now_ms
+        )
+
+    # --- answers and requests ---------------------------------------------------------------------
+
+    def _header(self, error: ErrorCode = ErrorCode.NONE) -> Header:
+        known = self.leader_and_epoch.leader_id
+        return Header(error, known, self.epoch, self.leader_endpoint if known is not None else None)
+
+    def _reply(self, token: int, response: Response) -> None:
+        self._effects.replies.append(Reply(token, response))
+
+    def _fail(self, token: int, request: Request, error: ErrorCode) -> None:
+        self._reply(token, error_response(request, self._header(error)))
+
+    def _send(self, node_id: int, endpoint: Endpoint, request: Request, now_ms: int) -> None:
+        timeout_ms = self.config.request_timeout_ms
+        correlation_id = self.requests.register(node_id, request, self.epoch, now_ms, timeout_ms)
+        self._effects.sends.append(Send(correlation_id, node_id, endpoint, request, timeout_ms))
+
+    def _send_to_voter(self, node_id: int, request: Request, now_ms: int) -> None:
+        endpoint = self.voters.endpoint(node_id)
+        if endpoint is None:
+            raise RaftInvariantError(f"{node_id} is no voter: {self.voters.ids}")
+        self._send(node_id, endpoint, request, now_ms)
+
+    def _raise_high_watermark(self, offset: int | None) -> bool:
+        """Moves the high watermark; it never goes back."""
+        if offset is None or (self.high_watermark is not None and offset <= self.high_watermark):
+            return False
+        if offset > self.log.end_offset:
+            raise RaftInvariantError(
+                f"high watermark {offset} is beyond the log end {self.log.end_offset}"
+            )
+        self.high_watermark = offset
+        self._effects.high_watermark = offset
+        return True
+
+    def _request_flush(self) -> None:
+        """Asks once for an fsync of what is in the log now."""
+        if self.log.end_offset > self.flush_requested_offset:
+            self.flush_requested_offset = self.log.end_offset
+            self._effects.flush = True

@@ -1,0 +1,151 @@
+"""The roles of a replica, one small dataclass each, and the table of allowed transitions.
+
+    from         to            because
+    Unattached   Unattached    a higher epoch; a vote given
+                 Prospective   the election timeout passed                         (voters only)
+                 Follower      a leader was found
+    Prospective  Unattached    a higher epoch; a vote given; lost, no leader known
+                 Candidate     a majority of pre-votes
+                 Follower      a leader was found; lost, and the leader is known
+    Candidate    Unattached    a higher epoch
+                 Prospective   the election timeout passed
+                 Leader        a majority of votes
+                 Follower      a leader was found
+    Follower     Unattached    a higher epoch
+                 Prospective   the fetch timeout passed                            (voters only)
+                 Follower      a leader of a higher epoch
+    Leader       Unattached    a higher epoch
+                 Follower      a leader of a higher epoch
+                 Resigned      resign(), shutdown, no fetch from a majority (check-quorum)
+    Resigned     Unattached    a higher epoch; the election timeout passed (epoch + 1)
+                 Follower      a leader of a higher epoch
+
+Observers (no voters) know only Unattached and Follower. Source: KIP-595, KIP-996.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quorum.raft.messages import FetchRequest
+from quorum.raft.voters import ReplicaKey
+from snapshot.names import SnapshotId
+from tidemark.types import Endpoint
+
+
+@dataclass(slots=True)
+class Unattached:
+    """No leader is known in this epoch; perhaps a vote was given."""
+
+    epoch: int
+    voted: ReplicaKey | None
+    election_deadline_ms: int
+
+
+@dataclass(slots=True)
+class Prospective:
+    """Asks for pre-votes, without raising the epoch. Memory only: quorum-state stays as it was."""
+
+    epoch: int
+    voted: ReplicaKey | None
+    leader_id: int | None
+    leader_endpoint: Endpoint | None
+    election_deadline_ms: int
+    granted: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Has voted for itself in this epoch, and asks for votes."""
+
+    epoch: int
+    voted: ReplicaKey
+    election_deadline_ms: int
+    granted: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class SnapshotDownload:
+    """A checkpoint on its way from the leader, by pieces; begun anew with another leader, for its
+    bytes may differ.
+    """
+
+    snapshot_id: SnapshotId
+    position: int = 0
+    installing: bool = False
+
+
+@dataclass(slots=True)
+class Follower:
+    """Fetches from the leader of this epoch."""
+
+    epoch: int
+    voted: ReplicaKey | None
+    leader_id: int
+    leader_endpoint: Endpoint
+    fetch_deadline_ms: int
+    has_fetched: bool = False  # since then a pre-vote is refused: the leader is alive
+    leader_high_watermark: int | None = None
+    download: SnapshotDownload | None = None
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    """What the leader knows of a voter or observer."""
+
+    key: ReplicaKey
+    end_offset: int | None = None
+    last_fetch_ms: int | None = None
+    last_caught_up_ms: int | None = None
+    leader_end_offset_at_last_fetch: int = -1
+    last_begin_ms: int | None = None  # when BeginQuorumEpoch was last sent to it
+    acknowledged: bool = False  # it answered BeginQuorumEpoch, or fetched
+
+
+@dataclass(slots=True)
+class ParkedFetch:
+    """A fetch that waits for records or for the high watermark."""
+
+    token: int
+    request: FetchRequest
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Leader:
+    """Leads this epoch. `voters` has every voter, itself included."""
+
+    epoch: int
+    voted: ReplicaKey | None
+    epoch_start_offset: int
+    started_ms: int
+    granting_voters: tuple[int, ...]
+    voters: dict[int, ReplicaProgress]
+    observers: dict[ReplicaKey, ReplicaProgress] = field(default_factory=dict)
+    parked: dict[int, ParkedFetch] = field(default_factory=dict)  # by token, oldest first
+
+
+@dataclass(slots=True)
+class Resigned:
+    """Led this epoch and gave up (or was restarted): it must never write in this epoch again."""
+
+    epoch: int
+    voted: ReplicaKey | None
+    election_deadline_ms: int
+    preferred_candidates: tuple[ReplicaKey, ...]
+    unacknowledged: set[int]
+
+
+Role = Unattached | Prospective | Candidate | Follower | Leader | Resigned
+
+TRANSITIONS: dict[type, frozenset[type]] = {
+    Unattached: frozenset({Unattached, Prospective, Follower}),
+    Prospective: frozenset({Unattached, Candidate, Follower}),
+    Candidate: frozenset({Unattached, Prospective, Leader, Follower}),
+    Follower: frozenset({Unattached, Prospective, Follower}),
+    Leader: frozenset({Unattached, Follower, Resigned}),
+    Resigned: frozenset({Unattached, Follower}),
+}
+OBSERVER_ROLES: frozenset[type] = frozenset({Unattached, Follower})

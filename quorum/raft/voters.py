@@ -1,0 +1,86 @@
+"""Who may vote: the keys of replicas, and the voter set.
+
+The set is a value: static from controller.quorum.voters for now. When voters come from the log
+(KIP-853) a change makes a new VoterSet, and nothing else in the core needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidemark.types import Endpoint
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaKey:
+    """A replica and the directory its log lies in; the directory is None where it is not known
+    (KIP-853).
+    """
+
+    replica_id: int
+    directory_id: UUID | None = None
+
+    def matches(self, other: ReplicaKey) -> bool:
+        """The same replica, and not provably another directory."""
+        if self.replica_id != other.replica_id:
+            return False
+        unknown = self.directory_id is None or other.directory_id is None
+        return unknown or self.directory_id == other.directory_id
+
+
+@dataclass(slots=True, frozen=True)
+class Voter:
+    key: ReplicaKey
+    endpoint: Endpoint
+
+
+class VoterSet:
+    """The voters by id, in ascending order of id so that runs repeat."""
+
+    __slots__ = ("_voters",)
+
+    def __init__(self, voters: Iterable[Voter]) -> None:
+        found = {voter.key.replica_id: voter for voter in voters}
+        self._voters = dict(sorted(found.items()))
+
+    @classmethod
+    def static(cls, endpoints: Mapping[int, Endpoint]) -> VoterSet:
+        """From controller.quorum.voters: directory ids are not known (kraft.version 0)."""
+        return cls(Voter(ReplicaKey(node), endpoint) for node, endpoint in endpoints.items())
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self._voters)
+
+    def __len__(self) -> int:
+        return len(self._voters)
+
+    def is_voter(self, key: ReplicaKey) -> bool:
+        voter = self._voters.get(key.replica_id)
+        return voter is not None and voter.key.matches(key)
+
+    def is_only_voter(self, key: ReplicaKey) -> bool:
+        return len(self._voters) == 1 and self.is_voter(key)
+
+    def others(self, replica_id: int) -> tuple[int, ...]:
+        return tuple(node for node in self._voters if node != replica_id)
+
+    def key(self, replica_id: int) -> ReplicaKey:
+        voter = self._voters.get(replica_id)
+        return voter.key if voter is not None else ReplicaKey(replica_id)
+
+    def endpoint(self, replica_id: int) -> Endpoint | None:
+        voter = self._voters.get(replica_id)
+        return voter.endpoint if voter is not None else None
+
+    def endpoints(self) -> dict[int, Endpoint]:
+        return {node: voter.endpoint for node, voter in self._voters.items()}
+
+    @property
+    def majority(self) -> int:
+        return len(self._voters) // 2 + 1
+
+    def has_majority(self, replica_ids: Iterable[int]) -> bool:
+        return sum(1 for node in set(replica_ids) if node in self._voters) >= self.majority
