@@ -1,0 +1,20 @@
+"""gRPC options that every channel and server of Tidemark uses, and the paths of the bulk methods."""
+
+from __future__ import annotations
+
+PRODUCE = "/tidemark.v1.Log/Produce"
+FETCH = "/tidemark.v1.Log/Fetch"
+REPLICA_FETCH = "/tidemark.v1.Replication/Fetch"
+
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+]

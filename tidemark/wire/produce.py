@@ -1,0 +1,156 @@
+"""ProduceRequest as a dataclass, with protobuf's bytes made by hand.
+
+The same bytes as proto/tidemark/v1/log.proto. A produce request is read once: `records` of each partition is a view into the
+request as it came from the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from tidemark.errors import InvalidRequestError
+from tidemark.v1 import common_pb2
+from tidemark.wire.primitives import (
+    LENGTH_DELIMITED,
+    VARINT,
+    bytes_field,
+    int32,
+    int_field,
+    read_length,
+    read_tag,
+    read_varint,
+    skip,
+    string_field,
+    tag,
+    text,
+    varint,
+)
+
+BytesLike = bytes | bytearray | memoryview
+Payload = BytesLike | Sequence[BytesLike]
+
+
+def buffers_of(records: Payload) -> tuple[Sequence[BytesLike], int]:
+    """The buffers of a payload, and their bytes in all; a single buffer is a list of one."""
+    if isinstance(records, bytes | bytearray | memoryview):
+        return (records,), _size(records)
+    return records, sum(map(_size, records))
+
+
+def _size(buffer: BytesLike) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+def plain_fields(number: int, records: Sequence[common_pb2.Record]) -> list[BytesLike]:
+    """Plain records as repeated fields `number`."""
+    parts: list[BytesLike] = []
+    for record in records:
+        encoded = record.SerializeToString()
+        parts += (tag(number, LENGTH_DELIMITED), varint(len(encoded)), encoded)
+    return parts
+
+
+def read_plain(data: bytes, begin: int, end: int) -> common_pb2.Record:
+    """A plain record; raises InvalidRequestError."""
+    try:
+        return common_pb2.Record.FromString(data[begin:end])
+    except DecodeError as error:
+        raise InvalidRequestError("malformed message: a plain record") from error
+
+
+@dataclass(slots=True)
+class PartitionProduceData:
+    """What goes to one partition: record batches v2, or plain records of which the node makes a batch."""
+
+    topic: str
+    index: int
+    records: bytes | memoryview = b""
+    topic_id: bytes = b""
+    plain_records: tuple[common_pb2.Record, ...] = ()
+
+
+@dataclass(slots=True)
+class ProduceRequest:
+    """Batches of many partitions; `acks` is 0, 1, or -1 for all in-sync replicas."""
+
+    acks: int = 0
+    timeout_ms: int = 0
+    partition_data: list[PartitionProduceData] = field(default_factory=list)
+    transactional_id: str = ""
+
+
+def encode_produce_request(request: ProduceRequest) -> bytes:
+    """The request's bytes; every payload is copied once."""
+    parts: list[BytesLike] = [
+        string_field(1, request.transactional_id),
+        int_field(2, request.acks),
+        int_field(3, request.timeout_ms),
+    ]
+    for item in request.partition_data:
+        head = (
+            string_field(1, item.topic) + bytes_field(2, item.topic_id) + int_field(3, item.index)
+        )
+        buffers, size = buffers_of(item.records)
+        if size:
+            head += _RECORDS_TAG + varint(size)
+        plain = plain_fields(5, item.plain_records)
+        total = len(head) + size + sum(map(len, plain))
+        parts += (_PARTITION_TAG, varint(total), head, *buffers, *plain)
+    return b"".join(parts)
+
+
+_RECORDS_TAG = tag(4, LENGTH_DELIMITED)
+_PARTITION_TAG = tag(4, LENGTH_DELIMITED)
+
+
+def decode_produce_request(data: bytes) -> ProduceRequest:
+    """Reads a request; `records` are views into `data`. Raises InvalidRequestError for anything malformed."""
+    request = ProduceRequest()
+    view = memoryview(data)
+    position, end = 0, len(data)
+    while position < end:
+        number, wire_type, position = read_tag(data, position, end)
+        if wire_type == LENGTH_DELIMITED and number in (1, 4):
+            begin, position = read_length(data, position, end)
+            if number == 1:
+                request.transactional_id = text(data, begin, position)
+            else:
+                request.partition_data.append(_decode_partition(data, view, begin, position))
+        elif wire_type == VARINT and number in (2, 3):
+            value, position = read_varint(data, position, end)
+            if number == 2:
+                request.acks = int32(value)
+            else:
+                request.timeout_ms = int32(value)
+        else:
+            position = skip(data, position, end, wire_type)
+    return request
+
+
+def _decode_partition(
+    data: bytes, view: memoryview, position: int, end: int
+) -> PartitionProduceData:
+    result = PartitionProduceData("", 0)
+    plain: list[common_pb2.Record] = []
+    while position < end:
+        number, wire_type, position = read_tag(data, position, end)
+        if wire_type == LENGTH_DELIMITED and number in (1, 2, 4, 5):
+            begin, position = read_length(data, position, end)
+            if number == 1:
+                result.topic = text(data, begin, position)
+            elif number == 2:
+                result.topic_id = data[begin:position]
+            elif number == 4:
+                result.records = view[begin:position]
+            else:
+                plain.append(read_plain(data, begin, position))
+        elif wire_type == VARINT and number == 3:
+            value, position = read_varint(data, position, end)
+            result.index = int32(value)
+        else:
+            position = skip(data, position, end, wire_type)
+    result.plain_records = tuple(plain)
+    return result
