@@ -1,0 +1,89 @@
+"""The Admin service of a broker: what the quorum's room answers from the image, and DescribeLogDirs
+of this node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from commitlog.log_manager import LogManager
+from node.hosted import HostedPartition
+from node.registry import PartitionRegistry
+from quorum.admin_service import AdminService
+from tidemark.errors import TidemarkError
+from tidemark.v1 import admin_pb2
+from tiering.manager import RemoteLogManager
+
+log = logging.getLogger(__name__)
+
+
+class BrokerAdminService(AdminService):
+    """`tier` is None without tiered storage."""
+
+    def __init__(
+        self,
+        *,
+        partitions: PartitionRegistry,
+        logs: LogManager,
+        tier: RemoteLogManager | None,
+        **answers: Any,
+    ) -> None:
+        super().__init__(**answers)
+        self._partitions = partitions
+        self._logs = logs
+        self._tier = tier
+
+    async def DescribeLogDirs(
+        self, request: admin_pb2.DescribeLogDirsRequest, context: Any
+    ) -> admin_pb2.DescribeLogDirsResponse:
+        """Sizes and offsets of the replicas of this node, those of the tier with them."""
+        wanted = set(request.topics)
+        hosted = [p for p in self._partitions if not wanted or p.topic_partition.topic in wanted]
+        sizes = await asyncio.gather(*(self._remote_size(p) for p in hosted))
+        response = admin_pb2.DescribeLogDirsResponse()
+        for directory in self._logs.directories:
+            usage = directory.usage()
+            result = response.results.add(
+                log_dir=str(directory.path),
+                total_bytes=usage.total_bytes,
+                usable_bytes=usage.free_bytes,
+            )
+            for partition, remote_bytes in zip(hosted, sizes, strict=True):
+                if self._logs.directory_of(partition.topic_partition) is directory:
+                    self._describe(result, partition, remote_bytes)
+        return response
+
+    async def _remote_size(self, hosted: HostedPartition) -> int:
+        if self._tier is None or not hosted.config.remote_storage_enable:
+            return 0
+        try:
+            return await self._tier.remote_log_size(hosted.core.identity)
+        except TidemarkError as error:
+            log.info("%s: remote size unknown: %s", hosted.topic_partition, error)
+            return 0
+
+    def _describe(
+        self,
+        result: admin_pb2.DescribeLogDirsResponse.LogDir,
+        hosted: HostedPartition,
+        remote_bytes: int,
+    ) -> None:
+        local, core = hosted.log, hosted.core
+        described = result.partitions.add(
+            topic=hosted.topic_partition.topic,
+            partition_index=hosted.topic_partition.partition,
+            partition_size=local.size_bytes,
+            offset_lag=max(0, core.high_watermark - local.log_end_offset),
+            is_leader=hosted.is_leader,
+            log_start_offset=local.log_start_offset,
+            local_log_start_offset=local.local_log_start_offset,
+            highest_remote_offset=local.highest_remote_offset,
+            high_watermark=core.high_watermark,
+            log_end_offset=local.log_end_offset,
+            remote_log_size_bytes=remote_bytes,
+        )
+        if self._tier is not None and hosted.config.remote_storage_enable and hosted.is_leader:
+            lag = self._tier.copy_lag(core.identity)
+            described.remote_copy_lag_bytes = lag.bytes
+            described.remote_copy_lag_segments = lag.segments

@@ -1,0 +1,282 @@
+"""gRPC services `Log` and `Replication`: from wire messages to the replica manager and back.
+
+Produce and Fetch go through the hand-made codec of `tidemark.wire` in generic handlers: payloads
+stay byte slices of the request or of the log, no protobuf object holds them. All else is small and
+uses protobuf. Errors are codes per partition; a call itself fails only when the node can not serve
+at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from node.fetching import FetchParams, FetchPartition, Replica
+from node.metadata_answers import metadata_response
+from node.plain_records import to_plain
+from node.produce import ProduceResult
+from node.producer_ids import ProducerIdManager
+from node.replica_manager import ReplicaManager
+from node.request_memory import RequestMemory
+from tidemark import wire
+from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
+from tidemark.v1 import log_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Context = Any
+_FETCH_WAIT_MS_MAX = 60_000
+
+
+class LogService:
+    """Serves both services of one broker."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        producer_ids: ProducerIdManager,
+        memory: RequestMemory,
+        cluster_id: str,
+        controller_id: Any,
+        listener: str,
+        request_timeout_ms: int,
+        fetch_max_bytes: int,
+    ) -> None:
+        self._replicas = replicas
+        self._producer_ids = producer_ids
+        self._memory = memory
+        self._cluster_id = cluster_id
+        self._controller_id = controller_id
+        self._listener = listener
+        self._request_timeout_ms = request_timeout_ms
+        self._fetch_max_bytes = fetch_max_bytes
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """What a server adds (`add_generic_rpc_handlers`)."""
+        return (
+            grpc.method_handlers_generic_handler(
+                "tidemark.v1.Log",
+                {
+                    "Produce": _raw(self.produce),
+                    "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
+                    "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
+                    "Metadata": _unary(self.metadata, pb.MetadataRequest),
+                    "InitProducerId": _unary(self.init_producer_id, pb.InitProducerIdRequest),
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                "tidemark.v1.Replication",
+                {
+                    "Fetch": _fetch_handler(self.replica_fetch, pb.ReplicaFetchRequest),
+                    "OffsetForLeaderEpoch": _unary(
+                        self.offset_for_leader_epoch, pb.OffsetForLeaderEpochRequest
+                    ),
+                },
+            ),
+        )
+
+    # --- produce and fetch ---------------------------------------------------------------------
+
+    async def produce(self, payload: bytes, context: Context) -> pb.ProduceResponse:
+        """Appends and waits as `acks` says; within the bounds of requests under way."""
+        request = wire.decode_produce_request(payload)
+        timeout_ms = request.timeout_ms if request.timeout_ms > 0 else self._request_timeout_ms
+        try:
+            taken = await self._memory.acquire(len(payload), timeout_ms)
+        except ApiError as error:
+            failed = [
+                ProduceResult(item.topic, item.index, code_of(error), str(error))
+                for item in request.partition_data
+            ]
+            return _produce_response(failed)
+        try:
+            results = await self._replicas.producer.produce(
+                request.acks, timeout_ms, request.partition_data
+            )
+        finally:
+            self._memory.release(taken)
+        return _produce_response(results)
+
+    async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
+        """A consumer's long poll."""
+        params = FetchParams(
+            max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
+            min_bytes=request.min_bytes,
+            max_bytes=self._limit(request.max_bytes),
+            read_committed=request.isolation_level == 1,
+        )
+        answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
+        if request.plain_records:
+            for answer, item in zip(answers, request.partitions, strict=True):
+                to_plain(answer, item.fetch_offset)
+        return wire.encode_fetch_response(wire.FetchResponse(answers))
+
+    async def replica_fetch(self, request: pb.ReplicaFetchRequest, context: Context) -> bytes:
+        """A follower's long poll; a node of another cluster is told so."""
+        if request.cluster_id and request.cluster_id != self._cluster_id:
+            return wire.encode_fetch_response(
+                wire.FetchResponse(
+                    [],
+                    ErrorCode.INCONSISTENT_CLUSTER_ID,
+                    f"this node is of cluster {self._cluster_id}, not {request.cluster_id}",
+                )
+            )
+        params = FetchParams(
+            max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
+            min_bytes=request.min_bytes,
+            max_bytes=self._limit(request.max_bytes),
+            replica=Replica(request.replica_id, request.replica_epoch),
+        )
+        answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
+        return wire.encode_fetch_response(wire.FetchResponse(answers))
+
+    def _limit(self, max_bytes: int) -> int:
+        return min(max_bytes, self._fetch_max_bytes) if max_bytes > 0 else self._fetch_max_bytes
+
+    # --- the small calls -----------------------------------------------------------------------
+
+    async def list_offsets(
+        self, request: pb.ListOffsetsRequest, context: Context
+    ) -> pb.ListOffsetsResponse:
+        response = pb.ListOffsetsResponse()
+        answers = await asyncio.gather(
+            *(self._list_offset(request, item) for item in request.partitions)
+        )
+        response.partitions.extend(answers)
+        return response
+
+    async def _list_offset(
+        self, request: pb.ListOffsetsRequest, item: pb.ListOffsetsRequest.ListOffsetsPartition
+    ) -> pb.ListOffsetsResponse.PartitionResponse:
+        answer = pb.ListOffsetsResponse.PartitionResponse(
+            topic=item.topic,
+            partition_index=item.partition_index,
+            timestamp=-1,
+            offset=-1,
+            leader_epoch=-1,
+        )
+        try:
+            found = await self._replicas.offsets.list_offset(
+                item.topic,
+                item.partition_index,
+                item.timestamp,
+                current_leader_epoch=_known(item.current_leader_epoch),
+                from_replica=request.replica_id > 0,
+                read_committed=request.isolation_level == 1,
+            )
+        except ApiError as error:
+            answer.error_code = int(code_of(error))  # type: ignore[assignment]
+            answer.error_message = str(error)
+            return answer
+        if found.offset is not None:
+            answer.offset = found.offset
+        if found.timestamp_ms is not None:
+            answer.timestamp = found.timestamp_ms
+        if found.leader_epoch is not None:
+            answer.leader_epoch = found.leader_epoch
+        return answer
+
+    async def metadata(self, request: pb.MetadataRequest, context: Context) -> pb.MetadataResponse:
+        return metadata_response(
+            self._replicas.image, request, self._cluster_id, self._controller_id(), self._listener
+        )
+
+    async def init_producer_id(
+        self, request: pb.InitProducerIdRequest, context: Context
+    ) -> pb.InitProducerIdResponse:
+        """An id for an idempotent producer; transactions are refused by name."""
+        try:
+            if request.transactional_id:
+                raise UnsupportedVersionError("transactions are not supported by this node yet")
+            producer_id = await self._producer_ids.generate()
+        except ApiError as error:
+            return pb.InitProducerIdResponse(
+                error_code=int(code_of(error)),  # type: ignore[arg-type]
+                error_message=str(error),
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        return pb.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+    async def offset_for_leader_epoch(
+        self, request: pb.OffsetForLeaderEpochRequest, context: Context
+    ) -> pb.OffsetForLeaderEpochResponse:
+        response = pb.OffsetForLeaderEpochResponse()
+        for item in request.partitions:
+            answer = response.partitions.add(
+                topic=item.topic, partition=item.partition, leader_epoch=-1, end_offset=-1
+            )
+            try:
+                found = self._replicas.offsets.epoch_end(
+                    item.topic, item.partition, _known(item.current_leader_epoch), item.leader_epoch
+                )
+            except ApiError as error:
+                answer.error_code = int(code_of(error))  # type: ignore[assignment]
+                continue
+            if found is not None:
+                answer.leader_epoch, answer.end_offset = found
+        return response
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchPartition]:
+    return [
+        FetchPartition(
+            item.topic,
+            item.partition,
+            item.fetch_offset,
+            item.partition_max_bytes,
+            _known(item.current_leader_epoch),
+            _known(item.last_fetched_epoch),
+            item.log_start_offset,
+            item.topic_id,
+        )
+        for item in partitions
+    ]
+
+
+def _produce_response(results: Sequence[ProduceResult]) -> pb.ProduceResponse:
+    response = pb.ProduceResponse()
+    for result in results:
+        answer = response.responses.add(
+            topic=result.topic,
+            index=result.index,
+            error_code=int(result.error_code),
+            error_message=result.error_message,
+            base_offset=result.base_offset,
+            log_append_time_ms=result.log_append_time_ms,
+            log_start_offset=result.log_start_offset,
+        )
+        if result.current_leader is not None:
+            answer.current_leader.leader_id = result.current_leader[0]
+            answer.current_leader.leader_epoch = result.current_leader[1]
+    return response
+
+
+# Without a deserializer gRPC hands over the request's bytes, without a serializer it sends bytes as
+# they are.
+
+
+def _raw(method: Any) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(
+        method, response_serializer=pb.ProduceResponse.SerializeToString
+    )
+
+
+def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
+
+
+def _unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(
+        method,
+        request_deserializer=request.FromString,
+        response_serializer=lambda response: response.SerializeToString(),
+    )

@@ -1,0 +1,136 @@
+"""Looking offsets up: ListOffsets by timestamp or special value, over both tiers, and the end
+offset of an epoch.
+
+Special values are Kafka's: -1 latest, -2 earliest, -3 largest timestamp, -4 earliest local, -5
+latest tiered. A consumer's "latest" is the high watermark (read committed: the last stable offset);
+a follower's is the log's end. A new leader whose watermark has not reached the start of its own
+epoch answers OFFSET_NOT_AVAILABLE, so that nobody sees offsets go back (KIP-207).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from commitlog.log import Log, TimestampOffset
+from node.hosted import HostedPartition
+from node.registry import PartitionRegistry
+from tidemark.errors import InvalidRequestError, OffsetNotAvailableError
+from tidemark.types import TopicIdPartition
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOffset:
+    """None where nothing was found."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    leader_epoch: int | None = None
+
+
+class RemoteTimestamps(Protocol):
+    """The call this needs of the remote log manager."""
+
+    async def offset_for_timestamp(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None: ...
+
+
+class OffsetFinder:
+    """The look-up side of a node's partitions; `remote` is None without a tier."""
+
+    def __init__(self, partitions: PartitionRegistry, remote: RemoteTimestamps | None) -> None:
+        self._partitions = partitions
+        self._remote = remote
+
+    async def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        *,
+        current_leader_epoch: int | None = None,
+        from_replica: bool = False,
+        read_committed: bool = False,
+    ) -> FoundOffset:
+        """The offset for a timestamp (ms) or special value; raises the errors of the partition's
+        leader checks."""
+        hosted = self._partitions.get(topic, partition)
+        hosted.core.check_leader_epoch(current_leader_epoch)
+        hosted.core.check_leader()
+        log = hosted.log
+        if timestamp == EARLIEST:
+            return _at(log, log.log_start_offset)
+        if timestamp == EARLIEST_LOCAL:
+            return _at(log, log.local_log_start_offset)
+        if timestamp == LATEST_TIERED:
+            highest = log.highest_remote_offset
+            return FoundOffset() if highest < 0 else _at(log, highest)
+        end = _visible_end(hosted, from_replica, read_committed)
+        if timestamp == LATEST:
+            _check_settled(hosted, end, from_replica)
+            return FoundOffset(end, None, hosted.core.leader_epoch)
+        if timestamp == MAX_TIMESTAMP:
+            return await self._by_timestamp(hosted, _largest_timestamp(log), end, from_replica)
+        if timestamp < 0:
+            raise InvalidRequestError(
+                f"ListOffsets: {timestamp} is no timestamp and no special value"
+            )
+        return await self._by_timestamp(hosted, timestamp, end, from_replica)
+
+    async def _by_timestamp(
+        self, hosted: HostedPartition, timestamp: int, end: int, from_replica: bool
+    ) -> FoundOffset:
+        found = None
+        log = hosted.log
+        tiered = hosted.config.remote_storage_enable and self._remote is not None
+        if tiered and log.local_log_start_offset > log.log_start_offset and self._remote:
+            found = await self._remote.offset_for_timestamp(hosted.core.identity, log, timestamp)
+        if found is None:
+            found = log.offset_for_timestamp(timestamp)
+        if found is None:
+            return FoundOffset()
+        if found.offset >= end:
+            _check_settled(hosted, end, from_replica)
+            return FoundOffset()
+        return FoundOffset(found.offset, found.timestamp_ms, found.leader_epoch)
+
+    def epoch_end(
+        self, topic: str, partition: int, current_leader_epoch: int | None, leader_epoch: int
+    ) -> tuple[int, int] | None:
+        """(epoch, end offset) of the largest epoch not above `leader_epoch` (KIP-101, KIP-279);
+        None: unknown."""
+        hosted = self._partitions.get(topic, partition)
+        hosted.core.check_leader_epoch(current_leader_epoch)
+        hosted.core.check_leader()
+        return hosted.log.end_offset_for_epoch(leader_epoch)
+
+
+def _at(log: Log, offset: int) -> FoundOffset:
+    return FoundOffset(offset, None, log.epoch_for_offset(offset))
+
+
+def _visible_end(hosted: HostedPartition, from_replica: bool, read_committed: bool) -> int:
+    if from_replica:
+        return hosted.log.log_end_offset
+    if read_committed:
+        return min(hosted.log.last_stable_offset, hosted.core.high_watermark)
+    return hosted.core.high_watermark
+
+
+def _check_settled(hosted: HostedPartition, end: int, from_replica: bool) -> None:
+    start = hosted.core.leader_epoch_start_offset
+    if not from_replica and start is not None and end < start:
+        raise OffsetNotAvailableError(
+            f"{hosted.topic_partition}: the new leader's high watermark {end} has not reached {start} yet"
+        )
+
+
+def _largest_timestamp(log: Log) -> int:
+    return max((segment.max_timestamp_ms for segment in log.segments), default=-1)

@@ -1,0 +1,64 @@
+"""Plain records both ways, for clients that do not speak record batches: a convenience, not a hot
+path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemark.errors import ErrorCode, TidemarkError, code_of
+from tidemark.records import Record, decode_batch, encode_batch, iter_batches
+from tidemark.v1 import common_pb2
+from tidemark.wire import FetchPartitionData
+
+
+def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
+    """One batch of them; a timestamp of 0 or below is taken from the node's clock (ms)."""
+    return encode_batch(
+        [
+            Record(
+                offset=position,
+                timestamp_ms=plain.timestamp_ms if plain.timestamp_ms > 0 else now_ms,
+                key=plain.key if plain.HasField("key") else None,
+                value=plain.value if plain.HasField("value") else None,
+                headers=tuple(
+                    (header.key, header.value if header.HasField("value") else None)
+                    for header in plain.headers
+                ),
+            )
+            for position, plain in enumerate(plain_records)
+        ]
+    )
+
+
+def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
+    """Replaces the batches of an answer by the records from `fetch_offset` on; control batches are
+    left out."""
+    records = answer.records
+    buffers = (records,) if isinstance(records, bytes | memoryview) else records
+    plain: list[common_pb2.Record] = []
+    try:
+        for buffer in buffers:
+            for position, header in iter_batches(buffer):
+                if not header.is_control:
+                    found = decode_batch(buffer, position)
+                    plain.extend(_plain(r) for r in found if r.offset >= fetch_offset)
+    except TidemarkError as error:
+        answer.error_code = int(code_of(error))
+        answer.error_message = str(error)
+        plain = []
+    answer.records = ()
+    answer.plain_records = tuple(plain)
+    assert answer.error_code != ErrorCode.NONE or not answer.records, "plain or batches, not both"
+
+
+def _plain(record: Record) -> common_pb2.Record:
+    message = common_pb2.Record(offset=record.offset, timestamp_ms=record.timestamp_ms)
+    if record.key is not None:
+        message.key = record.key
+    if record.value is not None:
+        message.value = record.value
+    for key, value in record.headers:
+        header = message.headers.add(key=key)
+        if value is not None:
+            header.value = value
+    return message

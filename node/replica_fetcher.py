@@ -1,0 +1,304 @@
+"""Follower fetchers: one task per peer node that leads something we follow, all its partitions in
+one long-polling request.
+
+A partition is FETCHING, DELAYED (backing off after an error) or BUSY (asking the leader where to go
+on: out of range, or bootstrapping from the tier). An answer counts only if the partition is still
+followed in the leader epoch of the request; what arrives late is dropped. The divergence check
+rides on each fetch (`last_fetched_epoch`, KIP-595), so no separate truncation phase is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node import follower_log
+from node.hosted import HostedPartition
+from node.replication_client import ReplicationClient
+from node.tier_bootstrap import TierBootstrap, leader_offset
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    ApiError,
+    ErrorCode,
+    FatalError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    TidemarkError,
+    error_for,
+)
+from tidemark.types import Endpoint, TopicPartition
+from tidemark.v1 import log_pb2 as pb
+from tidemark.wire import FetchPartitionData, FetchResponse
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One partition of a fetcher. `epoch` is the leader epoch in which it is followed."""
+
+    hosted: HostedPartition
+    epoch: int
+    retry_at: float = 0.0  # the loop's time; 0: now
+    busy: bool = False
+
+
+class PeerFetcher:
+    """Fetches from one peer, in one task."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        client: ReplicationClient,
+        broker_epoch: Callable[[], int],
+        bootstrap: TierBootstrap | None,
+        on_fatal: Callable[[FatalError], None],
+    ) -> None:
+        self._config = config
+        self._cluster_id = cluster_id
+        self.client = client
+        self._broker_epoch = broker_epoch
+        self._bootstrap = bootstrap
+        self._on_fatal = on_fatal
+        self._followed: dict[TopicPartition, _Followed] = {}
+        self._changed = asyncio.Event()
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._fetch: asyncio.Task[FetchResponse] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(self._followed)
+
+    def follow(self, hosted: HostedPartition) -> None:
+        """Begins (or goes on) to follow in the partition's current leader epoch."""
+        key = hosted.topic_partition
+        known = self._followed.get(key)
+        if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
+            return
+        self._followed[key] = _Followed(hosted, hosted.core.leader_epoch)
+        self._interrupt()
+
+    def unfollow(self, topic_partition: TopicPartition) -> None:
+        if self._followed.pop(topic_partition, None) is not None:
+            self._changed.set()
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        tasks = [t for t in (self._task, *self._side_tasks) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.client.close()
+
+    def _interrupt(self) -> None:
+        """A parked fetch does not know of a new partition: ask again with it."""
+        self._changed.set()
+        if self._fetch is not None and not self._fetch.done():
+            self._fetch.cancel()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            now = loop.time()
+            ready = [f for f in self._followed.values() if not f.busy and f.retry_at <= now]
+            if not ready:
+                await self._wait_for_work(now)
+                continue
+            try:
+                await self._fetch_once(ready)
+            except NetworkError as error:
+                log.info("fetch failed: %s", error)
+                self._delay_all(ready)
+            except FatalError as error:
+                self._on_fatal(error)
+                return
+            except TidemarkError as error:
+                log.warning("fetch failed: %s", error)
+                self._delay_all(ready)
+            except OSError as error:
+                log.error("fetch failed: %s", error)
+                self._delay_all(ready)
+
+    async def _wait_for_work(self, now: float) -> None:
+        later = [f.retry_at for f in self._followed.values() if not f.busy]
+        timeout = max(0.0, min(later) - now) if later else None
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return
+
+    def _delay_all(self, followed: list[_Followed]) -> None:
+        for item in followed:
+            self._delay(item)
+
+    def _delay(self, item: _Followed) -> None:
+        loop = asyncio.get_running_loop()
+        item.retry_at = loop.time() + self._config.replica_fetch_backoff_ms / 1000
+
+    async def _fetch_once(self, ready: list[_Followed]) -> None:
+        request = self._request(ready)
+        timeout_ms = request.max_wait_ms + self._config.request_timeout_ms
+        self._fetch = asyncio.ensure_future(self.client.fetch(request, timeout_ms))
+        try:
+            await asyncio.wait((self._fetch,))
+            if self._fetch.cancelled():
+                return  # interrupted: the set of partitions changed
+            response = self._fetch.result()
+        finally:
+            self._fetch.cancel()
+        if response.error_code != ErrorCode.NONE:
+            raise error_for(response.error_code, response.error_message)
+        by_name = {(f.hosted.topic_partition): f for f in ready}
+        for answer in response.responses:
+            item = by_name.get(TopicPartition(answer.topic, answer.partition_index))
+            if item is not None and self._is_current(item):
+                self._take(item, answer)
+
+    def _is_current(self, item: _Followed) -> bool:
+        """Is it still followed, here, in the epoch the request was made in?"""
+        hosted = item.hosted
+        return (
+            self._followed.get(hosted.topic_partition) is item
+            and not hosted.is_leader
+            and not hosted.deleted
+            and hosted.core.leader_epoch == item.epoch
+        )
+
+    def _request(self, ready: list[_Followed]) -> pb.ReplicaFetchRequest:
+        config = self._config
+        request = pb.ReplicaFetchRequest(
+            replica_id=config.node_id,
+            replica_epoch=self._broker_epoch(),
+            cluster_id=self._cluster_id,
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+        )
+        for item in ready:
+            hosted = item.hosted
+            last_epoch = follower_log.last_fetched_epoch(hosted)
+            request.partitions.add(
+                topic=hosted.topic_partition.topic,
+                topic_id=hosted.topic_id.bytes,
+                partition=hosted.topic_partition.partition,
+                current_leader_epoch=item.epoch,
+                fetch_offset=hosted.log.log_end_offset,
+                last_fetched_epoch=-1 if last_epoch is None else last_epoch,
+                log_start_offset=hosted.log.log_start_offset,
+                partition_max_bytes=config.replica_fetch_max_bytes,
+                high_watermark=hosted.core.high_watermark,
+            )
+        return request
+
+    def _take(self, item: _Followed, answer: FetchPartitionData) -> None:
+        code = answer.error_code
+        hosted = item.hosted
+        try:
+            if code == ErrorCode.NONE and answer.diverging_epoch is not None:
+                epoch, end_offset = answer.diverging_epoch
+                target = follower_log.truncate_to_divergence(hosted, epoch, end_offset)
+                log.info("%s: truncated to %d", hosted.topic_partition, target)
+            elif code == ErrorCode.NONE:
+                follower_log.append(hosted, answer, item.epoch)
+                item.retry_at = 0.0
+            elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._aside(item, self._find_range(item))
+            elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
+                self._aside(item, self._from_tier(item))
+            else:
+                log.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
+                self._delay(item)
+        except ApiError as error:
+            log.warning("%s: %s", hosted.topic_partition, error)
+            self._delay(item)
+
+    # --- asking the leader where to go on ------------------------------------------------------
+
+    def _aside(self, item: _Followed, work) -> None:  # type: ignore[no-untyped-def]
+        """Does the work in a task of its own; the other partitions go on fetching."""
+        item.busy = True
+
+        async def run() -> None:
+            try:
+                await work
+            except FatalError as error:
+                self._on_fatal(error)
+            except (TidemarkError, OSError) as error:
+                log.warning("%s: %s", item.hosted.topic_partition, error)
+                self._delay(item)
+            finally:
+                item.busy = False
+                self._changed.set()
+
+        task = asyncio.ensure_future(run())
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+    async def _find_range(self, item: _Followed) -> None:
+        """Out of range: cut what the leader does not have, or begin anew where it begins."""
+        timeout_ms = self._config.request_timeout_ms
+        latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
+        if latest.offset < item.hosted.log.log_end_offset:
+            if self._is_current(item):
+                follower_log.truncate(item.hosted, latest.offset)
+            return
+        earliest = await leader_offset(self.client, item.hosted, item.epoch, -2, timeout_ms)
+        if earliest.offset <= item.hosted.log.log_end_offset:
+            raise OffsetOutOfRangeError("the leader's range moved meanwhile; fetching again")
+        if self._is_current(item):
+            follower_log.restart_at(item.hosted, earliest.offset)
+
+    async def _from_tier(self, item: _Followed) -> None:
+        if self._bootstrap is None:
+            raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
+        await self._bootstrap.run(
+            self.client, item.hosted, item.epoch, lambda: self._is_current(item)
+        )
+
+
+class FetcherManager:
+    """The fetchers of a node, by peer. A peer's fetcher ends when nothing is followed there any
+    more."""
+
+    def __init__(self, make: Callable[[Endpoint], PeerFetcher]) -> None:
+        self._make = make
+        self._peers: dict[int, tuple[Endpoint, PeerFetcher]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def follow(self, hosted: HostedPartition, leader: int, endpoint: Endpoint) -> None:
+        """Follows `leader`, at `endpoint`, and nobody else."""
+        self.unfollow(hosted.topic_partition, keep=leader)
+        known = self._peers.get(leader)
+        if known is not None and known[0] != endpoint:
+            self._drop(leader)
+            known = None
+        if known is None:
+            fetcher = self._make(endpoint)
+            self._peers[leader] = (endpoint, fetcher)
+            fetcher.start()
+        self._peers[leader][1].follow(hosted)
+
+    def unfollow(self, topic_partition: TopicPartition, keep: int | None = None) -> None:
+        for peer, (_, fetcher) in list(self._peers.items()):
+            if peer != keep:
+                fetcher.unfollow(topic_partition)
+                if not fetcher.partitions:
+                    self._drop(peer)
+
+    def _drop(self, peer: int) -> None:
+        _, fetcher = self._peers.pop(peer)
+        task = asyncio.ensure_future(fetcher.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def stop(self) -> None:
+        for peer in list(self._peers):
+            self._drop(peer)
+        await asyncio.gather(*self._stopping, return_exceptions=True)

@@ -1,0 +1,286 @@
+"""The replicas of a node: makes leaders and followers of what the metadata says, and serves
+requests on them.
+
+The metadata is the only authority: `on_metadata_update(delta, image)` brings every partition that
+changed to the state the image asks for (log made or deleted, role taken, fetcher assigned). It runs
+to its end without waiting, so a request sees either the state before or the one after. Requests go
+to the parts: `producer`, `fetcher`, `offsets`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from commitlog.log import Log
+from commitlog.log_manager import LogManager
+from node.clock import Clock
+from node.fetching import Fetcher
+from node.hosted import HostedPartition
+from node.isr import IsrKeeper
+from node.offsets import OffsetFinder
+from node.partition import BrokerView, Partition, Registration
+from node.produce import Producer
+from node.registry import PartitionRegistry
+from node.remote_reads import RemoteReads
+from node.replica_fetcher import FetcherManager
+from node.tasks import spawn
+from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage, PartitionRegistration
+from tidemark.config import ServerConfig, TopicConfig, effective_topic_config, server_defaults
+from tidemark.errors import FatalError, StorageError, TidemarkError
+from tidemark.types import TopicIdPartition, TopicPartition
+
+log = logging.getLogger(__name__)
+
+
+class TierFollower(Protocol):
+    """What the remote log manager is told of leaders, followers, and replicas that go."""
+
+    def on_leadership_change(
+        self,
+        leaders: Mapping[TopicIdPartition, tuple[Log, int]],
+        followers: Mapping[TopicIdPartition, Log],
+    ) -> None: ...
+
+    async def stop_partitions(
+        self, partitions: Collection[TopicIdPartition], delete_remote: bool
+    ) -> None: ...
+
+
+class ReplicaManager:
+    """All hosted partitions; one per broker."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: LogManager,
+        partitions: PartitionRegistry,
+        isr: IsrKeeper,
+        fetchers: FetcherManager,
+        tier: TierFollower | None,
+        remote_reads: RemoteReads,
+        offsets: OffsetFinder,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._defaults = server_defaults(config)
+        self._logs = logs
+        self._clock = clock
+        self._fetchers = fetchers
+        self._tier = tier
+        self._saw_image = False
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.partitions = partitions
+        self.isr = isr
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.brokers: dict[int, BrokerView] = {}
+        self.producer = Producer(partitions, clock)
+        self.fetcher = Fetcher(partitions, isr, remote_reads, clock)
+        self.offsets = offsets
+        partitions.leader_in_image = self._leader_in_image
+        partitions.topic_name = self._topic_name
+
+    # --- what the metadata says ----------------------------------------------------------------
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Takes over a new image; called by the metadata loader, in order."""
+        self.image = image
+        if delta.brokers_changed or not self._saw_image:
+            self.brokers = {
+                broker.broker_id: BrokerView(broker.epoch, broker.is_active)
+                for broker in image.brokers.values()
+            }
+        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
+        followers: dict[TopicIdPartition, Log] = {}
+        for topic in delta.topics_deleted.values():
+            for index in topic.partitions:
+                self._stop(TopicIdPartition(topic.topic_id, topic.name, index), delete=True)
+        for change in delta.topics_changed.values():
+            for index, registration in sorted(change.partitions.items()):
+                identity = TopicIdPartition(change.topic_id, change.name, index)
+                self._reconcile(identity, registration, leaders, followers)
+        self._update_configs(delta)
+        if delta.brokers_changed:
+            self._peers_changed(set(delta.brokers_changed))
+        if self._tier is not None and (leaders or followers):
+            self._tier.on_leadership_change(leaders, followers)
+        self._saw_image = True
+
+    def drop_strays(self) -> None:
+        """Once at start, when the image has caught up: logs that no partition of the image claims
+        are set aside."""
+        node_id = self._config.node_id
+        strays = []
+        for tail in list(self._logs.logs()):
+            topic = self.image.topics.get(tail.topic_partition.topic)
+            registration = None
+            if topic is not None and tail.topic_id in (None, topic.topic_id):
+                registration = topic.partitions.get(tail.topic_partition.partition)
+            if registration is None or node_id not in registration.replicas:
+                strays.append(tail.topic_partition)
+        for topic_partition in strays:
+            log.warning("%s is in no topic of this node: set aside as stray", topic_partition)
+            self._logs.set_aside(topic_partition)
+
+    def _reconcile(
+        self,
+        identity: TopicIdPartition,
+        registration: PartitionRegistration,
+        leaders: dict[TopicIdPartition, tuple[Log, int]],
+        followers: dict[TopicIdPartition, Log],
+    ) -> None:
+        if self._config.node_id not in registration.replicas:
+            self._stop(identity, delete=True)
+            return
+        hosted = self.partitions.find(identity.topic_partition)
+        if hosted is not None and hosted.topic_id != identity.topic_id:
+            self._stop(hosted.core.identity, delete=True)
+            hosted = None
+        if hosted is None:
+            hosted = self._host(identity)
+        if hosted.offline:
+            return
+        new_epoch = hosted.core.apply(
+            _registration(registration), hosted.log.log_end_offset, self._clock.mono_ms()
+        )
+        try:
+            if hosted.is_leader:
+                self._lead(hosted, new_epoch)
+            else:
+                self._follow(hosted)
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            self._offline(hosted, error)
+            return
+        if new_epoch and hosted.is_leader:
+            leaders[identity] = (hosted.log, hosted.core.leader_epoch)
+        elif new_epoch:
+            followers[identity] = hosted.log
+
+    def _host(self, identity: TopicIdPartition) -> HostedPartition:
+        """Opens or makes the log; a log that can not be opened leaves an offline partition."""
+        config = self._topic_config(identity.topic)
+        core = Partition(
+            identity=identity,
+            node_id=self._config.node_id,
+            brokers=lambda: self.brokers,
+            min_insync_replicas=config.min_insync_replicas,
+            lag_max_ms=self._config.replica_lag_time_max_ms,
+        )
+        tail = self._logs.get_or_create(identity.topic_partition, identity.topic_id, config)
+        hosted = HostedPartition(core, tail, config)
+        core.on_truncate(tail.log_end_offset, max(tail.high_watermark, tail.log_start_offset))
+        self.partitions.add(hosted)
+        return hosted
+
+    def _lead(self, hosted: HostedPartition, new_epoch: bool) -> None:
+        self._fetchers.unfollow(hosted.topic_partition)
+        if new_epoch:
+            hosted.log.epochs.assign(hosted.core.leader_epoch, hosted.log.log_end_offset)
+            log.info(
+                "%s: leading in epoch %d from offset %d",
+                hosted.topic_partition,
+                hosted.core.leader_epoch,
+                hosted.log.log_end_offset,
+            )
+        hosted.core.maybe_advance_high_watermark(self._clock.mono_ms())
+        hosted.committed()
+        if new_epoch:
+            hosted.role_changed()
+
+    def _follow(self, hosted: HostedPartition) -> None:
+        hosted.role_changed()
+        leader = hosted.core.leader
+        broker = None if leader is None else self.image.brokers.get(leader)
+        endpoint = None if broker is None else broker.endpoint()
+        if leader is None or endpoint is None:
+            self._fetchers.unfollow(hosted.topic_partition)
+        else:
+            self._fetchers.follow(hosted, leader, endpoint)
+
+    def _peers_changed(self, changed: set[int]) -> None:
+        """A peer may have come back elsewhere: its followers' fetchers learn the endpoint."""
+        for hosted in self.partitions:
+            if not hosted.is_leader and hosted.core.leader in changed and not hosted.offline:
+                self._follow(hosted)
+
+    def _stop(self, identity: TopicIdPartition, delete: bool) -> None:
+        hosted = self.partitions.find(identity.topic_partition)
+        if hosted is None or hosted.topic_id != identity.topic_id:
+            return
+        led = hosted.is_leader
+        self.partitions.remove(identity.topic_partition)
+        self._fetchers.unfollow(identity.topic_partition)
+        hosted.stop()
+        if self._tier is not None:
+            gone = self._tier.stop_partitions((identity,), delete_remote=delete and led)
+            self._leaving.add(spawn(f"leave the tier {identity}", gone, self.partitions.fatal))
+        if delete:
+            self._logs.delete(identity.topic_partition)
+
+    def _offline(self, hosted: HostedPartition, error: Exception) -> None:
+        log.error("%s is offline: %s", hosted.topic_partition, error)
+        hosted.offline = f"{hosted.topic_partition} is offline: {error}"
+        self._fetchers.unfollow(hosted.topic_partition)
+        hosted.role_changed()
+
+    def _update_configs(self, delta: MetadataDelta) -> None:
+        for resource in delta.configs_changed:
+            topic = self.image.topics.get(resource.name) if resource.type == 2 else None
+            for index in topic.partitions if topic is not None else ():
+                hosted = self.partitions.find(TopicPartition(resource.name, index))
+                if hosted is not None:
+                    config = self._topic_config(resource.name)
+                    hosted.config = hosted.log.config = config
+                    hosted.core.min_insync_replicas = config.min_insync_replicas
+
+    def _topic_config(self, topic: str) -> TopicConfig:
+        """The topic's effective settings; a setting this version does not know leaves the
+        defaults."""
+        try:
+            return effective_topic_config(self._defaults, self.image.topic_configs(topic))
+        except TidemarkError as error:
+            log.error("settings of topic %s: %s; using the defaults", topic, error)
+            return self._defaults
+
+    # --- questions -----------------------------------------------------------------------------
+
+    def _leader_in_image(self, topic_partition: TopicPartition) -> tuple[int, int] | None:
+        topic = self.image.topics.get(topic_partition.topic)
+        found = None if topic is None else topic.partitions.get(topic_partition.partition)
+        if found is None:
+            return None
+        return (-1 if found.leader is None else found.leader), found.leader_epoch
+
+    def _topic_name(self, topic_id):  # type: ignore[no-untyped-def]
+        topic = self.image.topics.by_id(topic_id)
+        return None if topic is None else topic.name
+
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        """For the replication-offset checkpoint."""
+        return {
+            hosted.topic_partition: hosted.core.high_watermark
+            for hosted in self.partitions
+            if not hosted.offline
+        }
+
+    async def stop(self) -> None:
+        """Stops following; hosted logs are closed by the log manager."""
+        await self._fetchers.stop()
+        for hosted in self.partitions:
+            hosted.stop()
+
+
+def _registration(found: PartitionRegistration) -> Registration:
+    return Registration(
+        found.replicas,
+        found.isr,
+        found.leader,
+        found.leader_epoch,
+        found.partition_epoch,
+        found.adding,
+        bool(found.leader_recovery_state),
+    )

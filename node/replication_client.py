@@ -1,0 +1,99 @@
+"""How a follower asks its leader: Fetch with the hand-made codec, ListOffsets and
+OffsetForLeaderEpoch as protobuf messages.
+
+`ReplicationClient` is the protocol the fetchers use; `GrpcReplicationClient` speaks gRPC over one
+channel per peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import grpc
+
+from tidemark.errors import NetworkError, raise_for
+from tidemark.types import Endpoint
+from tidemark.v1 import log_pb2 as pb
+from tidemark.wire import CHANNEL_OPTIONS, REPLICA_FETCH, FetchResponse, decode_fetch_response
+
+_LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
+_EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
+
+
+class ReplicationClient(Protocol):
+    """A follower's calls to one peer; all raise NetworkError when the peer can not be reached."""
+
+    async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse: ...
+
+    async def list_offset(
+        self, request: pb.ListOffsetsRequest, timeout_ms: int
+    ) -> pb.ListOffsetsResponse.PartitionResponse:
+        """For a request of one partition; raises the error of its answer."""
+        ...
+
+    async def epoch_end(
+        self, request: pb.OffsetForLeaderEpochRequest, timeout_ms: int
+    ) -> pb.OffsetForLeaderEpochResponse.Partition:
+        """For a request of one partition; raises the error of its answer."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class GrpcReplicationClient:
+    """One channel to one peer."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._channel = grpc.aio.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
+        self._fetch = self._channel.unary_unary(
+            REPLICA_FETCH,
+            request_serializer=pb.ReplicaFetchRequest.SerializeToString,
+            response_deserializer=decode_fetch_response,
+        )
+        self._list = self._channel.unary_unary(
+            _LIST_OFFSETS,
+            request_serializer=pb.ListOffsetsRequest.SerializeToString,
+            response_deserializer=pb.ListOffsetsResponse.FromString,
+        )
+        self._epoch = self._channel.unary_unary(
+            _EPOCH_END,
+            request_serializer=pb.OffsetForLeaderEpochRequest.SerializeToString,
+            response_deserializer=pb.OffsetForLeaderEpochResponse.FromString,
+        )
+
+    async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
+        return await self._call(self._fetch, request, timeout_ms)
+
+    async def list_offset(
+        self, request: pb.ListOffsetsRequest, timeout_ms: int
+    ) -> pb.ListOffsetsResponse.PartitionResponse:
+        response = await self._call(self._list, request, timeout_ms)
+        answer = response.partitions[0]
+        raise_for(answer.error_code, answer.error_message)
+        return answer
+
+    async def epoch_end(
+        self, request: pb.OffsetForLeaderEpochRequest, timeout_ms: int
+    ) -> pb.OffsetForLeaderEpochResponse.Partition:
+        response = await self._call(self._epoch, request, timeout_ms)
+        answer = response.partitions[0]
+        raise_for(answer.error_code)
+        return answer
+
+    async def _call(self, method, request, timeout_ms):  # type: ignore[no-untyped-def]
+        try:
+            return await method(request, timeout=timeout_ms / 1000)
+        except grpc.aio.AioRpcError as error:
+            raise NetworkError(
+                f"{self._endpoint.address}: {error.code().name} {error.details()}"
+            ) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise NetworkError(f"{self._endpoint.address}: the call was cancelled") from None
+
+    async def close(self) -> None:
+        await self._channel.close()

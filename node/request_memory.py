@@ -1,0 +1,82 @@
+"""The bytes of requests under way, bounded (`queued.max.request.bytes`): back-pressure first, then
+a retriable error.
+
+A request takes its size before it is worked on and gives it back when it is answered. When the
+limit is reached newcomers wait in order; when as many bytes wait as may be under way, or a wait
+lasts too long, the caller is told to come again. Nothing was written then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from tidemark.errors import ThrottlingQuotaExceededError
+
+
+class RequestMemory:
+    """A first-come-first-served budget of bytes on one event loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.waiting_bytes = 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def acquire(self, size_bytes: int, timeout_ms: int) -> int:
+        """Waits for room and gives the bytes to `release`; raises ThrottlingQuotaExceededError.
+
+        A request larger than the limit is let in alone, so that it is slow rather than impossible.
+        """
+        taken = min(size_bytes, self.limit_bytes)
+        if not self._queue and self.used_bytes + taken <= self.limit_bytes:
+            self.used_bytes += taken
+            return taken
+        if self.waiting_bytes + taken > self.limit_bytes:
+            raise ThrottlingQuotaExceededError(self._message())
+        await self._wait(taken, timeout_ms)
+        return taken
+
+    async def _wait(self, taken: int, timeout_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        entry = (taken, turn)
+        self._queue.append(entry)
+        self.waiting_bytes += taken
+        handle = loop.call_later(timeout_ms / 1000, _expire, turn)
+        try:
+            await turn
+        except BaseException as error:
+            if entry in self._queue:
+                self._queue.remove(entry)
+                self.waiting_bytes -= taken
+            elif not turn.cancelled() and turn.exception() is None:
+                self.release(taken)  # our turn had come in the same moment
+            if isinstance(error, TimeoutError):
+                raise ThrottlingQuotaExceededError(self._message()) from None
+            raise
+        finally:
+            handle.cancel()
+
+    def release(self, taken_bytes: int) -> None:
+        """Gives back what `acquire` gave; lets the next ones in."""
+        self.used_bytes -= taken_bytes
+        assert self.used_bytes >= 0, "released more than was taken"
+        while self._queue and self.used_bytes + self._queue[0][0] <= self.limit_bytes:
+            taken, turn = self._queue.popleft()
+            self.waiting_bytes -= taken
+            if turn.done():
+                continue
+            self.used_bytes += taken
+            turn.set_result(None)
+
+    def _message(self) -> str:
+        return (
+            f"{self.used_bytes} bytes of requests are under way and {self.waiting_bytes} wait "
+            f"(queued.max.request.bytes={self.limit_bytes}); send again later"
+        )
+
+
+def _expire(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_exception(TimeoutError())

@@ -1,0 +1,116 @@
+"""The directories of a node: formatting them, and checking at start that they are this node's.
+
+`meta.properties` in every directory says cluster, node and directory (Kafka's format, version 1). A
+node starts only on directories that name its own id and one and the same cluster: a directory
+mounted at the wrong place must not be written to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from commitlog.checkpoints import META_PROPERTIES, MetaProperties
+from commitlog.files import OsDirectory
+from tidemark.config import ServerConfig
+from tidemark.errors import StorageError
+from tidemark.types import random_uuid, uuid_to_text
+
+
+def random_cluster_id() -> str:
+    """A new cluster id: 22 characters of URL-safe base64."""
+    return uuid_to_text(random_uuid())
+
+
+def directory_paths(config: ServerConfig) -> list[str]:
+    """All directories of a node: log.dirs, and metadata.log.dir where it is another one."""
+    paths = list(dict.fromkeys((*config.log_dirs, config.metadata_directory)))
+    resolved: dict[Path, str] = {}
+    for path in paths:
+        twin = resolved.setdefault(Path(path).resolve(), path)
+        if twin != path:
+            raise StorageError(f"log.dirs: {path} and {twin} are the same directory")
+    return paths
+
+
+def format_storage(
+    config: ServerConfig, cluster_id: str, *, ignore_formatted: bool = False
+) -> list[str]:
+    """Writes meta.properties into every directory of the node; gives one line per directory.
+
+    Raises StorageError, before anything is written, for a directory that is formatted already (fine
+    with `ignore_formatted`), that belongs to another cluster or node (never fine), or that can not
+    be made.
+    """
+    if not cluster_id or any(c.isspace() for c in cluster_id):
+        raise StorageError(f"cluster id {cluster_id!r} is empty or has blanks in it")
+    plan: list[tuple[str, OsDirectory, bool]] = []
+    for path in directory_paths(config):
+        directory = OsDirectory(path)
+        found = MetaProperties.read(directory)
+        if found is not None:
+            found.check(path, cluster_id=cluster_id, node_id=config.node_id)
+            if not ignore_formatted:
+                raise StorageError(
+                    f"{path} is formatted already; use --ignore-formatted to keep it as it is"
+                )
+        plan.append((path, directory, found is not None))
+    lines = []
+    for path, directory, formatted in plan:
+        if formatted:
+            lines.append(f"{path}: formatted already, left as it is")
+            continue
+        properties = MetaProperties(cluster_id, config.node_id, random_uuid())
+        properties.write(directory)
+        lines.append(f"{path}: formatted for node {config.node_id} of cluster {cluster_id}")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStorage:
+    """The checked directories of a node, by path as configured."""
+
+    cluster_id: str
+    directories: dict[str, OsDirectory]
+    directory_ids: dict[str, UUID]
+
+    def metadata(self, config: ServerConfig) -> tuple[OsDirectory, UUID]:
+        """Where `__cluster_metadata-0` lives."""
+        path = config.metadata_directory
+        return self.directories[path], self.directory_ids[path]
+
+    def log_directories(self, config: ServerConfig) -> dict[str, OsDirectory]:
+        """log.dirs in their order."""
+        return {path: self.directories[path] for path in config.log_dirs}
+
+
+def open_storage(config: ServerConfig) -> NodeStorage:
+    """Checks every directory. Raises StorageError that says what to do for one that is not
+    formatted, belongs to another cluster or node, or carries the id of a second one (a copy).
+    """
+    directories: dict[str, OsDirectory] = {}
+    ids: dict[str, UUID] = {}
+    cluster_id: str | None = None
+    for path in directory_paths(config):
+        try:
+            directory = OsDirectory(path, create=False)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}: run `tidemark storage format -c server.properties` first"
+            ) from error
+        found = MetaProperties.read(directory)
+        if found is None:
+            raise StorageError(
+                f"{path} has no {META_PROPERTIES}: run `tidemark storage format` first, or correct "
+                "log.dirs if the data is elsewhere"
+            )
+        found.check(path, cluster_id=cluster_id, node_id=config.node_id)
+        if found.directory_id in ids.values():
+            raise StorageError(
+                f"{path} has the directory.id of another directory: one is a copy; remove it"
+            )
+        cluster_id = found.cluster_id
+        directories[path], ids[path] = directory, found.directory_id
+    assert cluster_id is not None, "a node has at least one directory"
+    return NodeStorage(cluster_id, directories, ids)

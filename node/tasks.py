@@ -1,0 +1,49 @@
+"""Background tasks that can not die unseen: what nobody expected stops the process with a clear
+message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from tidemark.errors import FatalError
+
+log = logging.getLogger(__name__)
+
+OnFatal = Callable[[FatalError], None]
+
+
+def spawn(name: str, work: Coroutine[Any, Any, None], on_fatal: OnFatal) -> asyncio.Task[None]:
+    """Runs `work` as a task; a FatalError or any error it does not handle itself goes to
+    `on_fatal`."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+
+    def ended(done: asyncio.Task[None]) -> None:
+        if done.cancelled() or done.exception() is None:
+            return
+        error = done.exception()
+        log.critical("task %s failed", name, exc_info=error)
+        if isinstance(error, FatalError):
+            on_fatal(error)
+        else:
+            on_fatal(FatalError(f"task {name} failed: {type(error).__name__}: {error}"))
+
+    task.add_done_callback(ended)
+    return task
+
+
+async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancels and awaits them; their outcomes were looked at by `spawn`."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def every(interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+    """Does `work` for ever, `interval_ms` after its end each time; begins after one interval."""
+    while True:
+        await asyncio.sleep(interval_ms / 1000)
+        await work()
