@@ -1,7 +1,7 @@
 """Small value types that every room shares: ids, topic partitions, endpoints.
 
-Ids are `uuid.UUID` in memory, 16 raw bytes on the wire, and 22 characters of URL-safe base64 without padding in files and
-output, as Apache Kafka prints them (org.apache.kafka.common.Uuid).
+Ids are `uuid.UUID` in memory, 16 raw bytes on the wire, and 22 characters of URL-safe base64
+without padding in files and output, as Apache Kafka prints them (org.apache.kafka.common.Uuid).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class TopicPartition(NamedTuple):
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition by its topic's id and name: a topic created anew under an old name is another one."""
+    """A partition by its topic's id and name: a topic created anew under an old name is another
+    one.
+    """
 
     topic_id: UUID
     topic: str
@@ -63,7 +65,9 @@ class Endpoint(NamedTuple):
 
 
 def random_uuid() -> UUID:
-    """A random id that is none of Kafka's reserved ones and does not begin with '-' in text form."""
+    """A random id that is none of Kafka's reserved ones and does not begin with '-' in text
+    form.
+    """
     while True:
         candidate = UUID(bytes=os.urandom(16), version=4)
         if candidate.int > 100 and not uuid_to_text(candidate).startswith("-"):

@@ -1,4 +1,6 @@
-"""Kafka-named settings of nodes and topics: one definition each, with type, bounds, default and documentation."""
+"""Kafka-named settings of nodes and topics: one definition each, with type, bounds, default and
+documentation.
+"""
 
 from tidemark.config.server import ServerConfig, load_server_config, parse_server_config
 from tidemark.config.topic import (

@@ -1,8 +1,10 @@
-"""Settings as dataclass fields: the attribute's name is the setting's name with '.' for '_' (Kafka's names).
+"""Settings as dataclass fields: the attribute's name is the setting's name with '.' for '_'
+(Kafka's names).
 
-A settings class is a frozen dataclass whose fields are made by `setting(...)`. `parse` reads a mapping of texts into one: it
-converts by the field's type, checks bounds and choices, and refuses unknown keys naming the nearest known one. Sizes are bytes,
-durations milliseconds, as the names say.
+A settings class is a frozen dataclass whose fields are made by `setting(...)`. `parse` reads a
+mapping of texts into one: it converts by the field's type, checks bounds and choices, and refuses
+unknown keys naming the nearest known one. Sizes are bytes, durations milliseconds, as the names
+say.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def setting(
     at_most: float | None = None,
     one_of: tuple[str, ...] | None = None,
 ) -> Any:
-    """A field of a settings class. Without a default the setting is required. Tuples are comma-separated lists."""
+    """A field of a settings class. Without a default the setting is required. Tuples are
+    comma-separated lists.
+    """
     metadata = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
     if default is _MISSING:
         return dataclasses.field(metadata=metadata, kw_only=True)
@@ -92,8 +96,9 @@ def parse(
 ) -> T:
     """Reads texts into `settings_class`.
 
-    `prefixes` maps a key prefix that stands for a plug-in's own settings (`rsm.config.`) to the dict attribute that collects
-    them. Raises ConfigError for unknown keys, missing required settings and values of a wrong type or range.
+    `prefixes` maps a key prefix that stands for a plug-in's own settings (`rsm.config.`) to the
+    dict attribute that collects them. Raises ConfigError for unknown keys, missing required
+    settings and values of a wrong type or range.
     """
     known = keys_of(settings_class)
     hints = typing.get_type_hints(settings_class)

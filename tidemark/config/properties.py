@@ -1,4 +1,6 @@
-"""Java-style properties files, as `server.properties` and `meta.properties` are written, and settings from the environment."""
+"""Java-style properties files, as `server.properties` and `meta.properties` are written, and
+settings from the environment.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ ENV_PREFIX = "TIDEMARK_"
 def parse_properties(text: str, *, source: str = "properties") -> dict[str, str]:
     """`key=value` lines, `#` and `!` comments, trailing `\\` joins lines.
 
-    Raises ConfigError, naming `source` and the line, for a line that is no assignment and for a key that is set twice.
+    Raises ConfigError, naming `source` and the line, for a line that is no assignment and for a key
+    that is set twice.
     """
     values: dict[str, str] = {}
     pending, first_line = "", 0
@@ -44,7 +47,8 @@ def format_properties(values: Mapping[str, str]) -> str:
 def environment_overrides(environ: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
     """`TIDEMARK_LOG_SEGMENT_BYTES=1` -> `log.segment.bytes`, for known settings only.
 
-    Other TIDEMARK_ variables belong to tools and tests (TIDEMARK_S3_ENDPOINT, ...), so they are no error here.
+    Other TIDEMARK_ variables belong to tools and tests (TIDEMARK_S3_ENDPOINT, ...), so they are no
+    error here.
     """
     names = {ENV_PREFIX + key.upper().replace(".", "_"): key for key in known}
     return {names[name]: value for name, value in environ.items() if name in names}

@@ -1,4 +1,6 @@
-"""The settings of a node: `server.properties`, then `TIDEMARK_...` variables, by Kafka's names and with Kafka's defaults."""
+"""The settings of a node: `server.properties`, then `TIDEMARK_...` variables, by Kafka's names and
+with Kafka's defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Topic settings by Kafka's names (org.apache.kafka.common.config.TopicConfig), and the server settings they default to."""
+"""Topic settings by Kafka's names (org.apache.kafka.common.config.TopicConfig), and the server
+settings they default to.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tidemark.errors import InvalidConfigError, TidemarkError
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
 
-# The server setting that gives a topic setting its default, where it is not "log." + name (LogConfig.TopicConfigSynonyms).
+# The server setting that gives a topic setting its default, where it is not "log." + name
+# (LogConfig.TopicConfigSynonyms).
 _SYNONYMS = {
     "segment.ms": "log.roll.ms",
     "segment.jitter.ms": "log.roll.jitter.ms",
@@ -119,8 +122,8 @@ class TopicConfig:
 def validate_topic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
     """The typed values of a topic's own settings, by attribute name.
 
-    Raises InvalidConfigError for unknown names, wrong values, and combinations Kafka refuses (KIP-405: tiering of a compacted
-    topic, local retention above the total).
+    Raises InvalidConfigError for unknown names, wrong values, and combinations Kafka refuses
+    (KIP-405: tiering of a compacted topic, local retention above the total).
     """
     known, hints = keys_of(TopicConfig), typing.get_type_hints(TopicConfig)
     values: dict[str, object] = {}
@@ -152,7 +155,9 @@ def _check_tiering(config: TopicConfig) -> None:
 
 
 def server_defaults(server: ServerConfig) -> TopicConfig:
-    """The settings of a topic that sets nothing itself, on this server (log.* and their synonyms)."""
+    """The settings of a topic that sets nothing itself, on this server (log.* and their
+    synonyms).
+    """
     chosen: dict[str, object] = {}
     for field in dataclasses.fields(TopicConfig):
         synonym = _SYNONYMS.get(key_of(field.name), "log." + key_of(field.name))
@@ -163,5 +168,8 @@ def server_defaults(server: ServerConfig) -> TopicConfig:
 
 
 def effective_topic_config(defaults: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
-    """`defaults` with the topic's own settings on top; raises InvalidConfigError as `validate_topic_configs` does."""
-    return dataclasses.replace(defaults, **validate_topic_configs(overrides))  # type: ignore[arg-type]
+    """`defaults` with the topic's own settings on top; raises InvalidConfigError as
+    `validate_topic_configs` does.
+    """
+    values = validate_topic_configs(overrides)
+    return dataclasses.replace(defaults, **values)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """The error table: Kafka's names and numbers, one exception class each.
 
-Source: org.apache.kafka.common.protocol.Errors. `tidemark.v1.ErrorCode` is the same table on the wire (a test holds them
-equal). An RPC answers with a code and a message; `error_for(code, message)` makes the exception of it, and an exception's
-`code` goes back on the wire. `retriable` says that the same request may succeed when it is sent again.
+Source: org.apache.kafka.common.protocol.Errors. `tidemark.v1.ErrorCode` is the same table on the
+wire (a test holds them equal). An RPC answers with a code and a message; `error_for(code, message)`
+makes the exception of it, and an exception's `code` goes back on the wire. `retriable` says that
+the same request may succeed when it is sent again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import ClassVar
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error numbers; equal to the enum of the same name in proto/tidemark/v1/errors.proto."""
+    """Kafka's error numbers; equal to the enum of the same name in
+    proto/tidemark/v1/errors.proto.
+    """
 
     NONE = 0
     UNKNOWN_SERVER_ERROR = -1
@@ -92,7 +95,9 @@ class TidemarkError(Exception):
 
 
 class ApiError(TidemarkError):
-    """An error with a place in the table; `str()` is the message, or the table's own where none was given."""
+    """An error with a place in the table; `str()` is the message, or the table's own where none was
+    given.
+    """
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
 
@@ -101,7 +106,9 @@ class ApiError(TidemarkError):
 
 
 class ConfigError(TidemarkError):
-    """A properties file, environment variable or option is wrong; the message names it and says what to do."""
+    """A properties file, environment variable or option is wrong; the message names it and says
+    what to do.
+    """
 
 
 class StorageError(TidemarkError):
@@ -109,7 +116,9 @@ class StorageError(TidemarkError):
 
 
 class FatalError(TidemarkError):
-    """The process must stop: going on could lose or contradict what was acknowledged (e.g. a failed fsync)."""
+    """The process must stop: going on could lose or contradict what was acknowledged (e.g. a failed
+    fsync).
+    """
 
 
 class UnknownServerError(ApiError):
@@ -545,7 +554,9 @@ _CLASSES: dict[int, type[ApiError]] = {cls.code: cls for cls in ApiError.__subcl
 
 
 def error_for(code: int, message: str = "") -> ApiError:
-    """The exception for a wire code other than NONE; a code that is not in the table becomes UnknownServerError."""
+    """The exception for a wire code other than NONE; a code that is not in the table becomes
+    UnknownServerError.
+    """
     known = _CLASSES.get(code)
     if known is None:
         return UnknownServerError(f"error code {code} {message}".rstrip())
