@@ -1,1 +1,93 @@
-"""."""
+"""Record batch v2: Arrow and plain records to bytes and back, compression, validation.
+
+Everything that a client or a node needs of the format. Reading headers, plain records and control
+batches loads neither Arrow nor numba; `encode_arrow`, `decode_arrow`, `RECORDS_SCHEMA` and the
+vectorised partitioner are loaded when they are first asked for (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tidemark.records.control import (
+    ControlMessage,
+    ControlRecord,
+    ControlType,
+    EndTransactionMarker,
+    KRaftVersion,
+    LeaderChange,
+    SnapshotFooter,
+    SnapshotHeader,
+    Voter,
+    VoterEndpoint,
+    VoterId,
+    Voters,
+    decode_control_records,
+    encode_control_batch,
+)
+from tidemark.records.header import (
+    HEADER_BYTES,
+    BatchHeader,
+    iter_batches,
+    patch_header,
+    read_header,
+    validate_batches,
+    verify_crc,
+)
+from tidemark.records.murmur2 import murmur2, partition_for_key
+from tidemark.records.plain import Header, Record, decode_batch, encode_batch
+
+if TYPE_CHECKING:
+    from tidemark.records.arrow import RECORDS_SCHEMA, decode_arrow, encode_arrow
+    from tidemark.records.murmur2_arrow import partitions_for_keys
+
+__all__ = [
+    "HEADER_BYTES",
+    "RECORDS_SCHEMA",
+    "BatchHeader",
+    "ControlMessage",
+    "ControlRecord",
+    "ControlType",
+    "EndTransactionMarker",
+    "Header",
+    "KRaftVersion",
+    "LeaderChange",
+    "Record",
+    "SnapshotFooter",
+    "SnapshotHeader",
+    "Voter",
+    "VoterEndpoint",
+    "VoterId",
+    "Voters",
+    "decode_arrow",
+    "decode_batch",
+    "decode_control_records",
+    "encode_arrow",
+    "encode_batch",
+    "encode_control_batch",
+    "iter_batches",
+    "murmur2",
+    "partition_for_key",
+    "partitions_for_keys",
+    "patch_header",
+    "read_header",
+    "validate_batches",
+    "verify_crc",
+]
+
+_HOMES = {
+    "RECORDS_SCHEMA": "tidemark.records.arrow",
+    "decode_arrow": "tidemark.records.arrow",
+    "encode_arrow": "tidemark.records.arrow",
+    "partitions_for_keys": "tidemark.records.murmur2_arrow",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tidemark.records' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

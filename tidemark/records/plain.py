@@ -1,0 +1,314 @@
+"""Batches of plain Python records: for small batches, where no kernel is worth loading.
+
+The metadata quorum, tests and tools encode a handful of records at a time; this path is pure Python
+and needs neither Arrow nor numba unless the batch is compressed. Layout of a record: Kafka's
+DefaultRecord (zigzag varints; KIP-98).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from tidemark.errors import CorruptMessageError, MessageTooLargeError
+from tidemark.records import compression as codecs
+from tidemark.records.header import (
+    CONTROL_FLAG,
+    CREATE_TIME,
+    CRC_BEGIN,
+    DELETE_HORIZON_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAX_OFFSET_DELTA,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    BytesLike,
+    check_counts,
+    read_header,
+    verify_crc,
+)
+from tidemark.records.kafka_codec import (
+    MAX_VARINT_BYTES,
+    MAX_VARLONG_BYTES,
+    append_uvarint,
+    append_varint,
+)
+
+Header = tuple[str, bytes | None]
+
+MAX_BATCH_BYTES = 2**31 - 1
+_CRC_AT = 17
+
+
+@dataclass(slots=True)
+class Record:
+    """One record; `key` and `value` may be null, a null value is a tombstone."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class BatchOptions:
+    """The fields of a batch's header that a caller chooses; see `encode_batch`."""
+
+    base_offset: int = 0
+    compression: str = "none"
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    partition_leader_epoch: int = -1
+    transactional: bool = False
+    control: bool = False
+    timestamp_type: str = CREATE_TIME
+
+    def attributes(self) -> int:
+        """The attribute bits; ValueError for an unknown timestamp type."""
+        if self.timestamp_type not in (CREATE_TIME, LOG_APPEND_TIME):
+            raise ValueError(f"timestamp type {self.timestamp_type!r}")
+        return (
+            codecs.compression_id(self.compression)
+            | (TIMESTAMP_TYPE_FLAG if self.timestamp_type == LOG_APPEND_TIME else 0)
+            | (TRANSACTIONAL_FLAG if self.transactional else 0)
+            | (CONTROL_FLAG if self.control else 0)
+        )
+
+
+def assemble(
+    body: BytesLike,
+    options: BatchOptions,
+    *,
+    count: int,
+    last_offset_delta: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    delete_horizon: bool = False,
+) -> bytes:
+    """Header and plain records as one batch: compresses, counts, signs with the CRC.
+
+    Raises MessageTooLargeError for what a batch can not hold.
+    """
+    if options.compression != "none":
+        body = codecs.compress(options.compression, body)
+    size = HEADER_BYTES + len(body)
+    if size > MAX_BATCH_BYTES or last_offset_delta > MAX_OFFSET_DELTA:
+        raise MessageTooLargeError(f"a batch of {size} bytes and {count} records")
+    attributes = options.attributes() | (DELETE_HORIZON_FLAG if delete_horizon else 0)
+    head = bytearray(
+        HEADER.pack(
+            options.base_offset,
+            size - OVERHEAD_BYTES,
+            options.partition_leader_epoch,
+            MAGIC,
+            0,
+            attributes,
+            last_offset_delta,
+            base_timestamp_ms,
+            max_timestamp_ms,
+            options.producer_id,
+            options.producer_epoch,
+            options.base_sequence,
+            count,
+        )
+    )
+    crc = crc32c(body, crc32c(memoryview(head)[CRC_BEGIN:]))
+    head[_CRC_AT:CRC_BEGIN] = crc.to_bytes(4, "big")
+    return b"".join((head, body))
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    compression: str = "none",
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    partition_leader_epoch: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+    timestamp_type: str = CREATE_TIME,
+    max_timestamp_ms: int | None = None,
+    keep_offsets: bool = False,
+    last_offset: int | None = None,
+    base_timestamp_ms: int | None = None,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """One batch of `records`, which may be empty only when `last_offset` says what it spans.
+
+    Offsets are `base_offset`, `base_offset + 1`, ...; with `keep_offsets` those of the records (a
+    compacted batch has gaps). `base_timestamp_ms` is the first record's unless given, and
+    `max_timestamp_ms` the largest. `delete_horizon_ms` takes the base timestamp's place (KIP-534).
+    Raises ValueError for offsets that do not ascend, MessageTooLargeError, and
+    UnsupportedCompressionTypeError.
+    """
+    if not records and last_offset is None:
+        raise ValueError("a batch without records needs last_offset")
+    options = BatchOptions(
+        base_offset,
+        compression,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        partition_leader_epoch,
+        transactional,
+        control,
+        timestamp_type,
+    )
+    if delete_horizon_ms is not None:
+        base_timestamp_ms = delete_horizon_ms
+    if base_timestamp_ms is None:
+        base_timestamp_ms = records[0].timestamp_ms if records else -1
+    body = bytearray()
+    delta = -1
+    for position, record in enumerate(records):
+        next_delta = record.offset - base_offset if keep_offsets else position
+        if next_delta <= delta:
+            raise ValueError(f"offset {record.offset} does not ascend from {base_offset + delta}")
+        delta = next_delta
+        _append_record(body, record, record.timestamp_ms - base_timestamp_ms, delta)
+    if max_timestamp_ms is None:
+        max_timestamp_ms = max((record.timestamp_ms for record in records), default=-1)
+    return assemble(
+        body,
+        options,
+        count=len(records),
+        last_offset_delta=delta if last_offset is None else last_offset - base_offset,
+        base_timestamp_ms=base_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        delete_horizon=delete_horizon_ms is not None,
+    )
+
+
+def _append_record(out: bytearray, record: Record, timestamp_delta: int, delta: int) -> None:
+    body = bytearray(1)  # attributes: none in use
+    append_varint(body, timestamp_delta)
+    append_varint(body, delta)
+    _append_nullable(body, record.key)
+    _append_nullable(body, record.value)
+    append_varint(body, len(record.headers))
+    for key, value in record.headers:
+        _append_nullable(body, key.encode())
+        _append_nullable(body, value)
+    append_varint(out, len(body))
+    out += body
+
+
+def _append_nullable(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)  # zigzag of -1
+        return
+    append_uvarint(out, len(value) << 1)
+    out += value
+
+
+def records_body(buffer: BytesLike, position: int, header: BatchHeader) -> BytesLike:
+    """The plain records of a batch: checked by CRC and decompressed. CorruptMessageError."""
+    check_counts(header)
+    verify_crc(buffer, position, header)
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
+    return codecs.decompress(header.compression, body)
+
+
+def decode_batch(buffer: BytesLike, position: int = 0) -> list[Record]:
+    """The records of the batch at `position`, control records included; CorruptMessageError."""
+    header = read_header(buffer, position)
+    body = bytes(records_body(buffer, position, header))
+    cursor = _Cursor(body)
+    append_time = header.max_timestamp_ms if header.timestamp_type == LOG_APPEND_TIME else None
+    records = [cursor.record(header, append_time) for _ in range(header.record_count)]
+    if cursor.position != len(body):
+        raise CorruptMessageError(
+            f"batch {header.base_offset}: {len(body) - cursor.position} bytes after its records"
+        )
+    return records
+
+
+class _Cursor:
+    """Walks over the plain records of a batch; CorruptMessageError beyond their end."""
+
+    __slots__ = ("_data", "_end", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._end = len(data)
+        self.position = 0
+
+    def record(self, header: BatchHeader, append_time_ms: int | None) -> Record:
+        size = self._varint()
+        end = self.position + size
+        if size < 0 or end > len(self._data):
+            raise CorruptMessageError(f"batch {header.base_offset}: a record of {size} bytes")
+        self._end = end
+        self._take(1)
+        timestamp_ms = header.base_timestamp_ms + self._varint(MAX_VARLONG_BYTES)
+        delta = self._varint()
+        if not 0 <= delta <= header.last_offset_delta:
+            raise CorruptMessageError(f"batch {header.base_offset}: offset delta {delta}")
+        key = self._nullable()
+        value = self._nullable()
+        headers = self._headers()
+        if self.position != end:
+            raise CorruptMessageError(
+                f"batch {header.base_offset}: {end - self.position} bytes left in a record"
+            )
+        self._end = len(self._data)
+        if append_time_ms is not None:
+            timestamp_ms = append_time_ms
+        return Record(header.base_offset + delta, timestamp_ms, key, value, headers)
+
+    def _headers(self) -> tuple[Header, ...]:
+        count = self._varint()
+        if count == 0:
+            return ()
+        if not 0 < count <= self._end - self.position:
+            raise CorruptMessageError(f"a record claims {count} headers")
+        headers = []
+        for _ in range(count):
+            key = self._nullable()
+            if key is None:
+                raise CorruptMessageError("a header's key is null")
+            try:
+                headers.append((key.decode(), self._nullable()))
+            except UnicodeDecodeError as error:
+                raise CorruptMessageError("a header's key is not UTF-8") from error
+        return tuple(headers)
+
+    def _take(self, size: int) -> bytes:
+        begin = self.position
+        if size > self._end - begin:
+            raise CorruptMessageError(f"a field of {size} bytes reaches beyond its record")
+        self.position = begin + size
+        return self._data[begin : begin + size]
+
+    def _nullable(self) -> bytes | None:
+        size = self._varint()
+        if size < 0:
+            if size != -1:
+                raise CorruptMessageError(f"a field of {size} bytes")
+            return None
+        return self._take(size)
+
+    def _varint(self, max_bytes: int = MAX_VARINT_BYTES) -> int:
+        data, position, end = self._data, self.position, self._end
+        value = shift = 0
+        while position < end and shift < 7 * max_bytes:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >> (32 if max_bytes == MAX_VARINT_BYTES else 64):
+                    break
+                self.position = position
+                return (value >> 1) ^ -(value & 1)
+            shift += 7
+        raise CorruptMessageError(f"malformed varint at {self.position}")
