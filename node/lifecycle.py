@@ -68,7 +68,7 @@ class BrokerLifecycle:
         self._config = config
         self._cluster_id = cluster_id
         self._directory_ids = directory_ids
-        self._previous_broker_epoch = previous_broker_epoch
+        self.previous_broker_epoch = previous_broker_epoch
         self._client = client
         self._metadata_offset = metadata_offset
         self._ready = False
@@ -79,9 +79,10 @@ class BrokerLifecycle:
         self.registered = asyncio.Event()
         self.caught_up = asyncio.Event()
         self.unfenced = asyncio.Event()
+        self.fenced = asyncio.Event()
+        self.fenced.set()
         self.may_stop = asyncio.Event()
         self.on_registered: Callable[[int], None] = lambda _: None
-        self.on_fenced: Callable[[bool], None] = lambda _: None
 
     def set_ready(self) -> None:
         """Logs are recovered and the image is applied: the broker wants to serve."""
@@ -112,6 +113,11 @@ class BrokerLifecycle:
         except TimeoutError:
             log.warning("the controller did not let us go in %.0f s: going anyway", timeout_s)
         self.state = BrokerState.SHUTTING_DOWN
+
+    def _set_fenced(self, fenced: bool) -> None:
+        entered, left = (self.fenced, self.unfenced) if fenced else (self.unfenced, self.fenced)
+        left.clear()
+        entered.set()
 
     async def _pause(self, interval_ms: int) -> None:
         try:
@@ -162,7 +168,7 @@ class BrokerLifecycle:
             incarnation_id=self.incarnation_id.bytes,
             rack=config.broker_rack,
             log_dirs=[directory.bytes for directory in self._directory_ids],
-            previous_broker_epoch=self._previous_broker_epoch,
+            previous_broker_epoch=self.previous_broker_epoch,
         )
         advertised = config.advertised_endpoints()
         for name in config.broker_listeners():
@@ -193,8 +199,7 @@ class BrokerLifecycle:
     async def _heartbeat_failed(self, error: ApiError) -> int:
         if error.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
             log.warning("%s: registering again", error)
-            self.unfenced.clear()
-            self.on_fenced(True)
+            self._set_fenced(True)
             await self._register(None)
         else:
             log.info("heartbeat failed: %s", error)
@@ -208,13 +213,11 @@ class BrokerLifecycle:
         if response.is_fenced:
             if self.unfenced.is_set():
                 log.warning("the controller fenced this broker")
-                self.unfenced.clear()
-                self.on_fenced(True)
+                self._set_fenced(True)
         elif self._ready and not self.unfenced.is_set():
             if self.state is BrokerState.RECOVERY:
                 self.state = BrokerState.RUNNING
-            self.unfenced.set()
-            self.on_fenced(False)
+            self._set_fenced(False)
         if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
             return _SHUTDOWN_HEARTBEAT_MS
         if not self.unfenced.is_set():

@@ -22,6 +22,7 @@ from node.produce import ProduceResult
 from node.producer_ids import ProducerIdManager
 from node.replica_manager import ReplicaManager
 from node.request_memory import RequestMemory
+from quorum.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
 from tidemark.v1 import log_pb2 as pb
@@ -38,6 +39,7 @@ class LogService:
     def __init__(
         self,
         replicas: ReplicaManager,
+        images: ImageSource,
         producer_ids: ProducerIdManager,
         memory: RequestMemory,
         cluster_id: str,
@@ -47,6 +49,7 @@ class LogService:
         fetch_max_bytes: int,
     ) -> None:
         self._replicas = replicas
+        self._images = images
         self._producer_ids = producer_ids
         self._memory = memory
         self._cluster_id = cluster_id
@@ -83,7 +86,10 @@ class LogService:
 
     async def produce(self, payload: bytes, context: Context) -> pb.ProduceResponse:
         """Appends and waits as `acks` says; within the bounds of requests under way."""
-        request = wire.decode_produce_request(payload)
+        try:
+            request = wire.decode_produce_request(payload)
+        except ApiError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         timeout_ms = request.timeout_ms if request.timeout_ms > 0 else self._request_timeout_ms
         try:
             taken = await self._memory.acquire(len(payload), timeout_ms)
@@ -182,7 +188,7 @@ class LogService:
 
     async def metadata(self, request: pb.MetadataRequest, context: Context) -> pb.MetadataResponse:
         return metadata_response(
-            self._replicas.image, request, self._cluster_id, self._controller_id(), self._listener
+            self._images.image, request, self._cluster_id, self._controller_id(), self._listener
         )
 
     async def init_producer_id(

@@ -50,6 +50,7 @@ class RequestMemory:
             if entry in self._queue:
                 self._queue.remove(entry)
                 self.waiting_bytes -= taken
+                self._admit()
             elif not turn.cancelled() and turn.exception() is None:
                 self.release(taken)  # our turn had come in the same moment
             if isinstance(error, TimeoutError):
@@ -62,6 +63,9 @@ class RequestMemory:
         """Gives back what `acquire` gave; lets the next ones in."""
         self.used_bytes -= taken_bytes
         assert self.used_bytes >= 0, "released more than was taken"
+        self._admit()
+
+    def _admit(self) -> None:
         while self._queue and self.used_bytes + self._queue[0][0] <= self.limit_bytes:
             taken, turn = self._queue.popleft()
             self.waiting_bytes -= taken

@@ -1,0 +1,111 @@
+"""What a broker does on the side: retention, checkpoints, flushes, purges, ISR shrinking.
+
+Each has its own period (Kafka's settings). Work on logs happens on the event loop in small slices,
+one log at a time with a breath between, since appends and these share the logs; what only waits for
+the disk (checkpoint files, fsyncs, removal of deleted files) runs in a bounded pool of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from commitlog.log_manager import LogManager
+from node.clock import Clock
+from node.isr import IsrKeeper
+from node.registry import PartitionRegistry
+from node.replica_manager import ReplicaManager
+from node.tasks import OnFatal, cancel_all, every, spawn
+from tidemark.config import ServerConfig
+from tidemark.errors import FatalError, StorageError
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundWork:
+    """Started when the broker hosts logs, stopped before they are closed."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: LogManager,
+        replicas: ReplicaManager,
+        isr: IsrKeeper,
+        clock: Clock,
+        on_fatal: OnFatal,
+    ) -> None:
+        self._config = config
+        self._logs = logs
+        self._replicas = replicas
+        self._partitions: PartitionRegistry = replicas.partitions
+        self._isr = isr
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._pool = ThreadPoolExecutor(config.background_threads, "background")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        config = self._config
+        self._begin("retention", config.log_retention_check_interval_ms, self.retention)
+        self._begin("purge", min(config.log_segment_delete_delay_ms + 1, 30_000), self.purge)
+        self._begin(
+            "high-watermark checkpoint",
+            config.replica_high_watermark_checkpoint_interval_ms,
+            self.checkpoint_high_watermarks,
+        )
+        self._begin(
+            "recovery-point checkpoint",
+            config.log_flush_offset_checkpoint_interval_ms,
+            self.checkpoint_recovery_points,
+        )
+        self._begin(
+            "log-start checkpoint",
+            config.log_flush_start_offset_checkpoint_interval_ms,
+            self.checkpoint_log_starts,
+        )
+        self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
+        self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
+
+    def _begin(self, name, interval_ms, work):  # type: ignore[no-untyped-def]
+        self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
+
+    async def stop(self) -> None:
+        await cancel_all(*self._tasks)
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+
+    async def retention(self) -> None:
+        """One pass over all logs (retention.ms, retention.bytes, log start, local retention)."""
+        for hosted in self._partitions:
+            if not hosted.offline and not hosted.deleted:
+                try:
+                    hosted.log.delete_expired(self._clock.wall_ms())
+                except StorageError as error:
+                    log.error("retention of %s: %s", hosted.topic_partition, error)
+            await asyncio.sleep(0)
+
+    async def purge(self) -> None:
+        """Removes files whose delete delay is over."""
+        await self._in_pool(lambda: self._logs.purge_deleted(self._clock.wall_ms()))
+
+    async def checkpoint_high_watermarks(self) -> None:
+        offsets = self._replicas.high_watermarks()
+        await self._in_pool(lambda: self._logs.checkpoint_high_watermarks(offsets))
+
+    async def checkpoint_recovery_points(self) -> None:
+        await self._in_pool(self._logs.checkpoint_recovery_points)
+
+    async def checkpoint_log_starts(self) -> None:
+        await self._in_pool(self._logs.checkpoint_log_start_offsets)
+
+    async def shrink(self) -> None:
+        self._isr.shrink()
+
+    async def _in_pool(self, work: Callable[[], object]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            log.error("background work failed, it is tried again: %s", error)

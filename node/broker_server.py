@@ -1,0 +1,249 @@
+"""A broker: its logs, partitions, fetchers, lifecycle and services, put together.
+
+Order of a start: logs are opened (recovered where the last stop was not clean) -> Raft runs, so
+metadata arrives -> the listener serves (not ready yet) -> registration -> the image has caught up
+with the registration -> replicas are made of it -> ready: the heartbeat asks to be unfenced ->
+health says SERVING. A stop goes the other way round, after the controller moved the leaderships
+away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+
+from commitlog.log_manager import LogManager
+from node.background import BackgroundWork
+from node.broker_admin import BrokerAdminService
+from node.clock import Clock
+from node.health import Health
+from node.isr import IsrKeeper
+from node.lifecycle import BrokerLifecycle
+from node.log_service import LogService
+from node.offsets import OffsetFinder
+from node.producer_ids import ProducerIdManager
+from node.registry import PartitionRegistry
+from node.remote_reads import RemoteReads
+from node.replica_fetcher import FetcherManager, PeerFetcher
+from node.replica_manager import ReplicaManager
+from node.replication_client import GrpcReplicationClient
+from node.request_memory import RequestMemory
+from node.storage import NodeStorage
+from node.tasks import OnFatal, cancel_all, spawn
+from node.tier_bootstrap import TierBootstrap
+from quorum.controller_client import ControllerClient
+from quorum.metadata_loader import MetadataLoader
+from quorum.raft_client import RaftClient
+from tidemark.config import ServerConfig
+from tidemark.errors import FatalError
+from tidemark.types import Endpoint
+from tidemark.v1 import admin_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+from tiering.manager import RemoteLogManager
+
+log = logging.getLogger(__name__)
+
+_SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
+_STOP_GRACE_S = 1.0
+
+
+class BrokerServer:
+    """One per process. `open_logs`, `start`, then `controlled_shutdown` and `stop`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: NodeStorage,
+        raft: RaftClient,
+        loader: MetadataLoader,
+        clock: Clock,
+        on_fatal: OnFatal,
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._raft = raft
+        self._loader = loader
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._servers: list[grpc.aio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._health = Health(_SERVICES)
+        self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
+        self._logs = LogManager(
+            list(storage.log_directories(config).values()), config, now_ms=clock.wall_ms
+        )
+        self._tier = make_tier(config, clock)
+        self._started = False
+        self._wire_up()
+
+    def _wire_up(self) -> None:
+        config, clock, tier = self._config, self._clock, self._tier
+        partitions = PartitionRegistry(config.node_id, self._on_fatal)
+        self.isr = IsrKeeper(
+            config.node_id, partitions, self._client, clock, config.request_timeout_ms
+        )
+        self._remote_reads = RemoteReads(
+            tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
+        )
+        self.replicas = ReplicaManager(
+            config,
+            self._logs,
+            partitions,
+            self.isr,
+            FetcherManager(self._make_fetcher),
+            tier,
+            self._remote_reads,
+            OffsetFinder(partitions, tier),
+            clock,
+        )
+        self.background = BackgroundWork(
+            config, self._logs, self.replicas, self.isr, clock, self._on_fatal
+        )
+        self.producer_ids = ProducerIdManager(config.node_id, self._client)
+        self.lifecycle = BrokerLifecycle(
+            config,
+            self._storage.cluster_id,
+            [self._storage.directory_ids[path] for path in config.log_dirs],
+            -1,
+            self._client,
+            lambda: self._loader.image.offset,
+        )
+        self.lifecycle.on_registered = self._registered
+
+    def _make_fetcher(self, endpoint: Endpoint) -> PeerFetcher:
+        bootstrap = None
+        if self._tier is not None:
+            bootstrap = TierBootstrap(self._tier, self._config.request_timeout_ms)
+        return PeerFetcher(
+            self._config,
+            self._storage.cluster_id,
+            GrpcReplicationClient(endpoint),
+            lambda: self.lifecycle.broker_epoch,
+            bootstrap,
+            self._on_fatal,
+        )
+
+    def _registered(self, broker_epoch: int) -> None:
+        self.isr.broker_epoch = broker_epoch
+        self.producer_ids.broker_epoch = broker_epoch
+
+    @property
+    def is_ready(self) -> bool:
+        return self.lifecycle.unfenced.is_set()
+
+    async def open_logs(self) -> None:
+        """Locks the directories and opens all logs; StorageError when another process holds
+        them."""
+        previous_epoch = await asyncio.to_thread(self._logs.open)
+        self.lifecycle.previous_broker_epoch = previous_epoch
+        self._started = True
+
+    async def start(self) -> None:
+        """Serves, and begins to register; returns before the broker is ready."""
+        await self._listen()
+        self.background.start()
+        self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
+        self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
+        self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
+
+    async def _listen(self) -> None:
+        for name, endpoint in self._config.broker_listeners().items():
+            server = grpc.aio.server(options=CHANNEL_OPTIONS)
+            service = self._log_service(name)
+            server.add_generic_rpc_handlers(service.handlers())
+            admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service(name), server)
+            self._health.add_to(server)
+            host = Endpoint(endpoint.host or "[::]", endpoint.port).address
+            try:
+                port = server.add_insecure_port(host)
+            except RuntimeError as error:
+                raise FatalError(f"listener {name}: can not listen on {host}: {error}") from error
+            if port == 0:
+                raise FatalError(f"listener {name}: can not listen on {host}: is it in use?")
+            await self._health.set(False)
+            await server.start()
+            self._servers.append(server)
+            log.info("listener %s answers on %s", name, host)
+
+    def _log_service(self, listener: str) -> LogService:
+        return LogService(
+            self.replicas,
+            self._loader,
+            self.producer_ids,
+            RequestMemory(self._config.queued_max_request_bytes),
+            self._storage.cluster_id,
+            lambda: self._raft.leader_and_epoch.leader_id,
+            listener,
+            self._config.request_timeout_ms,
+            self._config.fetch_max_bytes,
+        )
+
+    def _admin_service(self, listener: str) -> BrokerAdminService:
+        return BrokerAdminService(
+            partitions=self.replicas.partitions,
+            logs=self._logs,
+            tier=self._tier,
+            cluster_id=self._storage.cluster_id,
+            images=self._loader,
+            quorum=self._raft,
+            client=self._client,
+            listener=listener,
+        )
+
+    async def _become_ready(self) -> None:
+        """Ready when the image holds our own registration: every replica we host is made then."""
+        await self.lifecycle.registered.wait()
+        self._loader.add_publisher(self.replicas)
+        await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
+        if self._tier is not None:
+            await self._tier.start()
+        self.lifecycle.set_ready()
+
+    async def _keep_health(self) -> None:
+        while True:
+            await self.lifecycle.unfenced.wait()
+            await self._health.set(True)
+            log.info("broker %d is ready", self._config.node_id)
+            await self.lifecycle.fenced.wait()
+            await self._health.set(False)
+
+    async def controlled_shutdown(self) -> None:
+        """Has the controller move our leaderships away; returns when we may go, or after a time."""
+        await self._health.set(False)
+        await self.lifecycle.begin_controlled_shutdown()
+
+    async def stop(self, clean: bool) -> None:
+        """Ends everything; `clean` writes the checkpoints and the clean-shutdown marker."""
+        await cancel_all(*self._tasks)
+        for server in self._servers:
+            await server.stop(_STOP_GRACE_S)
+        await self.background.stop()
+        await self.replicas.stop()
+        await self._remote_reads.close()
+        if self._tier is not None:
+            await self._tier.stop()
+        await self._client.close()
+        if self._started:
+            offsets = self.replicas.high_watermarks()
+            epoch = self.lifecycle.broker_epoch
+            await asyncio.to_thread(self._logs.close, clean, offsets, epoch)
+
+
+def make_tier(config: ServerConfig, clock: Clock) -> RemoteLogManager | None:
+    """The remote log manager as configured; None while remote.log.storage.system.enable is
+    false."""
+    if not config.remote_log_storage_system_enable:
+        return None
+    from tiering.storage import create_storage_manager
+    from tiering.topic_metadata import create_metadata_manager
+
+    _, endpoint = next(iter(config.broker_listeners().items()))
+    own = Endpoint(endpoint.host or "127.0.0.1", endpoint.port)
+    return RemoteLogManager(
+        config,
+        create_storage_manager(config),
+        create_metadata_manager(config, own.address),
+        clock.wall_ms,
+    )

@@ -1,0 +1,72 @@
+"""Fakes that several tests of the node use: a controller that answers calls, a clock on the loop's time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from node.clock import Clock
+from tidemark.config import ServerConfig, parse_server_config
+from tidemark.errors import RequestTimedOutError
+from tidemark.v1 import controller_pb2 as pb
+
+CLUSTER_ID = "8gSloHDwRxuSicFPSeS-4g"
+WALL_START_MS = 1_400_000_000_000
+
+
+def loop_clock() -> Clock:
+    """Monotonic time is the running loop's, wall time the same from a fixed date on."""
+    loop = asyncio.get_running_loop()
+
+    def mono_ms() -> int:
+        return round(loop.time() * 1000)
+
+    return Clock(lambda: WALL_START_MS + mono_ms(), mono_ms)
+
+
+def broker_config(node_id: int = 1, **settings: str) -> ServerConfig:
+    """A broker's settings; keyword names have `_` for `.`."""
+    values = {
+        "process.roles": "broker",
+        "node.id": str(node_id),
+        "log.dirs": f"/unused/{node_id}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{19090 + node_id}",
+        "controller.quorum.voters": "100@127.0.0.1:19000",
+    }
+    values |= {key.replace("_", "."): value for key, value in settings.items()}
+    return parse_server_config(values)
+
+
+class FakeController:
+    """Answers by method name; `handlers` may be replaced while it runs. Every request is kept."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.handlers: dict[str, Callable[[Any], Any]] = {}
+        self.silent = False
+
+    def seen(self, method: str) -> list[Any]:
+        return [request for name, request in self.requests if name == method]
+
+    async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
+        self.requests.append((method, request))
+        if self.silent or method not in self.handlers:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOutError(f"{method}: no active controller answered")
+        answer = self.handlers[method](request)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+def registering_controller(broker_epoch: int = 42) -> FakeController:
+    """Registers brokers and unfences those that want it."""
+    controller = FakeController()
+    controller.handlers["RegisterBroker"] = lambda _: pb.RegisterBrokerResponse(
+        broker_epoch=broker_epoch
+    )
+    controller.handlers["BrokerHeartbeat"] = lambda request: pb.BrokerHeartbeatResponse(
+        is_caught_up=True, is_fenced=request.want_fence, should_shut_down=request.want_shut_down
+    )
+    return controller
