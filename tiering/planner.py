@@ -220,3 +220,46 @@ def dangling_copies(
         and segment.id not in in_flight
         and (segment.broker_id == broker_id or now_ms - segment.event_timestamp_ms > grace_ms)
     ]
+
+
+def readable_end(
+    segment: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], epoch: int, log_end_offset: int
+) -> int:
+    """Up to which offset (exclusive) a segment found by `epoch` may be read on this lineage.
+
+    After an unclean election a remote segment may hold, behind the records of `epoch`, others that
+    this lineage never had (KIP-405 "log divergence"). As long as the epochs of both go on at the
+    same offsets, so may the read.
+    """
+    starts = {entry.epoch: position for position, entry in enumerate(epochs)}
+    following = [entry for entry in segment.segment_leader_epochs if entry.epoch > epoch]
+    position = starts.get(epoch)
+    if position is None:
+        return segment.start_offset
+    while True:
+        later = epochs[position + 1].start_offset if position + 1 < len(epochs) else log_end_offset
+        here = following[0].start_offset if following else segment.next_offset
+        if not following or tuple(epochs[position + 1 : position + 2]) != tuple(following[:1]):
+            return min(here, later)
+        following, position = following[1:], position + 1
+
+
+def first_available_offset(
+    segments: Iterable[RemoteLogSegmentMetadata],
+    epochs: Sequence[EpochEntry],
+    log_end_offset: int,
+    local_log_start_offset: int,
+) -> int:
+    """The first offset that can be read at all: of the oldest finished segment of this lineage,
+    else the local start.
+
+    A new leader raises its log start to it: an earlier leader may have deleted from the tier just
+    before it failed.
+    """
+    starts = [
+        segment.start_offset
+        for segment in segments
+        if segment.state is _S.COPY_SEGMENT_FINISHED
+        and is_within_leader_epochs(segment, log_end_offset, epochs)
+    ]
+    return min([*starts, local_log_start_offset])

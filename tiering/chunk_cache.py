@@ -1,0 +1,85 @@
+"""Chunks of remote segments in memory: least recently used, bounded in bytes, each loaded once.
+
+A load belongs to the cache, not to the reader who asked first: when that reader leaves (a fetch
+that timed out) the load goes on and the next reader finds the chunk. Failed loads are not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from tiering.metrics import RemoteMetrics
+
+ChunkKey = tuple[UUID, int]
+
+
+class ChunkCache:
+    """Chunks by (segment id, number). Used on one event loop."""
+
+    def __init__(self, capacity_bytes: int, metrics: RemoteMetrics) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._metrics = metrics
+        self._chunks: OrderedDict[ChunkKey, bytes] = OrderedDict()
+        self._loading: dict[ChunkKey, asyncio.Task[bytes]] = {}
+        self.size_bytes = 0
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self._chunks or key in self._loading
+
+    @property
+    def loading(self) -> int:
+        """Loads under way."""
+        return len(self._loading)
+
+    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The chunk, loaded by `load` where it is not here; raises what `load` raises."""
+        found = self._chunks.get(key)
+        if found is not None:
+            self._metrics.chunk_cache_hits += 1
+            self._chunks.move_to_end(key)
+            return found
+        self._metrics.chunk_cache_misses += key not in self._loading
+        return await asyncio.shield(self.start(key, load))
+
+    def start(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> asyncio.Task[bytes]:
+        """Begins a load (or finds the one under way) without waiting for it."""
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._load(key, load))
+            task.add_done_callback(_retrieve)
+            self._loading[key] = task
+        return task
+
+    def drop(self, segment: UUID) -> None:
+        """Forgets the chunks of a segment (it was deleted, or proved corrupt)."""
+        for key in [key for key in self._chunks if key[0] == segment]:
+            self.size_bytes -= len(self._chunks.pop(key))
+
+    async def close(self) -> None:
+        """Cancels the loads under way and forgets everything."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._chunks.clear()
+        self.size_bytes = 0
+
+    async def _load(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bytes:
+        try:
+            chunk = await load()
+        finally:
+            del self._loading[key]
+        self._chunks[key] = chunk
+        self.size_bytes += len(chunk)
+        while self.size_bytes > self._capacity_bytes and len(self._chunks) > 1:
+            self.size_bytes -= len(self._chunks.popitem(last=False)[1])
+        return chunk
+
+
+def _retrieve(task: asyncio.Task[bytes]) -> None:
+    """Takes the error of a load whose readers have all left, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,205 @@
+"""The copy task of a leader, and the follower's task that learns what the leader copied (KIP-405).
+
+For each rolled segment in turn: COPY_SEGMENT_STARTED is recorded, the files go up,
+COPY_SEGMENT_FINISHED is recorded; only then may local retention have the segment (ARCHITECTURE
+section 3, rule 10). A passing failure leaves the copy begun: the next pass goes on with the same
+id, so an outage of the store does not fill the metadata topic. Any other failure deletes what went
+up. A copy under way when the leadership is lost is finished: what it holds lies below the last
+stable offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from commitlog.segment import Segment
+from tidemark.config import ServerConfig
+from tidemark.errors import TidemarkError
+from tiering import planner
+from tiering.deleter import SegmentDeleter
+from tiering.errors import TRANSIENT, RemoteStorageError
+from tiering.hosted import HostedPartition, SegmentFiles
+from tiering.metadata import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+)
+from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metrics import CopyLag, RemoteMetrics
+from tiering.storage import RemoteStorageManager
+
+_log = logging.getLogger(__name__)
+
+
+class Copier:
+    """Copies segments of all partitions this node leads."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataManager,
+        deleter: SegmentDeleter,
+        metrics: RemoteMetrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._broker_id = config.node_id
+        self._custom_bytes_max = config.remote_log_metadata_custom_metadata_max_bytes
+        self._storage = storage
+        self._metadata = metadata
+        self._deleter = deleter
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._pool = ThreadPoolExecutor(
+            config.remote_log_manager_copier_thread_pool_size, "remote-log-copier"
+        )
+
+    def close(self) -> None:
+        """Uploads that were not begun are dropped; those under way end by themselves."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def learn(self, hosted: HostedPartition) -> int:
+        """Sets the log's highest remote offset from the metadata; returns it (-1: none).
+
+        It never goes back here: between a deletion in the tier and the log start's move, local
+        retention must not forget.
+        """
+        epochs = hosted.lineage()
+        found: dict[int, int | None] = {}
+        for entry in reversed(epochs):
+            found[entry.epoch] = await self._metadata.highest_offset_for_epoch(
+                hosted.partition, entry.epoch
+            )
+            if found[entry.epoch] is not None:
+                break
+        log = hosted.log
+        highest = planner.highest_copied_offset(epochs, log.log_end_offset, found.get)
+        log.highest_remote_offset = highest
+        return highest
+
+    async def follow(self, hosted: HostedPartition) -> None:
+        """A follower's pass: learns what is copied, and lets local retention act on it."""
+        if self._metadata.is_ready(hosted.partition):
+            await self.learn(hosted)
+            hosted.log.delete_expired(self._now_ms())
+
+    async def copy(self, hosted: HostedPartition) -> None:
+        """A leader's pass. Raises what stopped it; what was copied until then counts."""
+        if not self._metadata.is_ready(hosted.partition):
+            return
+        copied = await self.learn(hosted)
+        try:
+            for segment in self._candidates(hosted, copied):
+                if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
+                    return
+                await self._copy_segment(hosted, segment)
+                await self.learn(hosted)
+                hosted.copy_lag = self.lag(hosted)
+        finally:
+            hosted.copy_lag = self.lag(hosted)
+            hosted.log.delete_expired(self._now_ms())
+
+    def lag(self, hosted: HostedPartition) -> CopyLag:
+        """The rolled segments that the tier lacks, also those above the last stable offset."""
+        log = hosted.log
+        missing = planner.segments_to_copy(
+            hosted.local_segments(),
+            log.highest_remote_offset,
+            log.log_end_offset,
+            log.log_start_offset,
+        )
+        return CopyLag(sum(segment.size_bytes for segment in missing), len(missing))
+
+    def _candidates(self, hosted: HostedPartition, copied_offset: int) -> list[Segment]:
+        log = hosted.log
+        wanted = planner.segments_to_copy(
+            hosted.local_segments(), copied_offset, log.last_stable_offset, log.log_start_offset
+        )
+        offsets = {segment.base_offset for segment in wanted}
+        return [segment for segment in log.segments if segment.base_offset in offsets]
+
+    async def _copy_segment(self, hosted: HostedPartition, segment: Segment) -> None:
+        epochs = hosted.lineage()
+        files = SegmentFiles.of(segment, epochs)
+        metadata = hosted.unfinished.pop(segment.base_offset, None)
+        if metadata is None or metadata.end_offset != segment.next_offset - 1:
+            metadata = RemoteLogSegmentMetadata(
+                RemoteLogSegmentId.generate(hosted.partition),
+                segment.base_offset,
+                segment.next_offset - 1,
+                segment.retention_timestamp_ms,
+                self._broker_id,
+                self._now_ms(),
+                segment.size_bytes,
+                planner.segment_leader_epochs(epochs, segment.base_offset, segment.next_offset),
+                txn_index_empty=files.txn_index_empty,
+            )
+            hosted.in_flight.add(metadata.id)
+            await self._begin(hosted, metadata)
+        try:
+            custom = await self._upload(hosted, metadata, files)
+            update = metadata.update(
+                RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                self._now_ms(),
+                self._broker_id,
+                custom,
+            )
+            await self._metadata.update_remote_log_segment_metadata(update)
+        except TRANSIENT:
+            hosted.unfinished[segment.base_offset] = metadata
+            raise
+        except (TidemarkError, OSError, ValueError):
+            hosted.in_flight.discard(metadata.id)
+            await self._abandon(metadata)
+            raise
+        except BaseException:
+            # Cancelled (the node stops, or the partition moves away): a later leader finds it.
+            hosted.in_flight.discard(metadata.id)
+            raise
+        hosted.in_flight.discard(metadata.id)
+        self._metrics.remote_copy_bytes += segment.size_bytes
+        _log.info(
+            "copied %s [%d, %d]", hosted.partition, metadata.start_offset, metadata.end_offset
+        )
+
+    async def _begin(self, hosted: HostedPartition, metadata: RemoteLogSegmentMetadata) -> None:
+        try:
+            await self._metadata.add_remote_log_segment_metadata(metadata)
+        except BaseException:
+            hosted.in_flight.discard(metadata.id)
+            raise
+
+    async def _upload(
+        self, hosted: HostedPartition, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
+    ) -> bytes | None:
+        def upload() -> bytes | None:
+            with files.open() as data:
+                return self._storage.copy_log_segment_data(metadata, data)
+
+        self._metrics.remote_copy_requests += 1
+        future = asyncio.get_running_loop().run_in_executor(self._pool, upload)
+        hosted.uploads.add(future)
+        future.add_done_callback(hosted.uploads.discard)
+        try:
+            custom = await asyncio.shield(future)
+        except Exception:
+            self._metrics.remote_copy_errors += 1
+            raise
+        if custom is not None and len(custom) > self._custom_bytes_max:
+            raise RemoteStorageError(
+                f"the custom metadata of {metadata.remote_log_segment_id} has {len(custom)} bytes: "
+                f"more than remote.log.metadata.custom.metadata.max.bytes={self._custom_bytes_max}"
+            )
+        return custom
+
+    async def _abandon(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Deletes what went up of a copy that can not be finished; failing that, a later pass
+        does.
+        """
+        try:
+            await self._deleter.delete(metadata)
+        except TidemarkError as error:
+            _log.warning("left-over copy %s: %s", metadata.remote_log_segment_id, error)

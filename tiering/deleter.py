@@ -1,0 +1,63 @@
+"""Deleting one remote segment: DELETE_SEGMENT_STARTED, the files, DELETE_SEGMENT_FINISHED.
+
+Each step may be repeated: a deletion that stopped half way is found by its state and done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from tidemark.config import ServerConfig
+from tiering.metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metrics import RemoteMetrics
+from tiering.storage import RemoteStorageManager
+
+
+class SegmentDeleter:
+    """Deletes segments in a bounded pool of its own."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataManager,
+        metrics: RemoteMetrics,
+        now_ms: Callable[[], int],
+        forget: Callable[[RemoteLogSegmentMetadata], None],
+    ) -> None:
+        self._broker_id = config.node_id
+        self._storage = storage
+        self._metadata = metadata
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._forget = forget
+        self._pool = ThreadPoolExecutor(
+            config.remote_log_manager_expiration_thread_pool_size, "remote-log-expiration"
+        )
+
+    def close(self) -> None:
+        """Deletions that were not begun are dropped; those under way end by themselves."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def delete(self, segment: RemoteLogSegmentMetadata) -> None:
+        """Deletes the segment, whatever its state; raises what failed."""
+        self._metrics.remote_delete_requests += 1
+        try:
+            await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+            await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._storage.delete_log_segment_data, segment
+            )
+            await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+        except Exception:
+            self._metrics.remote_delete_errors += 1
+            raise
+        self._forget(segment)
+
+    async def _record(
+        self, segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState
+    ) -> None:
+        update = segment.update(state, self._now_ms(), self._broker_id)
+        await self._metadata.update_remote_log_segment_metadata(update)

@@ -1,0 +1,103 @@
+"""The expiration task of a leader: retention in the tier, and what earlier failures left there
+(KIP-405).
+
+Order: copies that will never be finished go; the plan is made with what the tier holds known (a
+fresh leader would delete too much otherwise); the log start moves; segments are deleted from the
+oldest on. A reader that is refused an offset sees the new log start already (ARCHITECTURE section
+3, rule 10).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tidemark.config import ServerConfig
+from tiering import planner
+from tiering.copier import Copier
+from tiering.deleter import SegmentDeleter
+from tiering.hosted import HostedPartition
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metadata_manager import RemoteLogMetadataManager
+
+_log = logging.getLogger(__name__)
+
+DANGLING_GRACE_MS = 3_600_000
+"""How long another broker's unfinished copy is left alone: it may still be uploading."""
+
+
+class Expirer:
+    """Applies retention to the remote segments of all partitions this node leads."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        metadata: RemoteLogMetadataManager,
+        copier: Copier,
+        deleter: SegmentDeleter,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._broker_id = config.node_id
+        self._metadata = metadata
+        self._copier = copier
+        self._deleter = deleter
+        self._now_ms = now_ms
+
+    async def expire(self, hosted: HostedPartition) -> None:
+        """A leader's pass. Raises what stopped it; the next pass begins where it stopped."""
+        partition, log = hosted.partition, hosted.log
+        if not self._metadata.is_ready(partition):
+            return
+        segments = await self._metadata.list_remote_log_segments(partition)
+        if not hosted.log_start_checked:
+            self._raise_log_start(hosted, segments)
+        for segment in planner.dangling_copies(
+            segments, self._broker_id, self._now_ms(), DANGLING_GRACE_MS, hosted.in_flight
+        ):
+            _log.info("deleting unfinished copy %s", segment.remote_log_segment_id)
+            await self._deleter.delete(segment)
+        highest = await self._copier.learn(hosted)
+        plan = planner.plan_expiration(
+            segments, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
+        )
+        if plan.log_start_offset is not None and hosted.is_leader:
+            log.increment_log_start_offset(plan.log_start_offset)
+        for segment in plan.delete:
+            if not hosted.is_leader:
+                return
+            await self._deleter.delete(segment)
+        if plan.delete:
+            log.delete_expired(self._now_ms())
+
+    async def delete_all(self, hosted: HostedPartition) -> None:
+        """Deletes every remote segment of a partition whose topic was deleted."""
+        for segment in await self._metadata.list_remote_log_segments(hosted.partition):
+            await self._deleter.delete(segment)
+
+    def _raise_log_start(
+        self, hosted: HostedPartition, segments: list[RemoteLogSegmentMetadata]
+    ) -> None:
+        """Once per leadership: an earlier leader may have deleted more than this log start
+        knows.
+        """
+        log = hosted.log
+        first = planner.first_available_offset(
+            segments, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
+        )
+        if first > log.log_start_offset:
+            log.increment_log_start_offset(first)
+        hosted.log_start_checked = True
+
+    def _retention(self, hosted: HostedPartition, highest_remote_offset: int) -> planner.Retention:
+        log = hosted.log
+        return planner.Retention(
+            log.config.retention_ms,
+            log.config.retention_bytes,
+            log.log_start_offset,
+            log.log_end_offset,
+            sum(
+                segment.size_bytes
+                for segment in hosted.local_segments()
+                if segment.next_offset - 1 > highest_remote_offset
+            ),
+        )

@@ -1,0 +1,133 @@
+"""What the remote log manager keeps of one partition that this node hosts, and the files of its
+segments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from commitlog.checkpoints import format_epochs
+from commitlog.files import Directory, File
+from commitlog.log import Log
+from commitlog.producer_state import encode_snapshot, snapshot_name
+from commitlog.segment import Segment
+from tidemark.types import TopicIdPartition
+from tiering import planner
+from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata
+from tiering.metrics import NO_LAG, CopyLag
+from tiering.storage import IndexType, LogSegmentData
+
+
+@dataclass(slots=True, eq=False)
+class HostedPartition:
+    """A partition with its log, its role (`leader_epoch` is None for a follower) and its tasks."""
+
+    partition: TopicIdPartition
+    log: Log
+    leader_epoch: int | None
+    nudged: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    in_flight: set[UUID] = field(default_factory=set)
+    """Copies of this process that are not finished: nobody may take them for dangling."""
+    unfinished: dict[int, RemoteLogSegmentMetadata] = field(default_factory=dict)
+    """Copies to go on with after a passing failure, by start offset."""
+    uploads: set[asyncio.Future[bytes | None]] = field(default_factory=set)
+    log_start_checked: bool = False
+    copy_lag: CopyLag = NO_LAG
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader_epoch is not None
+
+    def lineage(self) -> tuple[EpochEntry, ...]:
+        """The leader epochs of the log, oldest first."""
+        return tuple(EpochEntry(epoch, start) for epoch, start in self.log.epochs.entries())
+
+    def local_segments(self) -> list[planner.LocalSegment]:
+        """The log's segments, the active one last."""
+        return [
+            planner.LocalSegment(
+                segment.base_offset,
+                segment.next_offset,
+                segment.size_bytes,
+                segment.retention_timestamp_ms,
+            )
+            for segment in self.log.segments
+        ]
+
+
+class _OpenLog:
+    """An open log file of fixed size as a ByteSource."""
+
+    def __init__(self, file: File, size_bytes: int) -> None:
+        self._file = file
+        self._size_bytes = size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def pread(self, position: int, size: int) -> bytes:
+        return self._file.pread(min(size, self._size_bytes - position), position)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The files of a rolled segment. Gathered on the event loop, opened in a thread of the copier's
+    pool.
+    """
+
+    directory: Directory
+    log_file: str
+    offset_index_file: str
+    time_index_file: str
+    txn_index_file: str
+    size_bytes: int
+    producer_snapshot_file: str
+    leader_epochs: bytes
+
+    @classmethod
+    def of(cls, segment: Segment, epochs: tuple[EpochEntry, ...]) -> SegmentFiles:
+        """`epochs` is the log's lineage; the copy gets what of it lies before the segment's end."""
+        return cls(
+            segment.directory,
+            segment.log_file,
+            segment.offset_index_file,
+            segment.time_index_file,
+            segment.txn_index_file,
+            segment.size_bytes,
+            snapshot_name(segment.next_offset),
+            format_epochs(planner.epochs_up_to(epochs, segment.next_offset)),
+        )
+
+    @property
+    def txn_index_empty(self) -> bool:
+        """Whether no transaction was aborted in the segment."""
+        name = self.txn_index_file
+        return not self.directory.exists(name) or self.directory.size_of(name) == 0
+
+    @contextmanager
+    def open(self) -> Iterator[LogSegmentData]:
+        """The data to copy; StorageError where the segment left the log meanwhile."""
+        directory = self.directory
+        indexes = {
+            IndexType.OFFSET: directory.read(self.offset_index_file),
+            IndexType.TIMESTAMP: directory.read(self.time_index_file),
+            # A log that had no producers when it was rolled may have no snapshot: an empty one says
+            # so.
+            IndexType.PRODUCER_SNAPSHOT: directory.read(self.producer_snapshot_file)
+            if directory.exists(self.producer_snapshot_file)
+            else encode_snapshot(()),
+            IndexType.LEADER_EPOCH: self.leader_epochs,
+        }
+        if not self.txn_index_empty:
+            indexes[IndexType.TRANSACTION] = directory.read(self.txn_index_file)
+        file = directory.open_read_only(self.log_file)
+        try:
+            yield LogSegmentData(_OpenLog(file, self.size_bytes), indexes)
+        finally:
+            file.close()

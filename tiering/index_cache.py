@@ -1,0 +1,187 @@
+"""RemoteIndexCache: index files of remote segments on local disk, least recently used, bounded in
+bytes.
+
+Files lie in `remote-log-index-cache` under the first log directory as `<start offset>_<segment
+id>.index` and `.timeindex`. They can always be fetched again: they are not synced, a file that is
+missing, torn or corrupt is fetched anew, and what a restart finds is taken over. The parsed entries
+of the segments in use are kept in memory, bounded too. Source: Kafka's RemoteIndexCache.
+
+`load` blocks and is called in the reader's pool; the lock is never held over IO.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from uuid import UUID
+
+from commitlog.files import Directory
+from tidemark.errors import CorruptMessageError, StorageError
+from tidemark.types import uuid_from_text, uuid_to_text
+from tiering.errors import RetriableRemoteStorageError
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metrics import RemoteMetrics
+from tiering.remote_indexes import RemoteIndexes
+from tiering.storage import IndexType, RemoteStorageManager
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY_NAME = "remote-log-index-cache"
+_TEMPORARY = ".tmp"
+_IN_MEMORY_BYTES_MAX = 64 << 20
+_KINDS = (IndexType.OFFSET, IndexType.TIMESTAMP)
+
+
+class RemoteIndexCache:
+    """Indexes by segment. Several threads may load at once."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        capacity_bytes: int,
+        storage: RemoteStorageManager,
+        metrics: RemoteMetrics,
+    ) -> None:
+        self._directory = directory
+        self._capacity_bytes = capacity_bytes
+        self._storage = storage
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._files: OrderedDict[UUID, tuple[int, int]] = OrderedDict()  # start offset, bytes
+        self._parsed: OrderedDict[UUID, RemoteIndexes] = OrderedDict()
+        self._parsed_bytes = 0
+        self.size_bytes = 0
+        self._take_over()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def peek(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes | None:
+        """The segment's indexes where they are in memory; never does IO."""
+        with self._lock:
+            found = self._parsed.get(segment.id)
+            if found is not None:
+                self._parsed.move_to_end(segment.id)
+                if segment.id in self._files:
+                    self._files.move_to_end(segment.id)
+            return found
+
+    def load(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
+        """The segment's indexes: from memory, disk, or the remote storage (whose errors it
+        raises).
+        """
+        found = self.peek(segment)
+        if found is not None:
+            return found
+        parsed = self._from_disk(segment)
+        if parsed is None:
+            parsed = self._from_storage(segment)
+        with self._lock:
+            self._remember(segment, parsed)
+        return parsed
+
+    def remove(self, identity: UUID) -> None:
+        """Forgets a segment that was deleted."""
+        with self._lock:
+            self._forget_parsed(identity)
+            self._forget_files(identity)
+
+    def _from_disk(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes | None:
+        names = [_name(segment.start_offset, segment.id, kind) for kind in _KINDS]
+        if not all(self._directory.exists(name) for name in names):
+            return None
+        try:
+            return _parse(segment, *(self._directory.read(name) for name in names))
+        except (StorageError, CorruptMessageError) as error:
+            self._metrics.index_cache_refetches += 1
+            _log.warning("cached indexes of %s: %s; fetching", segment.remote_log_segment_id, error)
+            return None
+
+    def _from_storage(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
+        contents = [self._storage.fetch_index(segment, kind) for kind in _KINDS]
+        try:
+            parsed = _parse(segment, *contents)
+        except CorruptMessageError as error:
+            raise RetriableRemoteStorageError(
+                f"remote indexes of {segment.remote_log_segment_id}: {error}"
+            ) from error
+        try:
+            for kind, content in zip(_KINDS, contents, strict=True):
+                self._write(_name(segment.start_offset, segment.id, kind), content)
+        except StorageError as error:  # the cache is a convenience: a full disk must not stop reads
+            _log.warning("can not keep indexes of %s: %s", segment.remote_log_segment_id, error)
+        return parsed
+
+    def _write(self, name: str, content: bytes) -> None:
+        temporary = f"{name}.{threading.get_ident()}{_TEMPORARY}"
+        file = self._directory.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.append(content)
+        finally:
+            file.close()
+        self._directory.rename(temporary, name)
+
+    def _remember(self, segment: RemoteLogSegmentMetadata, parsed: RemoteIndexes) -> None:
+        if segment.id not in self._files:
+            self._files[segment.id] = (segment.start_offset, parsed.size_bytes)
+            self.size_bytes += parsed.size_bytes
+        self._files.move_to_end(segment.id)
+        while self.size_bytes > self._capacity_bytes and len(self._files) > 1:
+            self._forget_files(next(iter(self._files)))
+        self._forget_parsed(segment.id)
+        self._parsed[segment.id] = parsed
+        self._parsed_bytes += parsed.size_bytes
+        limit = min(self._capacity_bytes, _IN_MEMORY_BYTES_MAX)
+        while self._parsed_bytes > limit and len(self._parsed) > 1:
+            self._forget_parsed(next(iter(self._parsed)))
+
+    def _forget_parsed(self, identity: UUID) -> None:
+        parsed = self._parsed.pop(identity, None)
+        if parsed is not None:
+            self._parsed_bytes -= parsed.size_bytes
+
+    def _forget_files(self, identity: UUID) -> None:
+        known = self._files.pop(identity, None)
+        if known is None:
+            return
+        self.size_bytes -= known[1]
+        for kind in _KINDS:
+            self._directory.remove(_name(known[0], identity, kind))
+
+    def _take_over(self) -> None:
+        """Finds what an earlier process left; half-written and unknown files are removed."""
+        sizes: dict[UUID, tuple[int, int]] = {}
+        for name in self._directory.list():
+            parsed = _parse_name(name)
+            if parsed is None:
+                self._directory.remove_tree(name)
+                continue
+            start_offset, identity = parsed
+            size = sizes.get(identity, (start_offset, 0))[1] + self._directory.size_of(name)
+            sizes[identity] = (start_offset, size)
+        for identity, (start_offset, size) in sizes.items():
+            self._files[identity] = (start_offset, size)
+            self.size_bytes += size
+        while self.size_bytes > self._capacity_bytes:
+            self._forget_files(next(iter(self._files)))
+
+
+def _name(start_offset: int, identity: UUID, kind: IndexType) -> str:
+    return f"{start_offset}_{uuid_to_text(identity)}{kind.value}"
+
+
+def _parse_name(name: str) -> tuple[int, UUID] | None:
+    stem, _, suffix = name.rpartition(".")
+    start, _, identity = stem.partition("_")
+    if f".{suffix}" not in {kind.value for kind in _KINDS} or not start.isdigit():
+        return None
+    try:
+        return int(start), uuid_from_text(identity)
+    except ValueError:
+        return None
+
+
+def _parse(segment: RemoteLogSegmentMetadata, offsets: bytes, times: bytes) -> RemoteIndexes:
+    return RemoteIndexes.parse(segment.start_offset, segment.segment_size_bytes, offsets, times)

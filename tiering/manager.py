@@ -1,0 +1,280 @@
+"""RemoteLogManager: the tier of one node (KIP-405). What a node holds, and all it calls.
+
+For every hosted partition with remote.storage.enable it runs tasks: a leader copies and expires, a
+follower learns. A task makes a pass each remote.log.manager.task.interval.ms, at once when a
+segment was rolled, and after a failure with a growing, jittered wait. Decisions are in `planner`,
+each task in its module. Logs are touched on the event loop only; every blocking call of the storage
+runs in a bounded pool: uploads, deletions and reads apart from each other and from the node's hot
+path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from commitlog.files import Directory, OsDirectory
+from commitlog.log import Log
+from commitlog.types import TimestampOffset
+from tidemark.config import ServerConfig
+from tidemark.errors import TidemarkError
+from tidemark.types import TopicIdPartition
+from tiering.copier import Copier
+from tiering.deleter import SegmentDeleter
+from tiering.expirer import Expirer
+from tiering.hosted import HostedPartition
+from tiering.index_cache import DIRECTORY_NAME, RemoteIndexCache
+from tiering.metadata import RemoteLogSegmentState
+from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
+from tiering.reader import RemoteAuxState, RemoteReader
+from tiering.storage import RemoteStorageManager
+
+__all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
+
+_log = logging.getLogger(__name__)
+
+_NOT_READY_POLL_MS = 200  # while the metadata is still being read after a start
+
+
+class RemoteLogManager:
+    """See the module's docstring. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataManager,
+        now_ms: Callable[[], int],
+        *,
+        cache_directory: Directory | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._metadata = metadata
+        self._random = rng or random.Random()
+        self._hosted: dict[TopicIdPartition, HostedPartition] = {}
+        self._running = False
+        self.metrics = metrics = RemoteMetrics()
+        if cache_directory is None:
+            cache_directory = OsDirectory(config.log_dirs[0]).subdirectory(DIRECTORY_NAME)
+        self._index_cache = RemoteIndexCache(
+            cache_directory,
+            config.remote_log_index_file_cache_total_size_bytes,
+            storage,
+            metrics,
+        )
+        self._reader = RemoteReader(config, storage, metadata, self._index_cache, metrics)
+        self._deleter = SegmentDeleter(
+            config, storage, metadata, metrics, now_ms, self._reader.segments.forget
+        )
+        self._copier = Copier(config, storage, metadata, self._deleter, metrics, now_ms)
+        self._expirer = Expirer(config, metadata, self._copier, self._deleter, now_ms)
+
+    async def start(self) -> None:
+        """Begins the tasks of the partitions it was told of; does not wait for the object store."""
+        await self._metadata.start()
+        self._running = True
+        for hosted in self._hosted.values():
+            self._begin(hosted)
+
+    async def stop(self) -> None:
+        """Ends all tasks. An upload under way ends by itself; the next leader finds what is left of
+        it.
+        """
+        self._running = False
+        for hosted in self._hosted.values():
+            await _cancel(hosted)
+        self._hosted.clear()
+        await self._reader.close()
+        self._copier.close()
+        self._deleter.close()
+        await self._metadata.close()
+        self._storage.close()
+
+    def on_leadership_change(
+        self,
+        leaders: Mapping[TopicIdPartition, tuple[Log, int]],
+        followers: Mapping[TopicIdPartition, Log],
+    ) -> None:
+        """These partitions are led (in this epoch) or followed here from now on.
+
+        Only partitions with remote.storage.enable are given. The same role again changes nothing;
+        another role or epoch replaces the tasks, while a copy under way is finished.
+        """
+        self._metadata.on_partition_leadership_changes(leaders.keys(), followers.keys())
+        for partition, (log, epoch) in leaders.items():
+            self._assume(partition, log, epoch)
+        for partition, log in followers.items():
+            self._assume(partition, log, None)
+
+    async def stop_partitions(
+        self, partitions: Collection[TopicIdPartition], delete_remote: bool
+    ) -> None:
+        """These partitions are hosted here no more; afterwards no task touches their logs.
+
+        With `delete_remote` (the topic was deleted, and this node led it) their remote segments are
+        deleted first; that raises what failed, after every partition was tried, and may be called
+        again.
+        """
+        failed: TidemarkError | None = None
+        for partition in partitions:
+            hosted = self._hosted.get(partition)
+            if hosted is None:
+                continue
+            await _cancel(hosted)
+            if delete_remote:
+                if hosted.uploads:
+                    await asyncio.wait(hosted.uploads)
+                try:
+                    await self._expirer.delete_all(hosted)
+                except TidemarkError as error:
+                    _log.warning("remote segments of %s are left: %s", partition, error)
+                    failed = error
+                    continue
+            del self._hosted[partition]
+            self._metadata.on_stop_partitions([partition])
+        if failed is not None:
+            raise failed
+
+    def segment_rolled(self, partition: TopicIdPartition) -> None:
+        """A nudge: this partition has something new to copy (or to delete locally)."""
+        hosted = self._hosted.get(partition)
+        if hosted is not None:
+            hosted.nudged.set()
+
+    async def read(
+        self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
+    ) -> bytes:
+        """Whole batches of one remote segment, the first of which holds `offset`.
+
+        At least one batch, else at most `max_bytes`. Raises OffsetOutOfRangeError where the tier
+        has no such offset on this log's lineage, RemoteReadBusyError, RemoteStorageNotReadyError,
+        RetriableRemoteStorageError and RequestTimedOutError (all retriable), or RemoteStorageError.
+        When the caller is cancelled the loading goes on into the cache.
+        """
+        return await self._reader.read(partition, log, offset, max_bytes)
+
+    async def offset_for_timestamp(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        """The first record with this timestamp (ms) or a later one among those that are only in the
+        tier.
+        """
+        return await self._reader.offset_for_timestamp(partition, log, timestamp_ms)
+
+    async def fetch_aux_state(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteAuxState:
+        """What a follower needs to begin near the leader's local log start `offset` (KIP-405).
+
+        `leader_epoch` is the epoch of the record before `offset` on the leader; that of `offset`
+        itself also does unless the tier has several older candidates. The follower goes on at the
+        result's `start_offset`. Raises RemoteResourceNotFoundError where the segment is not known
+        (yet), and the errors of `read`.
+        """
+        return await self._reader.fetch_aux_state(partition, leader_epoch, offset)
+
+    async def remote_log_size(self, partition: TopicIdPartition) -> int:
+        """Bytes of the partition's finished remote segments (unreferenced copies too)."""
+        return sum(
+            segment.segment_size_bytes
+            for segment in await self._metadata.list_remote_log_segments(partition)
+            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        )
+
+    def copy_lag(self, partition: TopicIdPartition) -> CopyLag:
+        """What is rolled but not copied, on a leader; nothing for a partition that is not led
+        here.
+        """
+        hosted = self._hosted.get(partition)
+        return self._copier.lag(hosted) if hosted is not None and hosted.is_leader else NO_LAG
+
+    @property
+    def partitions(self) -> frozenset[TopicIdPartition]:
+        """What it was told to look after."""
+        return frozenset(self._hosted)
+
+    async def run_once(self, partition: TopicIdPartition) -> None:
+        """One pass of each of the partition's tasks, now. Raises what stops a pass. For tests and
+        tools.
+        """
+        hosted = self._hosted[partition]
+        if not hosted.is_leader:
+            await self._copier.follow(hosted)
+            return
+        await self._copier.copy(hosted)
+        await self._expirer.expire(hosted)
+
+    def _assume(self, partition: TopicIdPartition, log: Log, leader_epoch: int | None) -> None:
+        known = self._hosted.get(partition)
+        if known is not None and known.log is log and known.leader_epoch == leader_epoch:
+            return
+        hosted = HostedPartition(partition, log, leader_epoch)
+        if known is not None:
+            known.leader_epoch = None  # a pass under way ends after its segment
+            hosted.in_flight, hosted.uploads = known.in_flight, known.uploads
+            for metadata in known.unfinished.values():
+                hosted.in_flight.discard(metadata.id)
+        self._hosted[partition] = hosted
+        if self._running:
+            self._begin(hosted)
+
+    def _begin(self, hosted: HostedPartition) -> None:
+        if hosted.is_leader:
+            work = [(self._copier.copy, True), (self._expirer.expire, False)]
+        else:
+            work = [(self._copier.follow, True)]
+        for passing, wakes in work:
+            hosted.tasks.append(asyncio.ensure_future(self._repeat(hosted, passing, wakes)))
+
+    async def _repeat(
+        self,
+        hosted: HostedPartition,
+        work: Callable[[HostedPartition], Awaitable[None]],
+        wakes: bool,
+    ) -> None:
+        """Passes until the partition's role changes; `wakes`: a nudge begins one at once."""
+        failures = 0
+        role = hosted.leader_epoch
+        while self._hosted.get(hosted.partition) is hosted and hosted.leader_epoch == role:
+            hosted.nudged.clear()
+            try:
+                await work(hosted)
+                failures = 0
+            except (TidemarkError, OSError) as error:
+                failures += 1
+                _log.warning("tier of %s: %s", hosted.partition, error)
+            wait_ms = self._wait_ms(hosted.partition, failures)
+            if wakes and not failures:
+                await _wait(hosted.nudged, wait_ms)
+            else:
+                await asyncio.sleep(wait_ms / 1000)
+
+    def _wait_ms(self, partition: TopicIdPartition, failures: int) -> float:
+        config = self._config
+        if failures:
+            backoff = config.remote_log_manager_task_retry_backoff_ms * 2 ** min(failures - 1, 20)
+            wait_ms = float(min(backoff, config.remote_log_manager_task_retry_backoff_max_ms))
+            jitter = config.remote_log_manager_task_retry_jitter
+            return wait_ms * self._random.uniform(1 - jitter, 1 + jitter)
+        interval = config.remote_log_manager_task_interval_ms
+        return interval if self._metadata.is_ready(partition) else min(interval, _NOT_READY_POLL_MS)
+
+
+async def _wait(event: asyncio.Event, timeout_ms: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+async def _cancel(hosted: HostedPartition) -> None:
+    tasks, hosted.tasks = hosted.tasks, []
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,240 @@
+"""Reads of the tier: by offset, by timestamp, and what a follower needs to begin above the tier.
+
+By offset: the leader epoch of the offset in the local lineage, the finished segment that holds it,
+the segment's offset index, a big range of its log. A reader that goes on where it stopped has the
+next chunks read ahead, across the border of a segment too. What is returned are whole batches, the
+very bytes the local log held (I10).
+
+A read has its own deadline (remote.log.reader.timeout.ms). A caller that leaves earlier does not
+stop the loading, whose result waits in the cache. Too many reads at once are refused
+(remote.log.reader.max.pending.tasks), not queued without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from commitlog.checkpoints import parse_epochs
+from commitlog.log import Log
+from commitlog.types import TimestampOffset
+from tidemark.config import ServerConfig
+from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
+from tidemark.records import decode_batch, read_header
+from tidemark.types import TopicIdPartition
+from tiering import planner
+from tiering.errors import (
+    RemoteReadBusyError,
+    RemoteResourceNotFoundError,
+    RemoteStorageNotReadyError,
+)
+from tiering.index_cache import RemoteIndexCache
+from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
+from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metrics import RemoteMetrics
+from tiering.segment_reader import SegmentReader
+from tiering.storage import IndexType, RemoteStorageManager
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAuxState:
+    """What a follower needs to begin at `start_offset`: lineage and producer state up to there."""
+
+    epochs: tuple[EpochEntry, ...]
+    producer_snapshot: bytes
+    segment: RemoteLogSegmentMetadata
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that is not in the segment."""
+        return self.segment.next_offset
+
+
+def lineage(log: Log) -> tuple[EpochEntry, ...]:
+    """The leader epochs of a log, oldest first."""
+    return tuple(EpochEntry(epoch, start) for epoch, start in log.epochs.entries())
+
+
+class RemoteReader:
+    """All reads of one node's tier; used on one event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataManager,
+        index_cache: RemoteIndexCache,
+        metrics: RemoteMetrics,
+    ) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._metrics = metrics
+        self._timeout_ms = config.remote_log_reader_timeout_ms
+        self._pending_max = config.remote_log_reader_max_pending_tasks
+        self.segments = SegmentReader(config, storage, index_cache, metrics)
+
+    async def close(self) -> None:
+        """Cancels what is under way."""
+        await self.segments.close()
+
+    async def read(
+        self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
+    ) -> bytes:
+        """Whole batches from the one that holds `offset` on; see `RemoteLogManager.read`."""
+        work = self._read(partition, log, offset, max_bytes)
+        return await self._bounded(f"remote read of {partition} at {offset}", work)
+
+    async def offset_for_timestamp(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        """The first record below the local start with this timestamp or a later one."""
+        work = self._search_timestamp(partition, log, timestamp_ms)
+        return await self._bounded(f"remote look-up of {partition} by time", work)
+
+    async def fetch_aux_state(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteAuxState:
+        """See `RemoteLogManager.fetch_aux_state`."""
+        self._metrics.build_remote_log_aux_state_requests += 1
+        work = self._aux_state(partition, leader_epoch, offset)
+        try:
+            return await self._bounded(f"remote state of {partition} before {offset}", work)
+        except BaseException:
+            self._metrics.build_remote_log_aux_state_errors += 1
+            raise
+
+    async def _bounded(self, what: str, work: Awaitable[T]) -> T:
+        """Runs `work` with the deadline, as one of a bounded number."""
+        if self._metrics.reader_pending_tasks >= self._pending_max:
+            self._metrics.remote_fetch_busy += 1
+            asyncio.ensure_future(work).cancel()  # never begun: a coroutine must be closed
+            raise RemoteReadBusyError
+        self._metrics.reader_pending_tasks += 1
+        self._metrics.remote_fetch_requests += 1
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                return await work
+        except TimeoutError:
+            self._metrics.remote_fetch_timeouts += 1
+            raise RequestTimedOutError(f"{what} took longer than {self._timeout_ms} ms") from None
+        finally:
+            self._metrics.reader_pending_tasks -= 1
+
+    async def _read(
+        self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
+    ) -> bytes:
+        if not self._metadata.is_ready(partition):
+            raise RemoteStorageNotReadyError
+        segment = await self._segment_at(partition, log, offset)
+        if segment is None:
+            raise OffsetOutOfRangeError(f"offset {offset} of {partition} is not in the tier")
+        epoch = log.epoch_for_offset(offset)
+        assert epoch is not None, "a segment was found by its epoch"
+        end_offset = planner.readable_end(segment, lineage(log), epoch, log.log_end_offset)
+        records, end = await self.segments.read(segment, offset, end_offset, max_bytes)
+        if self.segments.continues(segment, end - len(records), end):
+            beyond = self.segments.read_ahead(segment, end)
+            following = (
+                await self._segment_at(partition, log, segment.next_offset) if beyond else None
+            )
+            if following is not None:
+                self.segments.read_ahead(following, 0)
+        return records
+
+    async def _segment_at(
+        self, partition: TopicIdPartition, log: Log, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        """The finished segment that holds `offset` as this log's lineage has it."""
+        epoch = log.epoch_for_offset(offset)
+        if epoch is None:
+            return None
+        return await self._metadata.remote_log_segment_metadata(partition, epoch, offset)
+
+    async def _search_timestamp(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        if not self._metadata.is_ready(partition):
+            raise RemoteStorageNotReadyError
+        epochs, first = lineage(log), log.log_start_offset
+        for segment in await self._metadata.list_remote_log_segments(partition):
+            if (
+                segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+                and segment.max_timestamp_ms >= timestamp_ms
+                and segment.end_offset >= first
+                and segment.start_offset < log.local_log_start_offset
+                and planner.is_within_leader_epochs(segment, log.log_end_offset, epochs)
+            ):
+                found = await self._search_segment(segment, timestamp_ms, first)
+                if found is not None and found.offset < log.local_log_start_offset:
+                    return found
+        return None
+
+    async def _search_segment(
+        self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, first_offset: int
+    ) -> TimestampOffset | None:
+        """The first record from `first_offset` on that is not older (KIP-33's rules)."""
+        indexes = await self.segments.indexes(segment)
+        offset = max(first_offset, indexes.offset_before(timestamp_ms), segment.start_offset)
+        position, batch = await self.segments.find(segment, indexes.position_of(offset), offset)
+        while True:
+            records = await self.segments.bytes(segment, position, batch.size_bytes)
+            header = read_header(records)
+            if header.max_timestamp_ms >= timestamp_ms and not header.is_control:
+                for record in decode_batch(records):
+                    if record.timestamp_ms >= timestamp_ms and record.offset >= first_offset:
+                        return TimestampOffset(
+                            record.timestamp_ms, record.offset, header.partition_leader_epoch
+                        )
+            position += batch.size_bytes
+            if position >= segment.segment_size_bytes:
+                return None
+            batch = await self.segments.bounds(segment, position)
+
+    async def _aux_state(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteAuxState:
+        segment = await self._segment_before(partition, leader_epoch, offset)
+        run = self.segments.run
+        checkpoint = await run(lambda: self._storage.fetch_index(segment, IndexType.LEADER_EPOCH))
+        snapshot = await run(
+            lambda: self._storage.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
+        )
+        entries = [EpochEntry(epoch, start) for epoch, start in parse_epochs(checkpoint)]
+        epochs = planner.epochs_up_to(entries, segment.next_offset)
+        return RemoteAuxState(epochs, snapshot, segment)
+
+    async def _segment_before(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata:
+        """The segment with the record before `offset`, in `leader_epoch` or the one before it.
+
+        Where `leader_epoch` itself begins at `offset`, the record before belongs to an older epoch.
+        Which one is only known when the tier has a single candidate: after unclean elections it may
+        have several.
+        """
+        if not self._metadata.is_ready(partition):
+            raise RemoteStorageNotReadyError
+        exact = await self._metadata.remote_log_segment_metadata(
+            partition, leader_epoch, offset - 1
+        )
+        if exact is not None:
+            return exact
+        candidates = {}
+        for segment in await self._metadata.list_remote_log_segments(partition):
+            for entry in segment.segment_leader_epochs:
+                if entry.epoch < leader_epoch:
+                    found = await self._metadata.remote_log_segment_metadata(
+                        partition, entry.epoch, offset - 1
+                    )
+                    if found is not None:
+                        candidates[entry.epoch] = found
+        if len(candidates) == 1:
+            return next(iter(candidates.values()))
+        raise RemoteResourceNotFoundError(
+            f"{len(candidates)} remote segments of {partition} hold offset {offset - 1} in epochs "
+            f"below {leader_epoch}: ask the leader for the epoch of that offset"
+        )

@@ -1,0 +1,67 @@
+"""The offset and time index of a remote segment, read from Kafka's index files (pure).
+
+`.index`: entries of 8 bytes, relative offset and position; `.timeindex`: 12 bytes, timestamp in ms
+and relative offset. Both rise. Sources: the storage rules of Kafka's OffsetIndex and TimeIndex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tidemark.errors import CorruptMessageError
+
+_OFFSET_ENTRY = np.dtype([("offset", ">i4"), ("position", ">i4")])
+_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteIndexes:
+    """Look-ups by binary search; offsets are absolute, positions are bytes within the log file."""
+
+    base_offset: int
+    offsets: Any
+    positions: Any
+    timestamps: Any
+    time_offsets: Any
+    size_bytes: int
+
+    @classmethod
+    def parse(
+        cls, base_offset: int, segment_size_bytes: int, offset_index: bytes, time_index: bytes
+    ) -> RemoteIndexes:
+        """Raises CorruptMessageError for files that can not be the segment's indexes."""
+        if len(offset_index) % 8 or len(time_index) % 12:
+            raise CorruptMessageError("an index ends in the middle of an entry")
+        by_offset = np.frombuffer(offset_index, _OFFSET_ENTRY)
+        by_time = np.frombuffer(time_index, _TIME_ENTRY)
+        offsets = by_offset["offset"].astype(np.int64)
+        positions = by_offset["position"].astype(np.int64)
+        timestamps = by_time["timestamp"].astype(np.int64)
+        time_offsets = by_time["offset"].astype(np.int64)
+        for name, values in (("offset", offsets), ("position", positions)):
+            if len(values) and (values[0] < 0 or np.any(np.diff(values) <= 0)):
+                raise CorruptMessageError(f"the {name}s of an offset index do not rise")
+        if len(positions) and positions[-1] >= segment_size_bytes:
+            raise CorruptMessageError("an offset index points behind its log")
+        if len(timestamps) and (np.any(np.diff(timestamps) < 0) or np.any(time_offsets < 0)):
+            raise CorruptMessageError("the timestamps of a time index do not rise")
+        size = len(offset_index) + len(time_index)
+        return cls(base_offset, offsets, positions, timestamps, time_offsets, size)
+
+    def position_of(self, offset: int) -> int:
+        """Where to begin looking for `offset`: at or before the batch that holds it."""
+        entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
+        return int(self.positions[entry]) if entry >= 0 else 0
+
+    def last_position_within(self, start: int, limit: int) -> int:
+        """The start of a batch in [start, limit]: the last one indexed, or `start` itself."""
+        entry = int(np.searchsorted(self.positions, limit, side="right")) - 1
+        return max(start, int(self.positions[entry])) if entry >= 0 else start
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """An offset up to which every record is older than `timestamp_ms`."""
+        entry = int(np.searchsorted(self.timestamps, timestamp_ms, side="left")) - 1
+        return self.base_offset + (int(self.time_offsets[entry]) if entry >= 0 else 0)

@@ -1,0 +1,192 @@
+"""Reads within one remote segment: chunks of its log, its indexes, and reading ahead.
+
+The log is read in big ranges (chunks) that a bounded cache keeps. What comes back from the store is
+checked for its length and, batch by batch, for possible headers; a segment that fails is dropped
+from the cache, so a retry asks the store again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from uuid import UUID
+
+from tidemark.config import ServerConfig
+from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
+from tiering.chunk_cache import ChunkCache
+from tiering.errors import RetriableRemoteStorageError
+from tiering.index_cache import RemoteIndexCache
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metrics import RemoteMetrics
+from tiering.remote_indexes import RemoteIndexes
+from tiering.segment_scan import HEADER_BYTES, BatchBounds, batch_bounds
+from tiering.storage import RemoteStorageManager
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_EXPECTED_MAX = 1024  # positions at which a sequential reader is expected next
+
+
+class SegmentReader:
+    """Used on one event loop; blocking calls run in the reader's own pool (hot reads never wait
+    here).
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: RemoteStorageManager,
+        index_cache: RemoteIndexCache,
+        metrics: RemoteMetrics,
+    ) -> None:
+        self._storage = storage
+        self._index_cache = index_cache
+        self._metrics = metrics
+        self._chunk_bytes = config.remote_log_reader_chunk_bytes
+        self._prefetch_chunks = config.remote_log_reader_prefetch_chunks
+        self._loads_max = config.remote_log_reader_threads
+        self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
+        self._pool = ThreadPoolExecutor(config.remote_log_reader_threads, "remote-log-reader")
+        self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
+
+    async def close(self) -> None:
+        """Cancels what is under way."""
+        await self._chunks.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """A blocking call of the storage, in the pool."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except Exception:
+            self._metrics.remote_fetch_errors += 1
+            raise
+
+    async def indexes(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
+        """The segment's indexes, through the index cache."""
+        found = self._index_cache.peek(segment)
+        return found or await self.run(lambda: self._index_cache.load(segment))
+
+    async def read(
+        self, segment: RemoteLogSegmentMetadata, offset: int, end_offset: int, max_bytes: int
+    ) -> tuple[bytes, int]:
+        """Whole batches from the one that holds `offset` on, none that begins at or after
+        `end_offset`.
+
+        At least one batch, else at most `max_bytes`. Gives the position behind them too.
+        """
+        indexes = await self.indexes(segment)
+        start, first = await self.find(segment, indexes.position_of(offset), offset)
+        position = start + first.size_bytes
+        limit = min(start + max_bytes, segment.segment_size_bytes)
+        if end_offset > segment.end_offset and position < limit:
+            # All of it belongs to the lineage: the index leads close to the answer's end.
+            position = indexes.last_position_within(position, limit)
+        while position + HEADER_BYTES <= limit:
+            batch = await self.bounds(segment, position)
+            if position + batch.size_bytes > limit or batch.base_offset >= end_offset:
+                break
+            position += batch.size_bytes
+        records = await self.bytes(segment, start, position - start)
+        self._metrics.remote_fetch_bytes += len(records)
+        return records, position
+
+    async def find(
+        self, segment: RemoteLogSegmentMetadata, position: int, offset: int
+    ) -> tuple[int, BatchBounds]:
+        """Position and bounds of the first batch from `position` on whose last offset is >=
+        `offset`.
+        """
+        while position < segment.segment_size_bytes:
+            batch = await self.bounds(segment, position)
+            if batch.last_offset >= offset:
+                return position, batch
+            position += batch.size_bytes
+        raise OffsetOutOfRangeError(f"{segment.remote_log_segment_id} ends before offset {offset}")
+
+    async def bounds(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchBounds:
+        """The bounds of the batch at `position`."""
+        number, at = divmod(position, self._chunk_bytes)
+        chunk = await self._chunk(segment, number)
+        try:
+            if at + HEADER_BYTES <= len(chunk):
+                return batch_bounds(chunk, at)
+            return batch_bounds(await self.bytes(segment, position, HEADER_BYTES), 0)
+        except CorruptMessageError:
+            self._chunks.drop(segment.id)
+            raise
+
+    async def bytes(self, segment: RemoteLogSegmentMetadata, position: int, size: int) -> bytes:
+        """`size` bytes from `position`; CorruptMessageError where the log ends before."""
+        end = position + size
+        if end > segment.segment_size_bytes:
+            self._chunks.drop(segment.id)
+            raise CorruptMessageError(
+                f"a batch reaches behind the end of {segment.remote_log_segment_id}"
+            )
+        numbers = range(position // self._chunk_bytes, max(0, end - 1) // self._chunk_bytes + 1)
+        if len(numbers) > 1:
+            for number in numbers:  # all ranges of one answer are fetched at the same time
+                self._start(segment, number)
+        pieces = []
+        for number in numbers:
+            begin = number * self._chunk_bytes
+            view = memoryview(await self._chunk(segment, number))
+            pieces.append(view[max(0, position - begin) : end - begin])
+        return b"".join(pieces)
+
+    def continues(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> bool:
+        """Notes that a reader will want `end` next; whether `start` was expected so (or is a
+        beginning).
+        """
+        expected = start == 0 or (segment.id, start) in self._expected
+        self._expected.pop((segment.id, start), None)
+        self._expected[segment.id, end] = None
+        while len(self._expected) > _EXPECTED_MAX:
+            self._expected.popitem(last=False)
+        return expected
+
+    def read_ahead(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
+        """Begins to load the chunks from `position` on; returns how many lie beyond the segment's
+        end.
+        """
+        number = position // self._chunk_bytes
+        last = max(0, segment.segment_size_bytes - 1) // self._chunk_bytes
+        beyond = 0
+        for wanted in range(number, number + self._prefetch_chunks):
+            if wanted > last:
+                beyond += 1
+            elif self._chunks.loading < self._loads_max and (
+                (segment.id, wanted) not in self._chunks
+            ):
+                self._metrics.chunk_prefetches += 1
+                self._start(segment, wanted)
+        return beyond
+
+    def forget(self, segment: RemoteLogSegmentMetadata) -> None:
+        """Drops what is cached of a segment that was deleted."""
+        self._chunks.drop(segment.id)
+        self._index_cache.remove(segment.id)
+
+    def _start(self, segment: RemoteLogSegmentMetadata, number: int) -> None:
+        if (segment.id, number) not in self._chunks:
+            self._chunks.start((segment.id, number), lambda: self._fetch(segment, number))
+
+    async def _chunk(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
+        return await self._chunks.get((segment.id, number), lambda: self._fetch(segment, number))
+
+    async def _fetch(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
+        start = number * self._chunk_bytes
+        end = min(start + self._chunk_bytes, segment.segment_size_bytes)
+        content = await self.run(lambda: self._storage.fetch_log_segment(segment, start, end))
+        if len(content) != end - start:
+            raise RetriableRemoteStorageError(
+                f"{segment.remote_log_segment_id}: {len(content)} bytes came, not {end - start}"
+            )
+        return content
