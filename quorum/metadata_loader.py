@@ -32,8 +32,10 @@ class MetadataPublisher(Protocol):
     """Acts on new metadata. Called on the event loop; must not block."""
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """`image` is the newest committed image, `delta` what changed since the last call. The first
-        call has everything (its delta begins at the empty image)."""
+        """`image` is the newest committed image, `delta` what changed since the last call.
+
+        The first call has everything: its delta begins at the empty image.
+        """
 
 
 class MetadataLoader:
@@ -52,6 +54,7 @@ class MetadataLoader:
         self._caught_up = False
         self._leader = LeaderAndEpoch(None, 0)
         self._publishers: list[MetadataPublisher] = []
+        self._leader_listeners: list[Callable[[LeaderAndEpoch], None]] = []
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_ids = itertools.count()
         self._bytes_since_snapshot = 0
@@ -82,6 +85,10 @@ class MetadataLoader:
         if self._caught_up:
             self._first_call(publisher, diff(EMPTY_IMAGE, self._image), self._image)
         self._publishers.append(publisher)
+
+    def add_leader_listener(self, listener: Callable[[LeaderAndEpoch], None]) -> None:
+        """Adds a callback for leader changes; publishers have heard of everything before it."""
+        self._leader_listeners.append(listener)
 
     async def wait_for_offset(self, offset: int) -> None:
         """Returns when the record at `offset` is applied and published; -1 waits for catching up.
@@ -130,6 +137,8 @@ class MetadataLoader:
         self._leader = leader
         if leader.is_leader(self._raft.node_id) and not self._caught_up:
             self._catch_up()
+        for listener in self._leader_listeners:
+            listener(leader)
 
     async def close(self) -> None:
         """Ends waiting calls and waits for a snapshot under way."""
@@ -201,8 +210,6 @@ class MetadataLoader:
     async def _snapshot(self, image: MetadataImage) -> None:
         try:
             await self._raft.create_snapshot(image.end_offset, image.values())
-        except FatalError:
-            raise
         except Exception:
             self.snapshot_errors += 1
             _log.exception("no snapshot could be written at offset %d", image.end_offset)

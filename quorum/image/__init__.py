@@ -18,6 +18,7 @@ from quorum.image.types import (
     PartitionRegistration,
     TopicImage,
     TopicsImage,
+    intern_ids,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "TopicImage",
     "TopicsImage",
     "diff",
+    "intern_ids",
 ]

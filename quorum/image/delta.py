@@ -125,7 +125,7 @@ class MetadataDelta:
         kind = record.WhichOneof("record")
         if kind is None:
             raise InconsistentMetadataError(
-                "the metadata log holds a record of an unknown kind: this node is too old for its log"
+                "a metadata record of a kind this node does not know: it is too old for its log"
             )
         _REPLAY[kind](self, getattr(record, kind))
 

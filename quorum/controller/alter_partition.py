@@ -1,0 +1,156 @@
+"""AlterPartition: a leader tells the controller its new ISR (KIP-497, KIP-841, KIP-903).
+
+The checks come in Kafka's order, so a leader can tell from the error what to do: learn more first
+(NOT_CONTROLLER, FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION), leave it (INVALID_REQUEST), or try
+again without a member (INELIGIBLE_REPLICA). The broker epoch of each new member keeps a restarted
+broker with an empty disk out of an ISR it earned in its former life.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from quorum.controller.cluster_control import check_broker_epoch
+from quorum.controller.partition_change import PartitionChangeBuilder
+from quorum.controller.result import ControllerResult
+from quorum.image import LeaderRecoveryState, MetadataImage, PartitionRegistration, intern_ids
+from quorum.image.records import leader_to_wire, partition_after_change
+from tidemark.errors import (
+    ApiError,
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NewLeaderElectedError,
+    NotControllerError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.v1 import controller_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+# A follower's broker epoch that its leader does not know; then only its registration counts.
+_UNKNOWN_EPOCH = -1
+
+_Asked = controller_pb2.AlterPartitionRequest.PartitionData
+_Answer = controller_pb2.AlterPartitionResponse.PartitionData
+
+
+def alter_partitions(
+    image: MetadataImage, request: controller_pb2.AlterPartitionRequest
+) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
+    """The changes asked for, each partition with its own answer.
+
+    Raises StaleBrokerEpochError when the leader that asks is not the registered broker.
+    """
+    check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    response = controller_pb2.AlterPartitionResponse()
+    result = ControllerResult(response)
+    seen: set[tuple[bytes, int]] = set()
+    for asked in request.partitions:
+        try:
+            if (asked.topic_id, asked.partition_index) in seen:
+                raise InvalidRequestError("the partition is named twice in one request")
+            seen.add((asked.topic_id, asked.partition_index))
+            answer, record = _alter(image, request.broker_id, asked)
+        except ApiError as error:
+            answer = _Answer(
+                topic_id=asked.topic_id,
+                partition_index=asked.partition_index,
+                error_code=int(error.code),  # type: ignore[arg-type]
+            )
+        else:
+            if record is not None:
+                result.groups.append([record])
+        response.partitions.append(answer)
+    return result
+
+
+def _alter(
+    image: MetadataImage, broker_id: int, asked: _Asked
+) -> tuple[_Answer, pb.MetadataRecord | None]:
+    topic_id, before = _find(image, asked)
+    _check_epochs(before, broker_id, asked)
+    _check_isr(image, before, broker_id, asked)
+    record = PartitionChangeBuilder(
+        topic_id,
+        asked.partition_index,
+        before,
+        image.is_active,
+        target_isr=intern_ids(member.broker_id for member in asked.new_isr),
+        target_recovery_state=LeaderRecoveryState(asked.leader_recovery_state),
+    ).build()
+    after = before if record is None else partition_after_change(before, record.partition_change)
+    if after.leader != broker_id:
+        # The change stands, but its asker leads no more (it may be shutting down): it must not
+        # take the answer for a new ISR of its own.
+        return _answer(asked, after, NewLeaderElectedError.code), record
+    return _answer(asked, after), record
+
+
+def _answer(asked: _Asked, after: PartitionRegistration, code: int = 0) -> _Answer:
+    return _Answer(
+        topic_id=asked.topic_id,
+        partition_index=asked.partition_index,
+        error_code=int(code),  # type: ignore[arg-type]
+        leader_id=leader_to_wire(after.leader),
+        leader_epoch=after.leader_epoch,
+        isr=after.isr,
+        partition_epoch=after.partition_epoch,
+        leader_recovery_state=after.leader_recovery_state,
+    )
+
+
+def _find(image: MetadataImage, asked: _Asked) -> tuple[UUID, PartitionRegistration]:
+    if len(asked.topic_id) != 16:
+        raise UnknownTopicIdError("the topic id is not 16 bytes")
+    topic = image.topics.by_id(UUID(bytes=asked.topic_id))
+    if topic is None:
+        raise UnknownTopicIdError("there is no topic of this id")
+    partition = topic.partitions.get(asked.partition_index)
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
+    return topic.topic_id, partition
+
+
+def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) -> None:
+    """Who asks knows the newest state: neither more than this controller nor less."""
+    if asked.leader_epoch > before.leader_epoch or asked.partition_epoch > before.partition_epoch:
+        raise NotControllerError("the request knows epochs this controller has not heard of")
+    if asked.leader_epoch < before.leader_epoch:
+        raise FencedLeaderEpochError(f"the leader epoch is {before.leader_epoch}")
+    if broker_id != before.leader:
+        raise InvalidRequestError(f"the leader is {before.leader}, not {broker_id}")
+    if asked.partition_epoch < before.partition_epoch:
+        raise InvalidUpdateVersionError(f"the partition epoch is {before.partition_epoch}")
+
+
+def _check_isr(
+    image: MetadataImage, before: PartitionRegistration, broker_id: int, asked: _Asked
+) -> None:
+    members = [member.broker_id for member in asked.new_isr]
+    if not members or len(set(members)) != len(members) or set(members) - set(before.replicas):
+        raise InvalidRequestError(f"{members} is no ISR of the replicas {list(before.replicas)}")
+    if broker_id not in members:
+        raise InvalidRequestError(f"the ISR {members} lacks its leader {broker_id}")
+    if asked.leader_recovery_state not in tuple(LeaderRecoveryState):
+        raise InvalidRequestError(f"no recovery state {asked.leader_recovery_state}")
+    if asked.leader_recovery_state == LeaderRecoveryState.RECOVERING:
+        if len(members) > 1:
+            raise InvalidRequestError("a recovering leader is alone in its ISR")
+        if before.leader_recovery_state is LeaderRecoveryState.RECOVERED:
+            raise InvalidRequestError("a recovered leader does not recover again")
+    for member in asked.new_isr:
+        _check_member(image, member)
+
+
+def _check_member(
+    image: MetadataImage, member: controller_pb2.AlterPartitionRequest.BrokerState
+) -> None:
+    broker = image.brokers.get(member.broker_id)
+    if broker is None or not broker.is_active:
+        raise IneligibleReplicaError(f"broker {member.broker_id} is fenced or shutting down")
+    if member.broker_epoch not in (_UNKNOWN_EPOCH, broker.epoch):
+        raise IneligibleReplicaError(
+            f"broker {member.broker_id} registered anew: its epoch is {broker.epoch}"
+        )

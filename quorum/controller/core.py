@@ -1,0 +1,247 @@
+"""The active controller's brain: pure. Requests and time in, records and answers out.
+
+It holds the image as it will be when everything appended so far is committed, and generates each
+change from it; whoever drives it (`QuorumController`) appends the records, hands them back to
+`replay`, and gives the answer on commit. On a loss of leadership the image is dropped: what was not
+committed never was (ARCHITECTURE section 3, rule 7).
+
+    inactive --activate(image, epoch)--> active --deactivate()--> inactive
+
+Timed work comes by `tick(now_ms)` when `next_deadline_ms()` is reached: fencing (each eighth of a
+session, one broker per pass), preferred elections, elections of leaderless partitions, and a NoOp
+when nothing was written for a while, so that every replica's offset goes on and lag can be told.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quorum.controller import elections
+from quorum.controller.alter_partition import alter_partitions
+from quorum.controller.cluster_control import ClusterControl, check_broker_epoch
+from quorum.controller.result import ControllerResult
+from quorum.controller.sessions import BrokerSessions
+from quorum.controller.topics import TopicControl
+from quorum.image import MetadataDelta, MetadataImage
+from quorum.image.image import METADATA_VERSION
+from quorum.image.records import feature_record, producer_ids_record
+from tidemark.config import ServerConfig, effective_topic_config, server_defaults
+from tidemark.errors import NotControllerError
+from tidemark.v1 import admin_pb2, controller_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+PRODUCER_ID_BLOCK_SIZE = 1_000
+PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000
+UNCLEAN_ELECTION_INTERVAL_MS = 300_000
+_FENCE_PASSES_PER_SESSION = 8
+
+# The level a new cluster starts with: the records of proto/tidemark/v1/metadata.proto.
+METADATA_VERSION_LEVEL = 1
+
+
+@dataclass(slots=True)
+class _Deadlines:
+    """When each kind of timed work is due; None: never."""
+
+    fence_ms: int
+    preferred_ms: int | None
+    leaderless_ms: int
+    no_op_ms: int | None
+
+    def first(self) -> int:
+        candidates = (self.fence_ms, self.preferred_ms, self.leaderless_ms, self.no_op_ms)
+        return min(due for due in candidates if due is not None)
+
+
+class ControllerCore:
+    """Generates records while active; raises NotControllerError from every request while not.
+
+    Results hold records that are not applied yet: they have to be passed to `replay` in the order
+    they are appended, before the next request.
+    """
+
+    def __init__(self, config: ServerConfig, cluster_id: str, rng: random.Random) -> None:
+        self._config = config
+        self._defaults = server_defaults(config)
+        self._sessions = BrokerSessions(config.broker_session_timeout_ms)
+        self._cluster = ClusterControl(cluster_id, self._sessions)
+        self._topics = TopicControl(config, rng)
+        self._image: MetadataImage | None = None
+        self._epoch = 0
+        self._deadlines: _Deadlines | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self._image is not None
+
+    @property
+    def epoch(self) -> int:
+        """The Raft epoch of the last activation."""
+        return self._epoch
+
+    @property
+    def image(self) -> MetadataImage:
+        """The image with everything appended so far; raises NotControllerError while inactive."""
+        if self._image is None:
+            raise NotControllerError()
+        return self._image
+
+    def activate(self, image: MetadataImage, epoch: int, now_ms: int) -> ControllerResult[None]:
+        """Begins to lead in `epoch` from the committed `image`.
+
+        Gives the first records of an empty log. All brokers in service get a fresh session.
+        """
+        self._image = image
+        self._epoch = epoch
+        self._sessions.activate(image, now_ms)
+        self._deadlines = _Deadlines(
+            fence_ms=now_ms + self._fence_interval_ms(),
+            preferred_ms=self._after(now_ms, self._preferred_interval_ms()),
+            leaderless_ms=now_ms + UNCLEAN_ELECTION_INTERVAL_MS,
+            no_op_ms=self._after(now_ms, self._config.metadata_max_idle_interval_ms),
+        )
+        records = []
+        if METADATA_VERSION not in image.features:
+            records.append(feature_record(METADATA_VERSION, METADATA_VERSION_LEVEL))
+        return ControllerResult.atomic(records, None)
+
+    def deactivate(self) -> None:
+        """Leads no more: all that was not committed is forgotten."""
+        self._image = None
+        self._deadlines = None
+
+    def replay(self, records: Sequence[pb.MetadataRecord], last_offset: int, now_ms: int) -> None:
+        """Applies records that were appended as one batch ending at `last_offset`."""
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self._image = delta.apply(last_offset, self._epoch)
+        for broker_id, broker in delta.brokers_changed.items():
+            if broker is None:
+                self._sessions.end(broker_id)
+        if self._deadlines is not None:
+            self._deadlines.no_op_ms = self._after(
+                now_ms, self._config.metadata_max_idle_interval_ms
+            )
+
+    def adopt(self, committed: MetadataImage) -> None:
+        """Takes the committed image for its own, when that has caught up: the two are equal, and
+        one is held in memory instead of two."""
+        if self._image is not None and committed.offset >= self._image.offset:
+            self._image = committed
+
+    # Requests of brokers.
+
+    def register_broker(
+        self, request: controller_pb2.RegisterBrokerRequest, next_offset: int, now_ms: int
+    ) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
+        """`next_offset` is the offset the first record will have: the broker's epoch."""
+        unclean = self._unclean_allowed()
+        return self._cluster.register(self.image, request, next_offset, unclean, now_ms)
+
+    def broker_heartbeat(
+        self, request: controller_pb2.BrokerHeartbeatRequest, now_ms: int
+    ) -> ControllerResult[controller_pb2.BrokerHeartbeatResponse]:
+        return self._cluster.heartbeat(self.image, request, self._unclean_allowed(), now_ms)
+
+    def alter_partition(
+        self, request: controller_pb2.AlterPartitionRequest
+    ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
+        return alter_partitions(self.image, request)
+
+    def allocate_producer_ids(
+        self, request: controller_pb2.AllocateProducerIdsRequest
+    ) -> ControllerResult[controller_pb2.AllocateProducerIdsResponse]:
+        """The next block of ids, which no other broker gets; raises StaleBrokerEpochError."""
+        check_broker_epoch(self.image, request.broker_id, request.broker_epoch)
+        start = self.image.next_producer_id
+        record = producer_ids_record(
+            start + PRODUCER_ID_BLOCK_SIZE, request.broker_id, request.broker_epoch
+        )
+        response = controller_pb2.AllocateProducerIdsResponse(
+            producer_id_start=start, producer_id_len=PRODUCER_ID_BLOCK_SIZE
+        )
+        return ControllerResult.atomic([record], response)
+
+    # Requests of administrators.
+
+    def create_topics(
+        self, request: admin_pb2.CreateTopicsRequest
+    ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
+        return self._topics.create(self.image, request)
+
+    def delete_topics(
+        self, request: admin_pb2.DeleteTopicsRequest
+    ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
+        return self._topics.delete(self.image, request)
+
+    # Time.
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is wanted next; None while inactive."""
+        return None if self._deadlines is None else self._deadlines.first()
+
+    def tick(self, now_ms: int) -> ControllerResult[None]:
+        """The records of one kind of timed work that is due, the most urgent first; the next call
+        brings the next kind. No records: nothing is due, or it had nothing to do."""
+        deadlines = self._deadlines
+        if deadlines is None:
+            raise NotControllerError()
+        records: list[pb.MetadataRecord] = []
+        if deadlines.fence_ms <= now_ms:
+            deadlines.fence_ms = now_ms + self._fence_interval_ms()
+            records = self._cluster.fence_stalest(self.image, self._unclean_allowed(), now_ms)
+        elif deadlines.leaderless_ms <= now_ms:
+            deadlines.leaderless_ms = now_ms + UNCLEAN_ELECTION_INTERVAL_MS
+            records = elections.leaderless(self.image, self._unclean_allowed())
+        elif deadlines.preferred_ms is not None and deadlines.preferred_ms <= now_ms:
+            records, more = elections.preferred(self.image, PREFERRED_ELECTIONS_PER_PASS_MAX)
+            interval_ms = self._preferred_interval_ms()
+            deadlines.preferred_ms = now_ms if more else self._after(now_ms, interval_ms)
+        elif deadlines.no_op_ms is not None and deadlines.no_op_ms <= now_ms:
+            records = [pb.MetadataRecord(no_op=pb.NoOpRecord())]
+        # Each change stands for itself, but for a broker's registration, which comes first.
+        return ControllerResult.atomic(records, None)
+
+    def validate(self) -> None:
+        """Asserts what must hold of the image whatever happened."""
+        if self._image is None:
+            return
+        for topic in self._image.topics:
+            for index, partition in topic.partitions.items():
+                name = f"{topic.name}-{index}"
+                assert partition.replicas, f"{name} has no replicas"
+                assert len(set(partition.replicas)) == len(partition.replicas), name
+                assert partition.isr, f"{name}: an ISR never empties"
+                assert set(partition.isr) <= set(partition.replicas), f"{name}: ISR beyond replicas"
+                leader = partition.leader
+                assert leader is None or leader in partition.isr, f"{name}: leader outside its ISR"
+                assert leader is None or self._image.is_active(leader), f"{name}: leader is fenced"
+
+    def _unclean_allowed(self) -> Callable[[str], bool]:
+        image = self.image
+
+        def allowed(topic: str) -> bool:
+            configs = image.topic_configs(topic)
+            effective = effective_topic_config(self._defaults, configs)
+            return effective.unclean_leader_election_enable
+
+        return allowed
+
+    def _fence_interval_ms(self) -> int:
+        return max(1, self._config.broker_session_timeout_ms // _FENCE_PASSES_PER_SESSION)
+
+    def _preferred_interval_ms(self) -> int:
+        if not self._config.auto_leader_rebalance_enable:
+            return 0
+        return self._config.leader_imbalance_check_interval_seconds * 1_000
+
+    @staticmethod
+    def _after(now_ms: int, interval_ms: int) -> int | None:
+        """The next time of work done each `interval_ms`; 0 means never."""
+        return now_ms + interval_ms if interval_ms > 0 else None

@@ -1,0 +1,55 @@
+"""One piece of work at a time, urgent ones first, with room for the event loop in between.
+
+Heartbeats go ahead of everything else: a controller that is busy creating topics must not fence its
+cluster meanwhile. The queue is bounded; when it is full the caller gets a retriable error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from tidemark.errors import ThrottlingQuotaExceededError
+
+Work = Callable[[], None]
+
+
+class EventQueue:
+    """Runs work on the event loop in the order it came, urgent before normal. Work must not
+    raise.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._urgent: deque[Work] = deque()
+        self._normal: deque[Work] = deque()
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._normal)
+
+    def add(self, work: Work, *, urgent: bool = False) -> None:
+        """Raises ThrottlingQuotaExceededError when too much waits already."""
+        chosen = self._urgent if urgent else self._normal
+        if len(chosen) >= self._limit:
+            raise ThrottlingQuotaExceededError(
+                f"{len(chosen)} requests wait for the controller: send it again later"
+            )
+        chosen.append(work)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_one)
+
+    def _run_one(self) -> None:
+        self._scheduled = False
+        queue = self._urgent or self._normal
+        if not queue:
+            return
+        work = queue.popleft()
+        if len(self):
+            self._schedule()
+        work()

@@ -1,0 +1,137 @@
+"""Where the replicas of new partitions go: striped over racks, then over the brokers of a rack.
+
+Kafka's StripedReplicaPlacer, restated. Promises, for `place`:
+
+- no two replicas of a partition on one broker; too few brokers raise;
+- racks take turns: partition i starts at the next rack (random start), so each rack gets its share,
+  and a partition has as many racks as it can;
+- within a rack each broker is dealt once before any is dealt again, in an order that is shuffled
+  for each deal; brokers in service before fenced ones;
+- the leader (first) is in service, and leaderships are even over the brokers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidemark.errors import InvalidReplicationFactorError
+
+
+class UsableBroker(NamedTuple):
+    """A broker that may get replicas; one that is shutting down is not usable at all."""
+
+    broker_id: int
+    rack: str | None
+    fenced: bool
+
+
+class _Deck:
+    """Deals brokers so that each comes once per round, whatever is skipped."""
+
+    def __init__(self, brokers: list[int], rng: random.Random) -> None:
+        self._brokers = brokers
+        self._rng = rng
+        self._left: list[int] = []
+
+    def draw(self, used: set[int]) -> int | None:
+        """The next broker that is not in `used`, or None when all are."""
+        if all(broker in used for broker in self._brokers):
+            return None
+        if all(broker in used for broker in self._left):
+            fresh = list(self._brokers)
+            self._rng.shuffle(fresh)
+            self._left.extend(fresh)
+        chosen = next(broker for broker in self._left if broker not in used)
+        self._left.remove(chosen)
+        return chosen
+
+
+class _Rack:
+    def __init__(self, brokers: list[UsableBroker], rng: random.Random) -> None:
+        self._in_service = _Deck([b.broker_id for b in brokers if not b.fenced], rng)
+        self._fenced = _Deck([b.broker_id for b in brokers if b.fenced], rng)
+
+    def draw_in_service(self, used: set[int]) -> int | None:
+        return self._in_service.draw(used)
+
+    def draw(self, used: set[int]) -> int | None:
+        chosen = self._in_service.draw(used)
+        return self._fenced.draw(used) if chosen is None else chosen
+
+
+class StripedReplicaPlacer:
+    """Places one topic after another; `rng` gives every random choice."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def place(
+        self, brokers: Iterable[UsableBroker], num_partitions: int, replication_factor: int
+    ) -> list[tuple[int, ...]]:
+        """The replicas of each partition, preferred leader first.
+
+        Raises InvalidReplicationFactorError for a factor below 1 or above the number of brokers, or
+        when no broker is in service.
+        """
+        usable = sorted(brokers)
+        _check(usable, replication_factor)
+        in_service = {b.broker_id for b in usable if not b.fenced}
+        racks = self._racks(usable)
+        start = self._rng.randrange(len(racks))
+        leads: Counter[int] = Counter()
+        placed: list[tuple[int, ...]] = []
+        for partition in range(num_partitions):
+            turn = (start + partition) % len(racks)
+            chosen = _place_one(racks[turn:] + racks[:turn], replication_factor)
+            # The least burdened leads; at a tie the first, which is in service.
+            leader = min((b for b in chosen if b in in_service), key=lambda b: leads[b])
+            leads[leader] += 1
+            placed.append((leader, *(b for b in chosen if b != leader)))
+        return placed
+
+    def _racks(self, usable: list[UsableBroker]) -> list[_Rack]:
+        by_rack: dict[str, list[UsableBroker]] = {}
+        for broker in usable:
+            by_rack.setdefault(broker.rack or "", []).append(broker)
+        return [_Rack(by_rack[name], self._rng) for name in sorted(by_rack)]
+
+
+def _check(usable: list[UsableBroker], replication_factor: int) -> None:
+    if replication_factor < 1:
+        raise InvalidReplicationFactorError(
+            f"the replication factor {replication_factor} is below 1"
+        )
+    if not any(not broker.fenced for broker in usable):
+        raise InvalidReplicationFactorError("no broker is in service: all are fenced, or none is")
+    if replication_factor > len(usable):
+        raise InvalidReplicationFactorError(
+            f"the replication factor {replication_factor} is above the number of brokers that can "
+            f"take replicas, {len(usable)}"
+        )
+
+
+def _place_one(racks: list[_Rack], replication_factor: int) -> list[int]:
+    """One partition's brokers, a rack after the other and round again; the first is in service."""
+    used: set[int] = set()
+    chosen: list[int] = []
+    first_rack = 0
+    for position, rack in enumerate(racks):
+        leader = rack.draw_in_service(used)
+        if leader is not None:
+            chosen.append(leader)
+            used.add(leader)
+            first_rack = position
+            break
+    # Racks passed over on the way to a leader have their turn at the end of the first round.
+    order = racks[first_rack + 1 :] + racks[: first_rack + 1]
+    position = 0
+    while len(chosen) < replication_factor:
+        broker = order[position % len(order)].draw(used)
+        position += 1
+        if broker is not None:
+            chosen.append(broker)
+            used.add(broker)
+    return chosen

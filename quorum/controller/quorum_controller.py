@@ -1,0 +1,237 @@
+"""The edge of the controller: one queue of events, appends to the metadata log, answers on commit.
+
+Each event is: generate records from the image -> append -> replay in memory -> answer when the last
+record is committed. An event without records answers when everything before it is committed, so
+nobody reads what may yet be lost. When the leadership goes, everybody who waits gets
+NotControllerError (the outcome is unknown, asking the next controller is right), and the image
+falls back to what is committed. Modelled on Kafka's QuorumController.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from quorum.controller.core import ControllerCore
+from quorum.controller.event_queue import EventQueue
+from quorum.controller.result import ControllerResult
+from quorum.image import InconsistentMetadataError, MetadataDelta, MetadataImage
+from quorum.image.records import encode_record
+from quorum.metadata_loader import MetadataLoader
+from quorum.raft_client import LeaderAndEpoch, RaftClient
+from tidemark.errors import ApiError, NotControllerError, RequestTimedOutError, UnknownServerError
+from tidemark.v1 import admin_pb2, controller_pb2
+
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+Generate = Callable[[int], ControllerResult[R]]
+"""Generates a result at a time (ms)."""
+
+_QUEUE_LIMIT = 10_000
+_REQUEST_TIMEOUT_MS = 30_000
+
+
+class _Pending(NamedTuple):
+    """An answer that waits for the commit of `offset`."""
+
+    offset: int
+    future: asyncio.Future[Any]
+    response: Any
+
+
+class QuorumController:
+    """Drives a `ControllerCore`; hears of commits and leaders from the node's `MetadataLoader`."""
+
+    def __init__(
+        self,
+        raft: RaftClient,
+        loader: MetadataLoader,
+        core: ControllerCore,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._raft = raft
+        self._loader = loader
+        self._core = core
+        self._now_ms = now_ms
+        self._queue = EventQueue(_QUEUE_LIMIT)
+        self._pending: deque[_Pending] = deque()
+        self._next_offset = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        loader.add_publisher(self)
+        loader.add_leader_listener(self.on_leader_change)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller, as far as it knows."""
+        return self._core.is_active
+
+    @property
+    def core(self) -> ControllerCore:
+        return self._core
+
+    async def register_broker(
+        self, request: controller_pb2.RegisterBrokerRequest
+    ) -> controller_pb2.RegisterBrokerResponse:
+        def generate(now_ms: int) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
+            next_offset = max(self._next_offset, self._raft.log_end_offset)
+            return self._core.register_broker(request, next_offset, now_ms)
+
+        return await self._run(generate, urgent=True)
+
+    async def broker_heartbeat(
+        self, request: controller_pb2.BrokerHeartbeatRequest
+    ) -> controller_pb2.BrokerHeartbeatResponse:
+        return await self._run(lambda now: self._core.broker_heartbeat(request, now), urgent=True)
+
+    async def alter_partition(
+        self, request: controller_pb2.AlterPartitionRequest
+    ) -> controller_pb2.AlterPartitionResponse:
+        return await self._run(lambda _: self._core.alter_partition(request))
+
+    async def allocate_producer_ids(
+        self, request: controller_pb2.AllocateProducerIdsRequest
+    ) -> controller_pb2.AllocateProducerIdsResponse:
+        return await self._run(lambda _: self._core.allocate_producer_ids(request))
+
+    async def create_topics(
+        self, request: admin_pb2.CreateTopicsRequest
+    ) -> admin_pb2.CreateTopicsResponse:
+        return await self._run(
+            lambda _: self._core.create_topics(request), timeout_ms=request.timeout_ms
+        )
+
+    async def delete_topics(
+        self, request: admin_pb2.DeleteTopicsRequest
+    ) -> admin_pb2.DeleteTopicsResponse:
+        return await self._run(
+            lambda _: self._core.delete_topics(request), timeout_ms=request.timeout_ms
+        )
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Answers whoever waited for what is committed now."""
+        while self._pending and self._pending[0].offset <= image.offset:
+            done = self._pending.popleft()
+            if not done.future.done():
+                done.future.set_result(done.response)
+        if not self._pending and self._core.is_active:
+            self._core.adopt(image)
+
+    def on_leader_change(self, leader: LeaderAndEpoch) -> None:
+        """Begins or ends this node's time as the active controller."""
+        leads = leader.is_leader(self._raft.node_id)
+        if self._core.is_active and not (leads and leader.epoch == self._core.epoch):
+            self._renounce(f"epoch {leader.epoch} began")
+        if leads and not self._core.is_active and not self._stopped:
+            self._claim(leader.epoch)
+
+    def stop(self) -> None:
+        """Answers nobody any more; who waits gets NotControllerError."""
+        self._stopped = True
+        self._renounce("this node is shutting down")
+
+    def _claim(self, epoch: int) -> None:
+        _log.info("node %d is the active controller of epoch %d", self._raft.node_id, epoch)
+        now_ms = self._now_ms()
+        self._next_offset = self._raft.log_end_offset
+        result = self._core.activate(self._loader.image, epoch, now_ms)
+        self._write_own(lambda _: result)
+
+    def _renounce(self, reason: str) -> None:
+        if self._core.is_active:
+            _log.info("node %d is no longer the active controller: %s", self._raft.node_id, reason)
+        self._core.deactivate()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, deque()
+        for waiting in pending:
+            if not waiting.future.done():
+                waiting.future.set_exception(
+                    NotControllerError(f"the active controller changed ({reason}); ask the next")
+                )
+
+    async def _run(self, generate: Generate[R], *, urgent: bool = False, timeout_ms: int = 0) -> R:
+        """The answer to an event when it is committed; raises ApiError."""
+        if not self._core.is_active:
+            raise NotControllerError()
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._queue.add(lambda: self._process(generate, future), urgent=urgent)
+        wanted_ms = timeout_ms if timeout_ms > 0 else _REQUEST_TIMEOUT_MS
+        try:
+            return await asyncio.wait_for(future, wanted_ms / 1_000)
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"not committed within {wanted_ms} ms; it may be yet"
+            ) from None
+
+    def _process(self, generate: Generate[R], future: asyncio.Future[R]) -> None:
+        if future.done():
+            return
+        try:
+            result = generate(self._now_ms())
+            self._append(result)
+        except ApiError as error:
+            future.set_exception(error)
+            return
+        except Exception as error:
+            _log.exception("a controller event failed")
+            future.set_exception(UnknownServerError(str(error)))
+            return
+        # Without records of its own it waits for those before it (the image it read from).
+        offset = self._core.image.offset
+        if offset <= self._loader.image.offset:
+            future.set_result(result.response)
+        else:
+            self._pending.append(_Pending(offset, future, result.response))
+
+    def _append(self, result: ControllerResult[Any]) -> None:
+        """Appends and replays; raises ApiError. What can not be replayed ends the leadership."""
+        for batch in result.batches():
+            try:
+                values = [encode_record(record) for record in batch]
+                last_offset = self._raft.append(self._core.epoch, values)
+            except NotControllerError:
+                self._renounce("the log refused an append")
+                raise
+            self._next_offset = last_offset + 1
+            try:
+                self._core.replay(batch, last_offset, self._now_ms())
+            except InconsistentMetadataError as error:
+                epoch = self._core.epoch
+                self._renounce("it could not replay its own records")
+                self._raft.resign(epoch)
+                raise UnknownServerError(str(error)) from error
+        if result.groups and result.after_append is not None:
+            result.after_append(self._core.image.offset)
+        self._arm()
+
+    def _write_own(self, generate: Generate[None]) -> None:
+        """Writes records that nobody waits for."""
+        try:
+            self._append(generate(self._now_ms()))
+        except NotControllerError as error:
+            _log.info("timed work of the controller: %s", error)
+        except Exception:
+            _log.exception("timed work of the controller failed")
+            self._arm()
+
+    def _arm(self) -> None:
+        """Sets the timer to the core's next deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = self._core.next_deadline_ms()
+        if due_ms is not None:
+            delay_s = max(0, due_ms - self._now_ms()) / 1_000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._core.is_active:
+            self._write_own(self._core.tick)

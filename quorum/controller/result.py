@@ -1,0 +1,49 @@
+"""What a control manager gives back: records to write, and the answer once they are committed.
+
+Records come in groups: a group is written atomically, in one batch of the log. Groups are packed
+into batches up to Kafka's limit of records per atomic operation (QuorumController, 10000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tidemark.v1 import metadata_pb2 as pb
+
+R = TypeVar("R")
+
+RECORDS_PER_BATCH_MAX = 10_000
+
+
+@dataclass(slots=True)
+class ControllerResult(Generic[R]):
+    """`groups` of records and the `response` to give when all of them are committed.
+
+    `after_append` hears the offset of the last record appended (nothing, where there are none).
+    """
+
+    response: R
+    groups: list[list[pb.MetadataRecord]] = field(default_factory=list)
+    after_append: Callable[[int], None] | None = None
+
+    @classmethod
+    def atomic(cls, records: list[pb.MetadataRecord], response: R) -> ControllerResult[R]:
+        """A result whose records go into one batch."""
+        return cls(response, [records] if records else [])
+
+    @property
+    def records(self) -> list[pb.MetadataRecord]:
+        return [record for group in self.groups for record in group]
+
+    def batches(self) -> Iterator[list[pb.MetadataRecord]]:
+        """The groups packed into batches; a group is never split."""
+        batch: list[pb.MetadataRecord] = []
+        for group in self.groups:
+            if batch and len(batch) + len(group) > RECORDS_PER_BATCH_MAX:
+                yield batch
+                batch = []
+            batch.extend(group)
+        if batch:
+            yield batch

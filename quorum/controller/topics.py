@@ -1,0 +1,256 @@
+"""Creation and deletion of topics: checks in Kafka's order, placement, records.
+
+Each topic of a request stands for itself: its records are one atomic group, its error is its own.
+Rules of names: org.apache.kafka.common.internals.Topic.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from quorum.controller.placement import StripedReplicaPlacer, UsableBroker
+from quorum.controller.result import RECORDS_PER_BATCH_MAX, ControllerResult
+from quorum.image import ConfigResourceType, MetadataImage, PartitionRegistration, intern_ids
+from quorum.image.records import config_record, partition_record, topic_record
+from tidemark.config import ServerConfig, validate_topic_configs
+from tidemark.errors import (
+    ApiError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.types import METADATA_TOPIC
+from tidemark.v1 import admin_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+_NAME_LENGTH_MAX = 249
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+_REPLICATION_FACTOR_MAX = 32_767
+
+_Creatable = admin_pb2.CreateTopicsRequest.CreatableTopic
+_Created = admin_pb2.CreateTopicsResponse.Topic
+
+
+def validate_topic_name(name: str) -> None:
+    """Raises InvalidTopicError for a name that can be no topic's, or is not a client's to
+    create.
+    """
+    if name in ("", ".", ".."):
+        raise InvalidTopicError(f"a topic can not be named {name!r}")
+    if len(name) > _NAME_LENGTH_MAX:
+        raise InvalidTopicError(f"the name is longer than {_NAME_LENGTH_MAX} characters")
+    if not _LEGAL.fullmatch(name):
+        raise InvalidTopicError(
+            f"the name {name!r} has characters other than ASCII letters, digits, '.', '_' and '-'"
+        )
+    if name == METADATA_TOPIC:
+        raise InvalidTopicError(f"{METADATA_TOPIC} is the cluster's own log")
+
+
+def _metric_name(name: str) -> str:
+    """Two topics that differ only in '.' and '_' would share their metrics' names."""
+    return name.replace(".", "_")
+
+
+@dataclass(slots=True)
+class _Names:
+    """The topic names there are, those of this very request included."""
+
+    image: MetadataImage
+    added: set[str] = field(default_factory=set)
+    by_metric_name: dict[str, str] | None = None
+
+    def check_free(self, name: str) -> None:
+        if name in self.image.topics or name in self.added:
+            raise TopicAlreadyExistsError(f"there is a topic {name!r} already")
+        if "." not in name and "_" not in name:
+            return
+        if self.by_metric_name is None:
+            names = [*self.image.topics.ids_by_name, *self.added]
+            self.by_metric_name = {_metric_name(n): n for n in sorted(names)}
+        other = self.by_metric_name.get(_metric_name(name))
+        if other is not None:
+            raise InvalidTopicError(
+                f"the name {name!r} collides with the topic {other!r}: '.' and '_' count as equal"
+            )
+
+    def add(self, name: str) -> None:
+        self.added.add(name)
+        if self.by_metric_name is not None:
+            self.by_metric_name[_metric_name(name)] = name
+
+
+@dataclass(slots=True)
+class TopicControl:
+    """Generates the records of new and deleted topics. `rng` gives topic ids and placement."""
+
+    config: ServerConfig
+    rng: random.Random
+
+    def create(
+        self, image: MetadataImage, request: admin_pb2.CreateTopicsRequest
+    ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
+        """Creates the topics it can; the others have their error in the answer."""
+        response = admin_pb2.CreateTopicsResponse()
+        result = ControllerResult(response)
+        names = _Names(image)
+        counts = Counter(topic.name for topic in request.topics)
+        for wanted in request.topics:
+            try:
+                if counts[wanted.name] > 1:
+                    raise InvalidRequestError(f"the request names {wanted.name!r} more than once")
+                created, records = self._create_one(image, names, wanted)
+            except ApiError as error:
+                created = _Created(
+                    name=wanted.name,
+                    error_code=int(error.code),  # type: ignore[arg-type]
+                    error_message=str(error),
+                )
+            else:
+                names.add(wanted.name)
+                if not request.validate_only:
+                    result.groups.append(records)
+            response.topics.append(created)
+        return result
+
+    def delete(
+        self, image: MetadataImage, request: admin_pb2.DeleteTopicsRequest
+    ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
+        """Deletes the topics it can; their partitions and settings go with them."""
+        response = admin_pb2.DeleteTopicsResponse()
+        result = ControllerResult(response)
+        counts = Counter(request.topic_names)
+        for name in request.topic_names:
+            deleted = admin_pb2.DeleteTopicsResponse.Topic(name=name)
+            topic = image.topics.get(name)
+            try:
+                if counts[name] > 1:
+                    raise InvalidRequestError(f"the request names {name!r} more than once")
+                if topic is None:
+                    raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+            except ApiError as error:
+                deleted.error_code = int(error.code)  # type: ignore[assignment]
+                deleted.error_message = str(error)
+            else:
+                deleted.topic_id = topic.topic_id.bytes
+                remove = pb.RemoveTopicRecord(topic_id=topic.topic_id.bytes)
+                result.groups.append([pb.MetadataRecord(remove_topic=remove)])
+            response.topics.append(deleted)
+        return result
+
+    def _create_one(
+        self, image: MetadataImage, names: _Names, wanted: _Creatable
+    ) -> tuple[_Created, list[pb.MetadataRecord]]:
+        validate_topic_name(wanted.name)
+        names.check_free(wanted.name)
+        validate_topic_configs(wanted.configs)
+        if wanted.assignments:
+            replicas = _manual_replicas(image, wanted)
+        else:
+            replicas = self._placed_replicas(image, wanted)
+        topic_id = self._new_topic_id(image)
+        records = [topic_record(wanted.name, topic_id)]
+        records += _config_records(wanted.name, wanted.configs)
+        records += [
+            partition_record(topic_id, index, _new_partition(image, wanted, index, ids))
+            for index, ids in enumerate(replicas)
+        ]
+        created = _Created(
+            name=wanted.name,
+            topic_id=topic_id.bytes,
+            num_partitions=len(replicas),
+            replication_factor=len(replicas[0]),
+        )
+        return created, records
+
+    def _placed_replicas(self, image: MetadataImage, wanted: _Creatable) -> list[tuple[int, ...]]:
+        partitions, factor = wanted.num_partitions, wanted.replication_factor
+        if partitions == -1:
+            partitions = self.config.num_partitions
+        if factor == -1:
+            factor = self.config.default_replication_factor
+        if partitions <= 0:
+            raise InvalidPartitionsError(f"the number of partitions {partitions} is below 1")
+        _check_size(partitions, wanted)
+        if not 0 < factor <= _REPLICATION_FACTOR_MAX:
+            raise InvalidReplicationFactorError(
+                f"the replication factor {factor} is not within 1 and {_REPLICATION_FACTOR_MAX}"
+            )
+        brokers = [
+            UsableBroker(b.broker_id, b.rack, b.fenced)
+            for b in image.brokers.values()
+            if not b.in_controlled_shutdown
+        ]
+        return StripedReplicaPlacer(self.rng).place(brokers, partitions, factor)
+
+    def _new_topic_id(self, image: MetadataImage) -> UUID:
+        while True:
+            topic_id = UUID(int=self.rng.getrandbits(128), version=4)
+            if image.topics.by_id(topic_id) is None:
+                return topic_id
+
+
+def _check_size(partitions: int, wanted: _Creatable) -> None:
+    if 1 + len(wanted.configs) + partitions > RECORDS_PER_BATCH_MAX:
+        raise PolicyViolationError(
+            f"{partitions} partitions do not fit into one atomic change of "
+            f"{RECORDS_PER_BATCH_MAX} records: create the topic with fewer"
+        )
+
+
+def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int, ...]]:
+    """The assignment of the request; raises InvalidReplicaAssignmentError."""
+    if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+        raise InvalidRequestError(
+            "with assignments, num_partitions and replication_factor are to be -1"
+        )
+    _check_size(len(wanted.assignments), wanted)
+    by_index = {a.partition_index: intern_ids(a.broker_ids) for a in wanted.assignments}
+    if len(by_index) != len(wanted.assignments) or set(by_index) != set(range(len(by_index))):
+        raise InvalidReplicaAssignmentError("the partitions are not 0, 1, 2, ..., each once")
+    replicas = [by_index[index] for index in range(len(by_index))]
+    for index, ids in enumerate(replicas):
+        if not ids or len(set(ids)) != len(ids):
+            raise InvalidReplicaAssignmentError(
+                f"partition {index}: the replicas {list(ids)} are none or not distinct"
+            )
+        unknown = sorted(set(ids) - set(image.brokers))
+        if unknown:
+            raise InvalidReplicaAssignmentError(
+                f"partition {index}: no broker {unknown[0]} is registered"
+            )
+        if len(ids) != len(replicas[0]):
+            raise InvalidReplicaAssignmentError(
+                f"partition {index} has {len(ids)} replicas, partition 0 has {len(replicas[0])}"
+            )
+    return replicas
+
+
+def _new_partition(
+    image: MetadataImage, wanted: _Creatable, index: int, replicas: tuple[int, ...]
+) -> PartitionRegistration:
+    """A new partition: in sync is who is active, the first of them leads, epochs are 0."""
+    isr = intern_ids(replica for replica in replicas if image.is_active(replica))
+    if not isr:
+        message = f"{wanted.name}-{index}: all brokers of {list(replicas)} are fenced"
+        if wanted.assignments:
+            raise InvalidReplicaAssignmentError(message)
+        raise InvalidReplicationFactorError(message)
+    return PartitionRegistration(replicas=intern_ids(replicas), isr=isr, leader=isr[0])
+
+
+def _config_records(name: str, configs: Mapping[str, str]) -> list[pb.MetadataRecord]:
+    return [
+        config_record(ConfigResourceType.TOPIC, name, key, value)
+        for key, value in sorted(configs.items())
+    ]
