@@ -1,0 +1,222 @@
+"""What a user may say to `spark.read.format("tidemark")`: names and rules of Spark's Kafka source.
+
+Spark gives option names in lower case and values as text. An unknown name is an error that tells
+the nearest known one; so is a value of a wrong type, and a combination that can not be meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tidemark.errors import ConfigError
+from tidemark.spark.offsets import EARLIEST, LATEST, parse_partition_json
+from tidemark.types import TopicPartition
+
+_KNOWN = (
+    "bootstrap.servers",
+    "kafka.bootstrap.servers",
+    "subscribe",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "isolation.level",
+    "kafka.isolation.level",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where reading begins or ends: for every partition the same, or partition by partition.
+
+    `offset` (EARLIEST, LATEST) and `timestamp_ms` hold for every partition, the others by
+    partition.
+    """
+
+    option: str
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    offsets: tuple[tuple[TopicPartition, int], ...] = ()
+    timestamps_ms: tuple[tuple[TopicPartition, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of a read, typed. `topics` and `partitions`: one of the two is given."""
+
+    bootstrap_servers: str
+    topics: tuple[str, ...]
+    partitions: tuple[TopicPartition, ...]
+    starting: Limit
+    ending: Limit
+    latest_when_no_record_matches: bool
+    fail_on_data_loss: bool
+    slices_min: int | None
+    records_per_slice_max: int | None
+    include_headers: bool
+    isolation_level: str
+    poll_timeout_ms: int
+    retries: int
+    retry_interval_ms: int
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """Reads the options; raises ConfigError that names the wrong one and says what to do."""
+    given = _known_options(options)
+    servers = _one_of(given, "bootstrap.servers", "kafka.bootstrap.servers")
+    if not servers:
+        raise ConfigError("the option bootstrap.servers is required: host:port,host:port")
+    topics, partitions = _what_to_read(given)
+    strategy = _choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
+    isolation = _one_of(given, "isolation.level", "kafka.isolation.level") or "read_uncommitted"
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise ConfigError(
+            f"isolation.level={isolation!r} is none of read_uncommitted, read_committed"
+        )
+    return SourceOptions(
+        bootstrap_servers=servers,
+        topics=topics,
+        partitions=partitions,
+        starting=_limit(given, "starting", EARLIEST),
+        ending=_limit(given, "ending", LATEST),
+        latest_when_no_record_matches=strategy == "latest",
+        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+        slices_min=_integer(given, "minPartitions", None, 1),
+        records_per_slice_max=_integer(given, "maxRecordsPerPartition", None, 1),
+        include_headers=_boolean(given, "includeHeaders", False),
+        isolation_level=isolation,
+        poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
+        retries=_integer(given, "fetchOffset.numRetries", 3, 0) or 0,
+        retry_interval_ms=_integer(given, "fetchOffset.retryIntervalMs", 1000, 0) or 0,
+    )
+
+
+def _known_options(options: Mapping[str, str]) -> dict[str, str]:
+    names = {name.lower(): name for name in _KNOWN}
+    found: dict[str, str] = {}
+    for key in options:
+        name = names.get(key.lower())
+        if name is None:
+            raise _unknown(key, names)
+        found[name] = str(options[key]).strip()
+    return found
+
+
+def _unknown(key: str, names: Mapping[str, str]) -> ConfigError:
+    if key.lower() == "subscribepattern":
+        return ConfigError("subscribePattern is not supported: name the topics in subscribe")
+    near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
+    hint = f"; did you mean {names[near[0]]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
+    return ConfigError(f"unknown option {key!r}{hint}")
+
+
+def _one_of(given: Mapping[str, str], name: str, alias: str) -> str | None:
+    if name in given and alias in given and given[name] != given[alias]:
+        raise ConfigError(f"{name} and {alias} differ: give one of them")
+    return given.get(name) or given.get(alias)
+
+
+def _what_to_read(
+    given: Mapping[str, str],
+) -> tuple[tuple[str, ...], tuple[TopicPartition, ...]]:
+    if ("subscribe" in given) == ("assign" in given):
+        raise ConfigError("give exactly one of the options subscribe and assign")
+    if "assign" in given:
+        partitions = _parse_assign(given["assign"])
+        return (), partitions
+    topics = tuple(dict.fromkeys(t.strip() for t in given["subscribe"].split(",") if t.strip()))
+    if not topics:
+        raise ConfigError("subscribe names no topic: topic,topic")
+    return topics, ()
+
+
+def _parse_assign(text: str) -> tuple[TopicPartition, ...]:
+    wrong = ConfigError(f'assign={text!r} is not JSON like {{"topic":[0,1]}}')
+    try:
+        topics = json.loads(text)
+    except ValueError:
+        raise wrong from None
+    if not isinstance(topics, dict) or not topics:
+        raise wrong
+    found: list[TopicPartition] = []
+    for topic, numbers in topics.items():
+        if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise wrong
+        found += [TopicPartition(topic, n) for n in numbers]
+    return tuple(sorted(set(found)))
+
+
+def _limit(given: Mapping[str, str], side: str, default: int) -> Limit:
+    """The first that is given of xTimestamp, xOffsetsByTimestamp, xOffsets: Spark's order."""
+    timestamp = f"{side}Timestamp"
+    if timestamp in given:
+        return Limit(timestamp, timestamp_ms=_integer(given, timestamp, None, 0))
+    by_timestamp = f"{side}OffsetsByTimestamp"
+    if by_timestamp in given:
+        stamps = parse_partition_json(by_timestamp, given[by_timestamp])
+        return Limit(by_timestamp, timestamps_ms=_sorted_items(stamps))
+    option = f"{side}Offsets"
+    text = given.get(option, "")
+    words = {"earliest": EARLIEST, "latest": LATEST, "": default}
+    if text.lower() in words:
+        offset = words[text.lower()]
+        _check_meaning(option, {offset})
+        return Limit(option, offset=offset)
+    offsets = parse_partition_json(option, text)
+    _check_meaning(option, offsets.values())
+    return Limit(option, offsets=_sorted_items(offsets))
+
+
+def _check_meaning(option: str, offsets: Iterable[int]) -> None:
+    """A batch query from the latest offset, or up to the earliest, reads nothing by definition."""
+    for offset in offsets:
+        if offset < EARLIEST:
+            raise ConfigError(f"{option}: {offset} is no offset (-2: earliest, -1: latest)")
+        if option == "startingOffsets" and offset == LATEST:
+            raise ConfigError("startingOffsets can not be latest in a batch query")
+        if option == "endingOffsets" and offset == EARLIEST:
+            raise ConfigError("endingOffsets can not be earliest")
+
+
+def _sorted_items(values: Mapping[TopicPartition, int]) -> tuple[tuple[TopicPartition, int], ...]:
+    return tuple(sorted(values.items()))
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = given.get(name, choices[0]).lower()
+    if value not in choices:
+        raise ConfigError(f"{name}={given[name]!r} is none of {', '.join(choices)}")
+    return value
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    value = given.get(name, str(default)).lower()
+    if value not in ("true", "false"):
+        raise ConfigError(f"{name}={given[name]!r} is not true or false")
+    return value == "true"
+
+
+def _integer(given: Mapping[str, str], name: str, default: int | None, least: int) -> int | None:
+    if name not in given:
+        return default
+    try:
+        value = int(given[name])
+    except ValueError:
+        raise ConfigError(f"{name}={given[name]!r} is not a whole number") from None
+    if value < least:
+        raise ConfigError(f"{name}={value} is below {least}")
+    return value

@@ -1,0 +1,177 @@
+"""Reading one slice within a Spark task: record batches in, Arrow batches in Spark's schema out.
+
+A task has its own client. Bytes are decoded by the kernels of `tidemark.records`, cut to exactly
+[start, end), and given to Spark without a Python object per record. While Spark takes one batch,
+the next is fetched and decoded in a thread (at most `_READY_MAX` wait).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemark.client import Consumer, RawBatches
+from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
+from tidemark.records import decode_arrow, iter_batches
+from tidemark.spark.offsets import DataLossError, OffsetRange
+from tidemark.spark.options import SourceOptions
+
+_READY_MAX = 2
+_POLL_MS = 1_000
+_TIMESTAMP_TYPES = {"CreateTime": 0, "LogAppendTime": 1}
+
+
+def read_slice(
+    options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the records in the range, in order; may raise DataLossError.
+
+    RequestTimedOutError when nothing comes for kafkaConsumer.pollTimeoutMs.
+    """
+    with Consumer(
+        options.bootstrap_servers,
+        auto_offset_reset="none",
+        isolation_level=options.isolation_level,
+    ) as consumer:
+        yield from ahead(slice_batches(consumer, options, offsets, schema))
+
+
+def slice_batches(
+    consumer: Consumer, options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """As `read_slice`, over a client that is open already."""
+    tp, position = offsets.topic_partition, offsets.start
+    consumer.assign([tp])
+    consumer.seek(tp, position)
+    progress = time.monotonic()
+    while position < offsets.end:
+        try:
+            fetched = consumer.fetch_batches(timeout_ms=_POLL_MS)
+        except OffsetOutOfRangeError as error:
+            fetched = []
+            position = _after_loss(consumer, options, offsets, position, error)
+            if position < offsets.end:
+                consumer.seek(tp, position)
+        for raw in fetched:
+            yield from _arrow_of(raw, offsets, position, schema)
+            position, progress = max(position, raw.next_offset), time.monotonic()
+            if position >= offsets.end:
+                return
+        if (time.monotonic() - progress) * 1000 > options.poll_timeout_ms:
+            raise RequestTimedOutError(
+                f"{tp}: nothing came at offset {position} for {options.poll_timeout_ms} ms; is its "
+                "leader up? kafkaConsumer.pollTimeoutMs sets how long to wait"
+            )
+
+
+def _after_loss(
+    consumer: Consumer,
+    options: SourceOptions,
+    offsets: OffsetRange,
+    position: int,
+    error: OffsetOutOfRangeError,
+) -> int:
+    """Where to go on after the log has lost `position`; raises DataLossError where that matters.
+
+    A leader that is new may not know yet how far its log goes: a position within the log stays.
+    """
+    tp = offsets.topic_partition
+    first, last = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
+    if first <= position < last:
+        return position
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{tp}: offset {position} of {offsets.start} to {offsets.end - 1} is not in the log, "
+            f"which has {first} to {last - 1}; failOnDataLoss=false reads what there is"
+        ) from error
+    return first if position < first else offsets.end
+
+
+def _arrow_of(
+    raw: RawBatches, offsets: OffsetRange, position: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for timestamp_type, buffer in _by_timestamp_type(memoryview(raw.buffer)):
+        batch = decode_arrow(buffer, min_offset=position, max_offset=offsets.end)
+        if batch.num_rows:
+            yield to_spark(batch, offsets.topic, offsets.partition, timestamp_type, schema)
+
+
+def _by_timestamp_type(buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Runs of record batches with the same timestamp type: nearly always the whole buffer."""
+    begin, end, current = 0, 0, None
+    for at, header in iter_batches(buffer):
+        kind = _TIMESTAMP_TYPES[header.timestamp_type]
+        if current is not None and kind != current:
+            yield current, buffer[begin:at]
+            begin = at
+        current, end = kind, at + header.size_bytes
+    if current is not None:
+        yield current, buffer[begin:end]
+
+
+def to_spark(
+    batch: pa.RecordBatch, topic: str, partition: int, timestamp_type: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    """A batch of RECORDS_SCHEMA in the columns of the source; Spark wants `schema` exactly."""
+    rows = batch.num_rows
+    micros = pc.multiply_checked(batch.column("timestamp").cast(pa.int64()), 1000)
+    columns = {
+        "key": batch.column("key"),
+        "value": batch.column("value"),
+        "topic": pa.repeat(pa.scalar(topic, pa.string()), rows),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        "offset": batch.column("offset"),
+        "timestamp": micros.cast(pa.timestamp("us", tz="UTC")),
+        "timestampType": pa.repeat(pa.scalar(timestamp_type, pa.int32()), rows),
+    }
+    if "headers" in schema.names:
+        columns["headers"] = batch.column("headers").cast(schema.field("headers").type)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+class _Ended:
+    """The end of the stream that `ahead` reads, with the error that ended it, if any."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches, made in a thread up to `_READY_MAX` ahead of who takes them.
+
+    An error comes out where it happened. When the taker stops early the thread ends with it.
+    """
+    ready: queue.Queue[pa.RecordBatch | _Ended] = queue.Queue(_READY_MAX)
+    stopped = threading.Event()
+
+    def make() -> None:
+        ended = _Ended(None)
+        try:
+            for batch in batches:
+                ready.put(batch)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # given to the taker, which raises it
+            ended = _Ended(error)
+        ready.put(ended)
+
+    thread = threading.Thread(target=make, name="tidemark-slice", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _Ended):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stopped.set()
+        while thread.is_alive():
+            try:
+                ready.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        thread.join()
