@@ -1,19 +1,128 @@
-"""Reading of checkpoint files."""
+"""Reading a checkpoint, with every check there is: framing, CRC of each batch, header first, footer
+last, nothing after.
+
+Memory is bounded by the largest batch; a whole file is never loaded. Source: KIP-630 "Snapshot
+Format".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from snapshot.names import SnapshotId
+from commitlog.files import Directory, File
+from snapshot.framing import ControlBatch, decode_batch_at, header_timestamp_ms
+from snapshot.names import SUFFIX, SnapshotId, parse_name
+from tidemark.errors import CorruptMessageError, SnapshotNotFoundError
+from tidemark.records import ControlType
+
+_OVERHEAD_BYTES = 12  # base offset and length
+_LEAST_BATCH_BYTES = 61
 
 
 class SnapshotReader(Protocol):
-    """A frozen checkpoint, checked as it is read."""
+    """What a state machine sees of a checkpoint."""
 
     @property
     def id(self) -> SnapshotId: ...
 
+    @property
+    def last_contained_log_timestamp_ms(self) -> int: ...
+
     def batches(self) -> Iterator[list[bytes]]:
         """The values of each data batch, in order; raises CorruptMessageError."""
         ...
+
+
+def file_name(directory: Directory, snapshot_id: SnapshotId) -> str | None:
+    """The checkpoint's name in the directory, with 10 or with 20 digits of epoch."""
+    long_name = f"{snapshot_id.end_offset:020d}-{snapshot_id.epoch:020d}{SUFFIX}"
+    for name in (snapshot_id.name, long_name):
+        if directory.exists(name):
+            return name
+    return None
+
+
+class FileSnapshotReader:
+    """A checkpoint file. Each pass opens the file anew, so that a reader can be kept and
+    dropped.
+    """
+
+    def __init__(
+        self, directory: Directory, snapshot_id: SnapshotId, *, name: str | None = None
+    ) -> None:
+        """Reads the header batch. SnapshotNotFoundError, CorruptMessageError, StorageError."""
+        self._directory = directory
+        self._id = snapshot_id
+        found = name if name is not None else file_name(directory, snapshot_id)
+        if found is None or not directory.exists(found):
+            raise SnapshotNotFoundError(f"there is no {snapshot_id.name} in {directory.path}")
+        self._name = found
+        first = next(self._raw_batches(), None)
+        if not isinstance(first, ControlBatch) or first.type is not ControlType.SNAPSHOT_HEADER:
+            raise self._corrupt("it does not begin with a snapshot header")
+        self._timestamp_ms = header_timestamp_ms(first)
+
+    @property
+    def id(self) -> SnapshotId:
+        return self._id
+
+    @property
+    def size_bytes(self) -> int:
+        return self._directory.size_of(self._name)
+
+    @property
+    def last_contained_log_timestamp_ms(self) -> int:
+        """Append time of the last record that the checkpoint contains."""
+        return self._timestamp_ms
+
+    def _corrupt(self, reason: str) -> CorruptMessageError:
+        return CorruptMessageError(f"checkpoint {self._directory.path}/{self._name}: {reason}")
+
+    def _raw_batches(self) -> Iterator[ControlBatch | list[bytes]]:
+        file = self._directory.open_read_only(self._name)
+        try:
+            position, size = 0, file.size
+            while position < size:
+                raw = self._read_batch(file, position, size)
+                yield decode_batch_at(raw)
+                position += len(raw)
+        finally:
+            file.close()
+
+    def _read_batch(self, file: File, position: int, size: int) -> bytes:
+        prefix = file.pread(_OVERHEAD_BYTES, position)
+        length = int.from_bytes(prefix[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        if len(prefix) < _OVERHEAD_BYTES or not _LEAST_BATCH_BYTES <= length <= size - position:
+            raise self._corrupt(f"the batch at byte {position} is torn")
+        raw = file.pread(length, position)
+        if len(raw) != length:
+            raise self._corrupt(f"the batch at byte {position} is torn")
+        return raw
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """The values of each data batch, in order; CorruptMessageError at the first flaw."""
+        ended = False
+        for number, batch in enumerate(self._raw_batches()):
+            if ended:
+                raise self._corrupt("there is something behind the snapshot footer")
+            if not isinstance(batch, ControlBatch):
+                yield batch
+            elif batch.type is ControlType.SNAPSHOT_FOOTER:
+                ended = True
+            elif batch.type is ControlType.SNAPSHOT_HEADER and number > 0:
+                raise self._corrupt("there is a second snapshot header")
+        if not ended:
+            raise self._corrupt("it has no snapshot footer")
+
+    def verify(self) -> int:
+        """Reads everything; gives the number of data records. CorruptMessageError."""
+        return sum(len(batch) for batch in self.batches())
+
+
+def list_snapshots(directory: Directory) -> list[SnapshotId]:
+    """The frozen checkpoints of a directory, oldest first (whether they are whole is not looked
+    at).
+    """
+    found = (parse_name(name) for name in directory.list())
+    return sorted({snapshot_id for snapshot_id in found if snapshot_id is not None})

@@ -1,0 +1,133 @@
+"""The batches of the metadata log and of its checkpoints: values in, values out.
+
+A metadata record is a value without key or headers; all records of a batch share one timestamp. The
+control batches are Kafka's LeaderChange, SnapshotHeader and SnapshotFooter (`tidemark.records` owns
+the encoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemark.errors import CorruptMessageError
+from tidemark.records import (
+    ControlRecord,
+    ControlType,
+    LeaderChange,
+    Record,
+    SnapshotFooter,
+    SnapshotHeader,
+    VoterId,
+    decode_batch,
+    decode_control_records,
+    encode_batch,
+    encode_control_batch,
+    iter_batches,
+    read_header,
+)
+
+
+class ControlBatch(NamedTuple):
+    """A control batch, by its first record."""
+
+    type: ControlType
+    record: ControlRecord
+
+
+class DecodedBatch(NamedTuple):
+    """One batch of the metadata log; `values` is None for a control batch."""
+
+    base_offset: int
+    next_offset: int
+    epoch: int
+    timestamp_ms: int
+    size_bytes: int
+    values: list[bytes] | None
+
+
+def encode_values(
+    values: Sequence[bytes], base_offset: int, epoch: int, timestamp_ms: int
+) -> bytes:
+    """One data batch."""
+    records = [Record(base_offset + i, timestamp_ms, None, v) for i, v in enumerate(values)]
+    return encode_batch(records, base_offset=base_offset, partition_leader_epoch=epoch)
+
+
+def encode_header(base_offset: int, epoch: int, last_contained_log_timestamp_ms: int) -> bytes:
+    """The control batch that opens a checkpoint."""
+    return encode_control_batch(
+        [SnapshotHeader(last_contained_log_timestamp_ms)],
+        base_offset=base_offset,
+        timestamp_ms=last_contained_log_timestamp_ms,
+        partition_leader_epoch=epoch,
+    )
+
+
+def encode_footer(base_offset: int, epoch: int, timestamp_ms: int) -> bytes:
+    """The control batch that closes a checkpoint."""
+    return encode_control_batch(
+        [SnapshotFooter()],
+        base_offset=base_offset,
+        timestamp_ms=timestamp_ms,
+        partition_leader_epoch=epoch,
+    )
+
+
+def encode_leader_change(
+    base_offset: int,
+    epoch: int,
+    timestamp_ms: int,
+    *,
+    leader_id: int,
+    voters: Sequence[int],
+    granting_voters: Sequence[int],
+) -> bytes:
+    """The control batch that opens a leader's epoch."""
+    message = LeaderChange(
+        leader_id,
+        tuple(VoterId(node) for node in voters),
+        tuple(VoterId(node) for node in granting_voters),
+    )
+    return encode_control_batch(
+        [message],
+        base_offset=base_offset,
+        timestamp_ms=timestamp_ms,
+        partition_leader_epoch=epoch,
+    )
+
+
+def decode_batch_at(raw: bytes | memoryview, position: int = 0) -> ControlBatch | list[bytes]:
+    """The batch at `position`, CRC-checked; CorruptMessageError."""
+    if read_header(raw, position).is_control:
+        records = decode_control_records(raw, position)
+        if not records:
+            raise CorruptMessageError("an empty control batch")
+        return ControlBatch(records[0].type, records[0])
+    return [record.value or b"" for record in decode_batch(raw, position)]
+
+
+def header_timestamp_ms(batch: ControlBatch) -> int:
+    """The last contained log timestamp of a SnapshotHeader."""
+    message = batch.record.message
+    if not isinstance(message, SnapshotHeader):
+        raise CorruptMessageError(f"{batch.type.name} where a snapshot header belongs")
+    return message.last_contained_log_timestamp_ms
+
+
+def decode_batches(records: bytes | memoryview) -> list[DecodedBatch]:
+    """All whole batches of a buffer, CRC-checked; CorruptMessageError."""
+    found = []
+    for position, header in iter_batches(records):
+        batch = decode_batch_at(records, position)
+        found.append(
+            DecodedBatch(
+                header.base_offset,
+                header.next_offset,
+                header.partition_leader_epoch,
+                header.max_timestamp_ms,
+                header.size_bytes,
+                None if isinstance(batch, ControlBatch) else batch,
+            )
+        )
+    return found

@@ -1,0 +1,96 @@
+"""Writing a checkpoint: header, data batches, footer; then frozen (KIP-630 "Snapshot Format").
+
+A checkpoint under way is `NAME.checkpoint.part`. `freeze` makes it durable and gives it its name:
+fsync of the file, rename, fsync of the directory. So a file with a checkpoint's name is whole,
+unless the disk broke it later. Offsets within the file count from 0; every record carries the
+timestamp of the last record contained, so that replicas with the same state write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commitlog.files import Directory, File
+from snapshot.framing import encode_footer, encode_header, encode_values
+from snapshot.names import SnapshotId
+
+DEFAULT_MAX_BATCH_BYTES = 1 << 20
+MAX_BATCH_RECORDS = 10_000
+_RECORD_OVERHEAD_BYTES = 21  # the most that a record adds to its value
+
+
+class SnapshotWriter:
+    """One checkpoint under way. Blocking: runs on a worker thread. Ends with `freeze` or
+    `abort`.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        snapshot_id: SnapshotId,
+        last_contained_log_timestamp_ms: int,
+        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    ) -> None:
+        """Begins the part file anew; StorageError."""
+        self.id = snapshot_id
+        self._directory = directory
+        self._timestamp_ms = last_contained_log_timestamp_ms
+        self._max_batch_bytes = max_batch_bytes
+        self._offset = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        directory.remove(snapshot_id.part_name)
+        self._file: File | None = directory.open(snapshot_id.part_name, create=True)
+        header = encode_header(self._offset, snapshot_id.epoch, last_contained_log_timestamp_ms)
+        self._write(header, records=1)
+
+    def _open_file(self) -> File:
+        if self._file is None:
+            raise ValueError(f"checkpoint {self.id.name} is frozen or aborted")
+        return self._file
+
+    def _write(self, batch: bytes, records: int) -> None:
+        self._open_file().append(batch)
+        self._offset += records
+
+    def append(self, values: Iterable[bytes]) -> None:
+        """Adds records; a batch is written whenever `max_batch_bytes` are gathered.
+        StorageError.
+        """
+        for value in values:
+            size = len(value) + _RECORD_OVERHEAD_BYTES
+            full = self._pending_bytes + size > self._max_batch_bytes
+            if self._pending and (full or len(self._pending) >= MAX_BATCH_RECORDS):
+                self._flush_batch()
+            self._pending.append(value)
+            self._pending_bytes += size
+
+    def _flush_batch(self) -> None:
+        batch = encode_values(self._pending, self._offset, self.id.epoch, self._timestamp_ms)
+        self._write(batch, records=len(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def freeze(self) -> None:
+        """Footer, fsync, rename, fsync of the directory. FatalError when an fsync fails."""
+        if self._pending:
+            self._flush_batch()
+        self._write(encode_footer(self._offset, self.id.epoch, self._timestamp_ms), records=1)
+        file = self._open_file()
+        file.fsync()
+        file.close()
+        self._file = None
+        freeze_part(self._directory, self.id)
+
+    def abort(self) -> None:
+        """Removes what was written; after `freeze` nothing happens."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._directory.remove(self.id.part_name)
+
+
+def freeze_part(directory: Directory, snapshot_id: SnapshotId) -> None:
+    """Gives a whole, synced part file its name, durably."""
+    directory.rename(snapshot_id.part_name, snapshot_id.name)
+    directory.fsync()
