@@ -6,12 +6,15 @@ file system they live in. DESIGN.md shows the room's face.
 """
 
 from commitlog.files import Directory, DirectoryLock, DiskUsage, File, OsDirectory
+from commitlog.log import Log
+from commitlog.segment import Segment
 from commitlog.types import (
     AppendInfo,
     AppendOrigin,
     DeletedSegment,
     FetchResult,
     TimestampOffset,
+    UnexpectedAppendOffsetError,
 )
 
 __all__ = [
@@ -23,6 +26,9 @@ __all__ = [
     "DiskUsage",
     "FetchResult",
     "File",
+    "Log",
     "OsDirectory",
+    "Segment",
     "TimestampOffset",
+    "UnexpectedAppendOffsetError",
 ]

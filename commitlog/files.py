@@ -123,7 +123,9 @@ class Directory(Protocol):
         """Removes a file; one that is not there is no error."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a file or a directory with all that is in it; one that is not there is no error."""
+        """Removes a file or a directory with all that is in it; one that is not there is no
+        error.
+        """
 
     def rename(self, old: str, new: str) -> None:
         """Renames a file (replacing `new`) or a directory, atomically; StorageError where `old` is
@@ -232,7 +234,9 @@ class OsFile:
         return position - start
 
     def _undo(self, size: int) -> None:
-        """Cuts off what a failed append left; where even that fails the file takes no more appends."""
+        """Cuts off what a failed append left; where even that fails the file takes no more
+        appends.
+        """
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from tidemark.errors import InvalidRequestError
+
 Records = bytes | bytearray | memoryview
 """One or more whole record batches, one after the other."""
 
@@ -90,3 +92,7 @@ class AbortedTransaction:
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+class UnexpectedAppendOffsetError(InvalidRequestError):
+    """A follower was given batches that do not go on where its log ends."""

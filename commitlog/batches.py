@@ -1,0 +1,237 @@
+"""The few header fields that a log needs of a record batch, read without an object per batch.
+
+`tidemark.records` owns the format. This module repeats only the positions of the header's fields
+(DefaultRecordBatch: reference in `tidemark.records`), because an append or a read looks at every
+batch and must cost about a microsecond for it. Everything else (records, control batches) goes
+through `tidemark.records`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from commitlog.files import File
+from tidemark.errors import CorruptMessageError
+
+HEADER_BYTES = 61
+OVERHEAD_BYTES = 12  # base offset and length, which the length does not count
+PATCH_BYTES = 16
+MAGIC = 2
+
+TIMESTAMP_TYPE_MASK = 0x08
+TRANSACTIONAL_MASK = 0x10
+CONTROL_MASK = 0x20
+DELETE_HORIZON_MASK = 0x40
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_WALK = struct.Struct(">qi11xi")  # base offset, length, last offset delta
+_WALK_BYTES = _WALK.size
+_PATCH = struct.Struct(">qii")
+_STAMP = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
+CRC_POSITION = 17
+ATTRIBUTES_POSITION = 21
+_CRC = struct.Struct(">I")
+
+
+class Header(NamedTuple):
+    """The header of one batch, and where it begins."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    position: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.batch_length + OVERHEAD_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.batch_length + OVERHEAD_BYTES
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL_MASK != 0
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL_MASK != 0
+
+    @property
+    def last_sequence(self) -> int:
+        return add_sequence(self.base_sequence, self.last_offset_delta)
+
+
+def add_sequence(sequence: int, increment: int) -> int:
+    """Sequences are 31 bits wide and wrap to 0 (DefaultRecordBatch.incrementSequence)."""
+    return -1 if sequence < 0 else (sequence + increment) & 0x7FFFFFFF
+
+
+def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Header:
+    """The header at `position` of a buffer.
+
+    CorruptMessageError where there is no whole batch of this format.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptMessageError(f"{len(buffer) - position} bytes at {position} are no batch")
+    header = Header._make((*_HEADER.unpack_from(buffer, position), position))
+    check_shape(header)
+    if header.end_position > len(buffer):
+        raise CorruptMessageError(
+            f"the batch at {position} says {header.size_bytes} bytes, {len(buffer) - position} are"
+            " there"
+        )
+    return header
+
+
+def unpack_header(data: bytes, position: int) -> Header:
+    """The header that `data` begins with; the batch itself lies at `position` of a file."""
+    header = Header._make((*_HEADER.unpack_from(data), position))
+    check_shape(header)
+    return header
+
+
+def check_shape(header: Header) -> None:
+    """CorruptMessageError for a size, magic, count or offset that no batch has."""
+    if header.magic != MAGIC:
+        raise CorruptMessageError(
+            f"the batch at {header.position} has magic {header.magic}; this log keeps version 2"
+        )
+    if header.batch_length < HEADER_BYTES - OVERHEAD_BYTES:
+        raise CorruptMessageError(
+            f"the batch at {header.position} says it has {header.batch_length} bytes"
+        )
+    if header.last_offset_delta < 0 or header.base_offset < 0 or header.record_count < 0:
+        raise CorruptMessageError(
+            f"the batch at {header.position} has a negative offset or record count"
+        )
+
+
+def crc_is_valid(buffer: bytes | bytearray | memoryview, header: Header) -> bool:
+    """Does the CRC-32C of the batch at `header.position` of `buffer` agree with its header?"""
+    view = memoryview(buffer)[header.position + ATTRIBUTES_POSITION : header.end_position]
+    return bool(crc32c(view) == header.crc)
+
+
+def patch(base_offset: int, batch_length: int, leader_epoch: int) -> bytes:
+    """The first 16 bytes of a batch; its CRC does not cover them."""
+    return _PATCH.pack(base_offset, batch_length, leader_epoch)
+
+
+def restamp(
+    buffer: bytes | bytearray | memoryview,
+    header: Header,
+    *,
+    log_append_time: bool,
+    max_timestamp_ms: int,
+) -> bytes:
+    """Bytes 16 to 60 of the batch with another timestamp type and maximum, and a CRC that fits."""
+    attributes = header.attributes & ~TIMESTAMP_TYPE_MASK & 0xFFFF
+    if log_append_time:
+        attributes |= TIMESTAMP_TYPE_MASK
+    if attributes >= 1 << 15:
+        attributes -= 1 << 16
+    head = bytearray(
+        memoryview(buffer)[header.position + PATCH_BYTES : header.position + HEADER_BYTES]
+    )
+    _STAMP.pack_into(
+        head,
+        ATTRIBUTES_POSITION - PATCH_BYTES,
+        attributes,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        max_timestamp_ms,
+    )
+    crc = crc32c(bytes(head[ATTRIBUTES_POSITION - PATCH_BYTES :]))
+    crc = crc32c(memoryview(buffer)[header.position + HEADER_BYTES : header.end_position], crc)
+    _CRC.pack_into(head, CRC_POSITION - PATCH_BYTES, crc)
+    return bytes(head)
+
+
+def whole_batches(
+    buffer: bytes | memoryview, max_offset: int | None = None
+) -> tuple[int, int, int]:
+    """How far `buffer` holds whole batches whose last offset is below `max_offset`.
+
+    Returns (bytes, first base offset, next offset); (0, -1, -1) where there is none.
+    """
+    end, size, first, following = 0, len(buffer), -1, -1
+    unpack = _WALK.unpack_from
+    while size - end >= HEADER_BYTES:
+        base_offset, length, delta = unpack(buffer, end)
+        stop = end + length + OVERHEAD_BYTES
+        if stop > size or length < HEADER_BYTES - OVERHEAD_BYTES:
+            break
+        if max_offset is not None and base_offset + delta >= max_offset:
+            break
+        if first < 0:
+            first = base_offset
+        following = base_offset + delta + 1
+        end = stop
+    return end, first, following
+
+
+def scan_headers(
+    file: File, position: int, end: int, chunk_bytes: int = 16 * 1024
+) -> Iterator[Header]:
+    """The headers of the batches in `file` from `position` to `end`, without reading their records.
+
+    Ends before a batch that is torn; CorruptMessageError where a header can not be one.
+    """
+    chunk, chunk_start = b"", position
+    while end - position >= HEADER_BYTES:
+        inside = position - chunk_start
+        if inside + HEADER_BYTES > len(chunk):
+            chunk, chunk_start, inside = file.pread(chunk_bytes, position), position, 0
+            if len(chunk) < HEADER_BYTES:
+                return
+        header = Header._make((*_HEADER.unpack_from(chunk, inside), position))
+        check_shape(header)
+        if header.end_position > end:
+            return
+        yield header
+        position = header.end_position
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransaction:
+    """A control record that ends a transaction."""
+
+    committed: bool
+    coordinator_epoch: int
+
+
+def end_transaction(buffer: bytes | bytearray | memoryview, position: int) -> EndTransaction | None:
+    """What the control batch at `position` says of its producer's transaction; None: nothing."""
+    from tidemark.records import decode_batch
+
+    for record in decode_batch(buffer, position):
+        key, value = record.key or b"", record.value or b""
+        if len(key) >= 4 and len(value) >= 6:
+            kind = int.from_bytes(key[2:4], "big")
+            if kind in (0, 1):
+                return EndTransaction(kind == 1, int.from_bytes(value[2:6], "big", signed=True))
+    return None

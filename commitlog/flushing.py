@@ -1,0 +1,55 @@
+"""A flush in three steps, so that fsyncs need not hold up the event loop.
+
+`Log.prepare_flush` (on the loop) writes what waits in memory and collects what must be synced;
+`PendingFlush.run` (anywhere) syncs it; `Log.complete_flush` (on the loop) moves the recovery point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from commitlog.files import Directory, File
+from commitlog.segment import Segment
+
+if TYPE_CHECKING:
+    from commitlog.log import Log
+
+
+@dataclass(slots=True)
+class PendingFlush:
+    """What one flush syncs."""
+
+    directory: Directory
+    end_offset: int
+    truncations: int
+    names_changed: bool
+    files: list[File] = field(default_factory=list)
+    opened: list[File] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, log: Log, segments: list[Segment], end_offset: int, *, names_changed: bool
+    ) -> PendingFlush:
+        """Writes index entries, epochs and snapshots, and collects the files to sync."""
+        pending = cls(log.directory, end_offset, log.truncations, names_changed)
+        log.epochs.flush()
+        names = log.producers.take_unsynced()
+        for segment in segments:
+            pending.files.append(segment.file)
+            names += segment.write_indexes()
+        for name in names:
+            if log.directory.exists(name):
+                pending.opened.append(log.directory.open(name))
+        return pending
+
+    def run(self) -> None:
+        """Syncs; FatalError where an fsync fails (never retried)."""
+        try:
+            for file in (*self.files, *self.opened):
+                file.fsync()
+            if self.names_changed:
+                self.directory.fsync()
+        finally:
+            for file in self.opened:
+                file.close()

@@ -1,0 +1,278 @@
+"""The sparse indexes of a segment: offset -> position, timestamp -> offset, aborted transactions.
+
+Entries are Kafka's: `.index` 8 bytes (relative offset i32 of a batch's last record, its position
+i32), `.timeindex` 12 bytes (timestamp i64, relative offset i32; KIP-33), `.txnindex` 34 bytes.
+Entries of the active segment wait in memory and are written by `write_out`: after an unclean stop
+the segment is scanned and its indexes rebuilt anyway, so an append needs no further system call.
+A segment's indexes are loaded on first use, as arrays; their size is bounded by
+segment.index.bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+
+from commitlog.files import Directory
+from commitlog.types import AbortedTransaction
+from tidemark.errors import StorageError
+
+OFFSET_ENTRY = struct.Struct(">ii")
+TIME_ENTRY = struct.Struct(">qi")
+TXN_ENTRY = struct.Struct(">hqqqq")
+MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+class CorruptIndexError(StorageError):
+    """An index contradicts itself or its log; it is rebuilt from the log."""
+
+
+class _IndexFile:
+    """What the two sparse indexes share: entries on disk, entries that wait to be written."""
+
+    entry_bytes = 0
+
+    def __init__(self, directory: Directory, name: str, base_offset: int, max_bytes: int) -> None:
+        self.directory = directory
+        self.name = name
+        self.base_offset = base_offset
+        self.max_entries = max_bytes // self.entry_bytes
+        self._written = 0  # entries on disk
+        self._pending = bytearray()
+
+    def _read(self) -> bytes:
+        data = self.directory.read(self.name) if self.directory.exists(self.name) else b""
+        if len(data) % self.entry_bytes:
+            raise CorruptIndexError(f"{self.name} has {len(data)} bytes, no whole entries")
+        # Kafka preallocates: entries of zeros at the end of a file that was not closed are none.
+        end = len(data)
+        zeros = bytes(self.entry_bytes)
+        while end and data[end - self.entry_bytes : end] == zeros:
+            end -= self.entry_bytes
+        if end < len(data):
+            raise CorruptIndexError(f"{self.name} was not trimmed by a clean stop")
+        self._written = len(data) // self.entry_bytes
+        return data
+
+    def write_out(self) -> None:
+        """Writes the waiting entries behind those on disk; the file exists from then on."""
+        if not self._pending and self.directory.exists(self.name):
+            return
+        file = self.directory.open(self.name, create=True)
+        try:
+            file.truncate(self._written * self.entry_bytes)
+            file.append(bytes(self._pending))
+        finally:
+            file.close()
+        self._written += len(self._pending) // self.entry_bytes
+        self._pending.clear()
+
+    def _forget(self, entries: int) -> None:
+        """Keeps the first `entries` entries, on disk (with the next write) and in waiting."""
+        if entries <= self._written:
+            self._written = entries
+            self._pending.clear()
+            file = self.directory.open(self.name, create=True)
+            file.truncate(entries * self.entry_bytes)
+            file.close()
+        else:
+            del self._pending[(entries - self._written) * self.entry_bytes :]
+
+
+class OffsetIndex(_IndexFile):
+    """Relative last offset of a batch -> position of the batch."""
+
+    entry_bytes = OFFSET_ENTRY.size
+
+    def __init__(self, directory: Directory, name: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(directory, name, base_offset, max_bytes)
+        self._offsets = array("i")
+        self._positions = array("i")
+
+    def load(self) -> None:
+        """Reads the file; CorruptIndexError where it is no index."""
+        flat = array("i")
+        flat.frombytes(self._read())
+        flat.byteswap()
+        self._offsets, self._positions = flat[0::2], flat[1::2]
+        for values in (self._offsets, self._positions):
+            if any(a >= b for a, b in pairwise(values)) or (values and values[0] < 0):
+                raise CorruptIndexError(f"the entries of {self.name} do not rise")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._offsets) >= self.max_entries
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(offset, position) of the last entry; (base offset, 0) where there is none."""
+        if not self._offsets:
+            return self.base_offset, 0
+        return self.base_offset + self._offsets[-1], self._positions[-1]
+
+    def append(self, offset: int, position: int) -> None:
+        """Adds an entry; both must be above the last one's."""
+        if self._offsets and (
+            offset - self.base_offset <= self._offsets[-1] or position <= self._positions[-1]
+        ):
+            raise ValueError(f"{self.name}: entry ({offset}, {position}) does not rise")
+        self._offsets.append(offset - self.base_offset)
+        self._positions.append(position)
+        self._pending += OFFSET_ENTRY.pack(offset - self.base_offset, position)
+
+    def lookup(self, offset: int) -> tuple[int, int]:
+        """The last entry at or below `offset`: (offset, position); (base offset, 0) if none is."""
+        index = bisect_right(self._offsets, offset - self.base_offset)
+        if index == 0:
+            return self.base_offset, 0
+        return self.base_offset + self._offsets[index - 1], self._positions[index - 1]
+
+    def truncate(self, offset: int) -> None:
+        """Drops the entries at or above `offset`."""
+        keep = bisect_right(self._offsets, offset - self.base_offset - 1)
+        if keep < len(self._offsets):
+            del self._offsets[keep:], self._positions[keep:]
+            self._forget(keep)
+
+    def reset(self) -> None:
+        """Drops all entries."""
+        self._offsets, self._positions = array("i"), array("i")
+        self._forget(0)
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """All (offset, position)."""
+        for relative, position in zip(self._offsets, self._positions, strict=True):
+            yield self.base_offset + relative, position
+
+
+class TimeIndex(_IndexFile):
+    """Greatest timestamp so far -> relative last offset of the batch that has it."""
+
+    entry_bytes = TIME_ENTRY.size
+
+    def __init__(self, directory: Directory, name: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(directory, name, base_offset, max_bytes)
+        self._timestamps = array("q")
+        self._offsets = array("i")
+
+    def load(self) -> None:
+        """Reads the file; CorruptIndexError where it is no index."""
+        timestamps, offsets = array("q"), array("i")
+        for timestamp, offset in TIME_ENTRY.iter_unpack(self._read()):
+            if offset < 0 or (timestamps and (timestamp <= timestamps[-1] or offset < offsets[-1])):
+                raise CorruptIndexError(f"the entries of {self.name} do not rise")
+            timestamps.append(timestamp)
+            offsets.append(offset)
+        self._timestamps, self._offsets = timestamps, offsets
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def is_full(self) -> bool:
+        """One slot is kept for the entry that the roll adds."""
+        return len(self._timestamps) >= self.max_entries - 1
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(timestamp, offset) of the last entry; (-1, base offset) where there is none."""
+        if not self._timestamps:
+            return -1, self.base_offset
+        return self._timestamps[-1], self.base_offset + self._offsets[-1]
+
+    def maybe_append(self, timestamp_ms: int, offset: int) -> None:
+        """Adds an entry where the timestamp is above the last one's (KIP-33)."""
+        if timestamp_ms <= (self._timestamps[-1] if self._timestamps else -1):
+            return
+        relative = offset - self.base_offset
+        if self._offsets and relative < self._offsets[-1]:
+            raise ValueError(f"{self.name}: entry ({timestamp_ms}, {offset}) does not rise")
+        self._timestamps.append(timestamp_ms)
+        self._offsets.append(relative)
+        self._pending += TIME_ENTRY.pack(timestamp_ms, relative)
+
+    def lookup(self, timestamp_ms: int) -> tuple[int, int]:
+        """The last entry at or below the timestamp: (timestamp, offset); (-1, base offset) if
+        none.
+        """
+        index = bisect_right(self._timestamps, timestamp_ms)
+        if index == 0:
+            return -1, self.base_offset
+        return self._timestamps[index - 1], self.base_offset + self._offsets[index - 1]
+
+    def truncate(self, offset: int) -> None:
+        """Drops the entries at or above `offset`."""
+        keep = bisect_right(self._offsets, offset - self.base_offset - 1)
+        if keep < len(self._offsets):
+            del self._timestamps[keep:], self._offsets[keep:]
+            self._forget(keep)
+
+    def reset(self) -> None:
+        """Drops all entries."""
+        self._timestamps, self._offsets = array("q"), array("i")
+        self._forget(0)
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """All (timestamp, offset)."""
+        for timestamp, relative in zip(self._timestamps, self._offsets, strict=True):
+            yield timestamp, self.base_offset + relative
+
+
+class TransactionIndex:
+    """The aborted transactions that ended in a segment; there is no file where there are none."""
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.directory = directory
+        self.name = name
+
+    def entries(self) -> list[AbortedTransaction]:
+        """All of them, by last offset; CorruptIndexError where the file is no index."""
+        if not self.directory.exists(self.name):
+            return []
+        data = self.directory.read(self.name)
+        if len(data) % TXN_ENTRY.size:
+            raise CorruptIndexError(f"{self.name} has {len(data)} bytes, no whole entries")
+        found = []
+        for version, *fields in TXN_ENTRY.iter_unpack(data):
+            if version != 0 or fields[1] > fields[2]:
+                raise CorruptIndexError(f"{self.name} holds an entry of version {version}")
+            found.append(AbortedTransaction(*fields))
+        return found
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Adds an aborted transaction; a rare event, written at once."""
+        file = self.directory.open(self.name, create=True)
+        try:
+            file.append(
+                TXN_ENTRY.pack(
+                    0,
+                    aborted.producer_id,
+                    aborted.first_offset,
+                    aborted.last_offset,
+                    aborted.last_stable_offset,
+                )
+            )
+        finally:
+            file.close()
+
+    def truncate(self, offset: int) -> None:
+        """Drops the transactions whose marker is at or above `offset`."""
+        if not self.directory.exists(self.name):
+            return
+        try:
+            keep = sum(entry.last_offset < offset for entry in self.entries())
+        except CorruptIndexError:
+            keep = 0
+        file = self.directory.open(self.name)
+        file.truncate(keep * TXN_ENTRY.size)
+        file.close()
+
+    def reset(self) -> None:
+        """Removes the file."""
+        self.directory.remove(self.name)

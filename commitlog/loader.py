@@ -1,0 +1,158 @@
+"""Opens the segments of a log, and repairs what an unclean stop left (Kafka's LogLoader).
+
+1. Leftovers go: `.deleted`, `.cleaned`, `.tmp`; a finished `.swap` takes its place; index files
+   without a log go.
+2. After an unclean stop every segment from the recovery point on is checked batch by batch (shape,
+   CRC, offsets that rise) and its indexes rebuilt; at the first bad byte the log ends: the file is
+   cut there and all later segments are removed. So does it where a segment does not begin at the
+   end of the one before it (its un-synced tail was lost), but for compacted topics, where gaps are
+   normal.
+3. Even after a clean stop the last segment's end is looked at: a torn tail is cut.
+Leader epochs above the recovery point are taken from the batches again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from commitlog.batches import Header
+from commitlog.epochs import LeaderEpochCache
+from commitlog.files import Directory
+from commitlog.producer_state import snapshot_name
+from commitlog.segment import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    Segment,
+)
+from tidemark.config import TopicConfig
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The segments of a log, oldest first (none for a new log), and what recovery did."""
+
+    segments: list[Segment]
+    cut_bytes: int
+    removed_segments: int
+    recovered_segments: int
+
+
+def remove_leftovers(directory: Directory) -> None:
+    """Removes temporary files of the last run, and finishes swaps."""
+    for name in directory.list():
+        if name.endswith((DELETED_SUFFIX, ".cleaned", ".tmp")):
+            directory.remove(name)
+        elif name.endswith(".swap"):
+            directory.rename(name, name.removesuffix(".swap"))
+    names = set(directory.list())
+    for name in names:
+        stem = name[:20]
+        if (
+            name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX))
+            and stem.isdigit()
+            and stem + LOG_SUFFIX not in names
+        ):
+            directory.remove(name)
+
+
+def load_segments(
+    directory: Directory,
+    config: TopicConfig,
+    epochs: LeaderEpochCache,
+    *,
+    recovery_point: int,
+    clean: bool,
+    now_ms: int,
+) -> Loaded:
+    """Steps 1 to 3; `epochs` is brought up to date with the recovered batches."""
+    remove_leftovers(directory)
+    segments = [
+        Segment(
+            directory,
+            int(name[:20]),
+            config,
+            size_bytes=directory.size_of(name),
+            created_ms=now_ms,
+        )
+        for name in directory.list()
+        if name.endswith(LOG_SUFFIX) and name[:20].isdigit() and len(name) == 24
+    ]
+    for segment in segments[:-1]:
+        segment.is_rolled = True
+    if not segments:
+        return Loaded([], 0, 0, 0)
+    if clean and segments[-1].is_sound_at_end():
+        return Loaded(segments, 0, 0, 0)
+    first = len(segments) - 1
+    if not clean:
+        first = _first_to_recover(segments, recovery_point)
+    return _recover(directory, segments, first, epochs, config)
+
+
+def _first_to_recover(segments: list[Segment], recovery_point: int) -> int:
+    """The segment that holds the recovery point, at most the last one."""
+    for index in range(len(segments) - 1, 0, -1):
+        if segments[index].base_offset <= recovery_point:
+            return index
+    return 0
+
+
+def _recover(
+    directory: Directory,
+    segments: list[Segment],
+    first: int,
+    epochs: LeaderEpochCache,
+    config: TopicConfig,
+) -> Loaded:
+    epochs.truncate_from_end(segments[first].base_offset)
+
+    def on_batch(header: Header, _: memoryview) -> None:
+        latest = epochs.latest_epoch
+        if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
+            epochs.assign(header.leader_epoch, header.base_offset)
+
+    cut_bytes = recovered = 0
+    expected = segments[first - 1].next_offset if first else segments[0].base_offset
+    keep = first
+    for segment in segments[first:]:
+        if segment.base_offset < expected or (
+            segment.base_offset > expected and not config.is_compacted
+        ):
+            break
+        cut = segment.recover(on_batch)
+        cut_bytes += cut
+        recovered += 1
+        keep += 1
+        expected = segment.next_offset
+        if cut:
+            _log.warning(
+                "%s/%s: cut %d bytes behind the last sound batch (offset %d)",
+                directory.path,
+                segment.log_file,
+                cut,
+                expected - 1,
+            )
+            break
+    removed = segments[keep:]
+    for segment in reversed(removed):  # newest first: what a crash leaves is the log's beginning
+        _log.warning("%s: removing %s behind the end", directory.path, segment.log_file)
+        cut_bytes += segment.size_bytes
+        remove_segment(directory, segment)
+    kept = segments[:keep]
+    if kept:
+        kept[-1].is_rolled = False
+    directory.fsync()
+    return Loaded(kept, cut_bytes, len(removed), recovered)
+
+
+def remove_segment(directory: Directory, segment: Segment) -> None:
+    """Removes a segment's files at once, the log first: indexes alone are leftovers."""
+    segment.close()
+    for name in (*segment.file_names, snapshot_name(segment.base_offset)):
+        directory.remove(name)

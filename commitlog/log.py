@@ -1,0 +1,611 @@
+"""A partition's log: segments on disk, and what is known of them (Kafka's UnifiedLog).
+
+Single-threaded by design: the node's event loop owns a log; only `PendingFlush.run` and reads of
+rolled segments' files may happen in a thread. Offsets: log_start_offset <= local_log_start_offset
+<= recovery_point <= log_end_offset (the first two differ where older segments live only in the
+tier), high_watermark between log_start_offset and log_end_offset.
+
+Append order: validate, roll, one writev, indexes and epochs and producers in memory. When the
+write fails nothing has changed. What `flush` returned from is durable; after an unclean stop
+everything from the recovery point on is checked again (`commitlog.loader`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from uuid import UUID
+
+from commitlog import lookup, retention
+from commitlog.batches import Header, end_transaction
+from commitlog.checkpoints import check_topic_id
+from commitlog.epochs import LeaderEpochCache
+from commitlog.files import Directory
+from commitlog.flushing import PendingFlush
+from commitlog.loader import load_segments
+from commitlog.producer_state import ProducerStateManager
+from commitlog.segment import Segment
+from commitlog.types import (
+    AbortedTransaction,
+    AppendInfo,
+    AppendOrigin,
+    DeletedSegment,
+    FetchResult,
+    RecordsList,
+    TimestampOffset,
+)
+from commitlog.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
+from tidemark.config import TopicConfig
+from tidemark.errors import OffsetOutOfRangeError
+from tidemark.types import TopicPartition
+
+_log = logging.getLogger(__name__)
+_DAY_MS = 86_400_000
+
+
+class Log:
+    """One partition's log; made by `Log.open`."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        topic_partition: TopicPartition,
+        config: TopicConfig,
+        topic_id: UUID | None,
+        producer_expiration_ms: int,
+    ) -> None:
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self._config = config
+        self.epochs = LeaderEpochCache(directory)
+        self.producers = ProducerStateManager(directory, producer_expiration_ms)
+        self.highest_remote_offset = -1
+        self.on_truncation: Callable[[Log], None] | None = None
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._log_start_offset = 0
+        self._log_end_offset = 0
+        self._high_watermark = 0
+        self._recovery_point = 0
+        self._names_changed = True
+        self.truncations = 0
+        self._unflushed_messages = 0
+        self.last_flush_ms = 0
+        self._now_ms = 0
+        self.recovered_bytes_cut = 0
+        self._deleted: list[tuple[int, tuple[str, ...]]] = []
+        jitter = config.segment_jitter_ms
+        self._jitter_ms = random.Random(str(topic_partition)).randrange(jitter) if jitter else 0
+
+    @classmethod
+    def open(
+        cls,
+        directory: Directory,
+        topic_partition: TopicPartition,
+        config: TopicConfig,
+        *,
+        topic_id: UUID | None = None,
+        now_ms: int,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        clean: bool = False,
+        producer_expiration_ms: int = _DAY_MS,
+    ) -> Log:
+        """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
+
+        `recovery_point` and `log_start_offset` are what the checkpoints say. StorageError where
+        the files can not be used, InconsistentTopicIdError where they are of another topic.
+        """
+        topic_id = check_topic_id(directory, topic_partition, topic_id)
+        log = cls(directory, topic_partition, config, topic_id, producer_expiration_ms)
+        log._now_ms = log.last_flush_ms = now_ms
+        loaded = load_segments(
+            directory, config, log.epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
+        )
+        log.recovered_bytes_cut = loaded.cut_bytes
+        log._begin(loaded.segments, log_start_offset, now_ms)
+        log._recovery_point = log.log_end_offset if clean else 0
+        if not clean or loaded.recovered_segments:
+            log._recovery_point = min(recovery_point, log.log_end_offset)
+            log.flush()
+        return log
+
+    def _begin(self, segments: list[Segment], log_start_offset: int, now_ms: int) -> None:
+        """Takes the loaded segments; brings epochs and producers in line with them."""
+        if segments and segments[-1].next_offset < log_start_offset:
+            for segment in reversed(segments):
+                self._rename_deleted(segment, now_ms)
+            segments = []
+        if not segments:
+            segments = [self._new_segment(log_start_offset, now_ms)]
+        self._set_segments(segments)
+        first, self._log_end_offset = segments[0].base_offset, segments[-1].next_offset
+        # Below the first local segment only the tier can have records (KIP-405).
+        tiered = self._config.remote_storage_enable
+        self._log_start_offset = log_start_offset if tiered else max(log_start_offset, first)
+        self._high_watermark = self._log_start_offset
+        if self.epochs.latest_epoch is None:
+            for segment in segments:
+                for header in segment.headers():
+                    self._assign_epoch(header)
+        self.epochs.truncate_from_end(self._log_end_offset)
+        self.epochs.truncate_from_start(self._log_start_offset)
+        self.producers.remove_stray({segment.base_offset for segment in segments})
+        self._reload_producers(now_ms)
+
+    def _reload_producers(self, now_ms: int) -> None:
+        """The newest snapshot, and what the batches behind it say."""
+        end = self._log_end_offset
+        self.producers.reload(self._log_start_offset, end, now_ms)
+        start = max(self.producers.end_offset, self._segments[0].base_offset)
+        for segment in self._segments[self._index_of(start) :]:
+            if start >= end:
+                break
+            for header in segment.headers(max(start, segment.base_offset)):
+                ended = None
+                if header.is_control and header.producer_id >= 0:
+                    ended = end_transaction(segment.read_batch(header), 0)
+                self.producers.update(header, ended)
+        self.producers.end_offset = end
+        self.producers.on_high_watermark(self._high_watermark)
+
+    # --- what it is
+
+    @property
+    def config(self) -> TopicConfig:
+        """The topic's settings; new ones are in force with the next append."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TopicConfig) -> None:
+        self._config = config
+        for segment in self._segments:
+            segment.config = config
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All local segments, oldest first; the last one is active."""
+        return tuple(self._segments)
+
+    @property
+    def active_segment(self) -> Segment:
+        return self._segments[-1]
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset of the partition, wherever its record lies."""
+        return self._log_start_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        """The first offset on this disk."""
+        return max(self._bases[0], self._log_start_offset)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset the next record gets."""
+        return self._log_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is durable."""
+        return self._recovery_point
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below is replicated, and shown to consumers."""
+        return self._high_watermark
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """The first offset of a transaction that is open, or not replicated to its end."""
+        unstable = self.producers.first_unstable_offset
+        return None if unstable is None else max(unstable, self._log_start_offset)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below is shown to read_committed consumers."""
+        unstable = self.first_unstable_offset
+        return self._high_watermark if unstable is None else min(unstable, self._high_watermark)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records on this disk."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    # --- append
+
+    def append_as_leader(
+        self,
+        records: RecordsList,
+        leader_epoch: int,
+        now_ms: int,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendInfo:
+        """Appends whole batches: gives them offsets and the epoch. All or nothing, in one segment.
+
+        Errors of `validation.prepare_leader`; OutOfOrderSequenceNumberError,
+        InvalidProducerEpochError; StorageError. A batch that its idempotent producer sent before is
+        not written again: the answer has the offsets of its first time, and `duplicate`.
+        """
+        self._now_ms = now_ms
+        prepared = prepare_leader(
+            records,
+            self._config,
+            origin,
+            leader_epoch=leader_epoch,
+            next_offset=self._log_end_offset,
+            now_ms=now_ms,
+        )
+        if prepared.has_producers:
+            duplicate = self._duplicate_of(prepared)
+            if duplicate is not None:
+                return duplicate
+            self.producers.check(prepared.headers)
+        return self._append(prepared, now_ms)
+
+    def append_as_follower(self, records: RecordsList, now_ms: int | None = None) -> AppendInfo:
+        """Appends batches as the leader has them; offsets and epochs are the leader's.
+
+        CorruptMessageError, UnexpectedAppendOffsetError, StorageError. May fill several segments:
+        after an error the log ends where the last whole segment's share did.
+        """
+        now_ms = self._now_ms if now_ms is None else now_ms
+        prepared = prepare_follower(
+            records, self._log_end_offset, gaps_allowed=self._config.is_compacted
+        )
+        if not prepared.headers:
+            end = self._log_end_offset
+            return AppendInfo(end, end - 1, -1, -1, self._log_start_offset)
+        limit = self._config.segment_bytes
+        size = self.active_segment.size_bytes
+        pieces = split_by_segment(prepared, limit - size if size else limit, limit)
+        infos = [self._append(piece, now_ms) for piece in pieces]
+        return replace(
+            infos[-1],
+            first_offset=infos[0].first_offset,
+            max_timestamp_ms=prepared.max_timestamp_ms,
+            size_bytes=prepared.size_bytes,
+            batches=len(prepared.headers),
+        )
+
+    def _duplicate_of(self, prepared: Prepared) -> AppendInfo | None:
+        for header in prepared.headers:
+            found = None if header.is_control else self.producers.find_duplicate(header)
+            if found is not None:
+                return AppendInfo(
+                    found.first_offset,
+                    found.last_offset,
+                    found.timestamp_ms,
+                    prepared.log_append_time_ms,
+                    self._log_start_offset,
+                    duplicate=True,
+                )
+        return None
+
+    def _append(self, prepared: Prepared, now_ms: int) -> AppendInfo:
+        headers = prepared.headers
+        segment = self.active_segment
+        if segment.should_roll(
+            prepared.size_bytes,
+            prepared.max_timestamp_ms,
+            prepared.last_offset,
+            now_ms,
+            self._jitter_ms,
+        ):
+            segment = self._roll(max(self._log_end_offset, headers[0].base_offset), now_ms)
+        segment.append(prepared.buffers, headers)
+        self._log_end_offset = prepared.last_offset + 1
+        for index, header in enumerate(headers):
+            self._assign_epoch(header)
+            if header.producer_id >= 0:
+                self._update_producers(header, prepared, index)
+        self.producers.end_offset = self._log_end_offset
+        self._unflushed_messages += self._log_end_offset - headers[0].base_offset
+        if self._unflushed_messages >= self._config.flush_messages:
+            self.flush()
+        return AppendInfo(
+            headers[0].base_offset,
+            prepared.last_offset,
+            prepared.max_timestamp_ms,
+            prepared.log_append_time_ms,
+            self._log_start_offset,
+            size_bytes=prepared.size_bytes,
+            batches=len(headers),
+        )
+
+    def _assign_epoch(self, header: Header) -> None:
+        latest = self.epochs.latest_epoch
+        if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
+            self.epochs.assign(header.leader_epoch, header.base_offset)
+
+    def _update_producers(self, header: Header, prepared: Prepared, index: int) -> None:
+        ended = end_transaction(*prepared.sources[index]) if header.is_control else None
+        aborted = self.producers.update(header, ended)
+        if aborted is not None:
+            self.active_segment.txn_index.append(aborted)
+
+    # --- read
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        max_offset: int | None = None,
+        min_one: bool = True,
+    ) -> FetchResult:
+        """Whole batches of one segment from the one that holds `offset` on.
+
+        Up to `max_bytes` (with `min_one`: at least one batch), only batches wholly below
+        `max_offset` (e.g. the high watermark). OffsetOutOfRangeError below
+        local_log_start_offset and above log_end_offset; CorruptMessageError for damaged files.
+        """
+        if offset > self._log_end_offset or offset < self.local_log_start_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.topic_partition} is not within"
+                f" {self.local_log_start_offset} to {self._log_end_offset}"
+            )
+        index = self._index_of(offset)
+        result = FetchResult(b"", offset, offset, self._bases[index], 0)
+        if offset == self._log_end_offset or (max_offset is not None and offset >= max_offset):
+            return result
+        while index < len(self._segments):
+            segment = self._segments[index]
+            result = segment.read(offset, max_bytes, max_offset, min_one)
+            if result.records or result.position < segment.size_bytes:
+                break
+            index += 1  # compaction left nothing at the end of this segment
+        return result
+
+    def segment_for(self, offset: int) -> Segment | None:
+        """The local segment that holds `offset`; None where it is not on this disk."""
+        if not self._bases[0] <= offset < self._log_end_offset:
+            return None
+        return self._segments[self._index_of(offset)]
+
+    def _index_of(self, offset: int) -> int:
+        return max(0, bisect_right(self._bases, offset) - 1)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """(epoch, end offset) as OffsetForLeaderEpoch answers; None where unknown (KIP-101)."""
+        return self.epochs.end_offset_for(epoch, self._log_end_offset)
+
+    def epoch_for_offset(self, offset: int) -> int | None:
+        """The leader epoch of the record at `offset`."""
+        return self.epochs.epoch_for_offset(offset)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first local record at or after a timestamp (KIP-33); None where there is none."""
+        return lookup.offset_for_timestamp(self, timestamp_ms)
+
+    def offset_of_max_timestamp(self) -> TimestampOffset | None:
+        """The first local record with the greatest timestamp (ListOffsets -3)."""
+        return lookup.offset_of_max_timestamp(self)
+
+    def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions with records in [start, end): what read_committed filters by."""
+        return lookup.aborted_transactions(self, start_offset, end_offset)
+
+    # --- watermarks
+
+    def update_high_watermark(self, offset: int) -> int:
+        """Moves the high watermark up to `offset`, at most to the log's end; returns where it
+        is.
+        """
+        offset = min(offset, self._log_end_offset)
+        if offset > self._high_watermark:
+            self._high_watermark = offset
+            self.producers.on_high_watermark(offset)
+        return self._high_watermark
+
+    def increment_log_start_offset(self, offset: int) -> bool:
+        """Moves the log's start up to `offset` (DeleteRecords, retention, the tier's expiration).
+
+        OffsetOutOfRangeError above the high watermark. False where it is there already.
+        """
+        if offset > self._high_watermark:
+            raise OffsetOutOfRangeError(
+                f"log start {offset} of {self.topic_partition} would pass the high watermark"
+                f" {self._high_watermark}"
+            )
+        if offset <= self._log_start_offset:
+            return False
+        self._log_start_offset = offset
+        self.epochs.truncate_from_start(offset)
+        return True
+
+    # --- segments
+
+    def roll(self, now_ms: int | None = None) -> Segment:
+        """Begins a new active segment at the log's end; an empty active segment stays."""
+        if self.active_segment.size_bytes == 0:
+            return self.active_segment
+        return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
+
+    def _roll(self, base_offset: int, now_ms: int) -> Segment:
+        active = self.active_segment
+        if active.size_bytes == 0:  # too far from its base for a 32-bit relative offset
+            self._remove_newest()
+        else:
+            self.producers.end_offset = base_offset
+            self.producers.take_snapshot()
+            active.on_rolled()
+        segment = self._new_segment(base_offset, now_ms)
+        self._segments.append(segment)
+        self._bases.append(base_offset)
+        return segment
+
+    def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
+        segment = Segment(self.directory, base_offset, self._config, created_ms=now_ms)
+        self.directory.remove(segment.offset_index_file)
+        self.directory.remove(segment.time_index_file)
+        self.directory.remove(segment.txn_index_file)
+        segment.file.truncate(0)
+        self._names_changed = True
+        return segment
+
+    def _set_segments(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+
+    def delete_expired(self, now_ms: int) -> list[DeletedSegment]:
+        """Retention by time, size and log start; see `commitlog.retention`."""
+        self._now_ms = now_ms
+        return retention.delete_expired(self, now_ms)
+
+    def drop_oldest(self, count: int, now_ms: int) -> None:
+        """Takes the `count` oldest segments out of the log; for `commitlog.retention`."""
+        assert count < len(self._segments), "the active segment is never deleted"
+        for segment in self._segments[:count]:
+            self._rename_deleted(segment, now_ms)
+            self.producers.forget_snapshot(segment.base_offset)
+        self._set_segments(self._segments[count:])
+
+    def _rename_deleted(self, segment: Segment, now_ms: int) -> None:
+        names = retention.rename_deleted(self.directory, segment)
+        self._deleted.append((now_ms + self._config.file_delete_delay_ms, names))
+        self._names_changed = True
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Removes the files whose delete delay is over; returns how many segments went."""
+        due = [names for due_ms, names in self._deleted if due_ms <= now_ms]
+        self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
+        for names in due:
+            for name in names:
+                self.directory.remove(name)
+        return len(due)
+
+    # --- truncation
+
+    def truncate_to(self, offset: int) -> bool:
+        """Removes the records at and above `offset` (and what shares a batch with it), durably.
+
+        False where the log ends at or below it already. Newest segments go first, so that a crash
+        leaves a log that ends somewhere between.
+        """
+        if offset < 0:
+            raise OffsetOutOfRangeError(f"offset {offset} is negative")
+        if offset >= self._log_end_offset:
+            self.epochs.truncate_from_end(self._log_end_offset)
+            return False
+        if offset < self._bases[0]:
+            self.truncate_fully_and_start_at(offset, min(offset, self._log_start_offset))
+            return True
+        self._lower_recovery_point(offset)
+        while self._bases[-1] > offset:
+            self._remove_newest()
+        active = self.active_segment
+        active.is_rolled = False
+        active.truncate_to(offset)
+        self._after_truncation(active.next_offset)
+        return True
+
+    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
+        """Removes all local records; the next one gets `offset`."""
+        self._lower_recovery_point(min(offset, self._bases[0]))
+        while self._segments:
+            self._remove_newest()
+        self._set_segments([self._new_segment(offset, self._now_ms)])
+        self._log_start_offset = offset if log_start_offset is None else log_start_offset
+        self.epochs.clear()
+        self._recovery_point = offset
+        self._after_truncation(offset)
+
+    def _after_truncation(self, end_offset: int) -> None:
+        self._log_end_offset = end_offset
+        self._high_watermark = min(self._high_watermark, end_offset)
+        self._high_watermark = max(self._high_watermark, min(self._log_start_offset, end_offset))
+        self._recovery_point = min(self._recovery_point, end_offset)
+        self.epochs.truncate_from_end(end_offset)
+        self.epochs.flush()
+        self._reload_producers(self._now_ms)
+        self.directory.fsync()
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        """Before anything is cut: what is written there again must be checked after a crash."""
+        self.truncations += 1
+        if offset < self._recovery_point:
+            self._recovery_point = offset
+            if self.on_truncation is not None:
+                self.on_truncation(self)
+
+    def _remove_newest(self) -> None:
+        segment = self._segments.pop()
+        self._bases.pop()
+        segment.close()
+        for name in segment.file_names:
+            self.directory.remove(name)
+        self._names_changed = True
+
+    def rebuild_from_remote(
+        self,
+        epoch_entries: Iterable[tuple[int, int]],
+        producer_snapshot: bytes | None,
+        start_offset: int,
+        log_start_offset: int | None = None,
+    ) -> None:
+        """A follower begins at `start_offset`, with epochs and producers from the tier
+        (KIP-405).
+        """
+        start = self._log_start_offset if log_start_offset is None else log_start_offset
+        self.truncate_fully_and_start_at(start_offset, min(start, start_offset))
+        self.epochs.replace(epoch_entries)
+        self.epochs.truncate_from_end(start_offset)
+        if producer_snapshot is not None:
+            self.producers.install(producer_snapshot, start_offset, self._now_ms)
+
+    # --- durability
+
+    def flush(self, offset: int | None = None) -> None:
+        """Makes everything below `offset` (default: all) durable. FatalError where that fails."""
+        pending = self.prepare_flush(offset)
+        if pending is not None:
+            pending.run()
+            self.complete_flush(pending)
+
+    def prepare_flush(self, offset: int | None = None) -> PendingFlush | None:
+        """What must be synced; None where nothing must. Its `run` may be called in a thread."""
+        end = self._log_end_offset if offset is None else min(offset, self._log_end_offset)
+        if end <= self._recovery_point and not self._names_changed:
+            return None
+        first = self._index_of(self._recovery_point)
+        dirty = [segment for segment in self._segments[first:] if segment.base_offset < end]
+        if not dirty and self._names_changed:
+            dirty = [self.active_segment]
+        pending = PendingFlush.of(self, dirty, end, names_changed=self._names_changed)
+        self._names_changed = False
+        return pending
+
+    def complete_flush(self, pending: PendingFlush) -> None:
+        """Moves the recovery point, after `pending.run`; a truncation meanwhile wins."""
+        if pending.truncations == self.truncations:
+            self._recovery_point = max(self._recovery_point, pending.end_offset)
+        if pending.end_offset >= self._log_end_offset:
+            self._unflushed_messages = 0
+        self.last_flush_ms = self._now_ms
+
+    def close(self, clean: bool = True) -> None:
+        """Gives the files back; a clean close writes indexes and producers, and flushes first."""
+        if clean:
+            self.active_segment.finish_indexes()
+            self.producers.take_snapshot()
+            self._names_changed = True
+            self.flush()
+        for segment in self._segments:
+            segment.close()
+
+    def validate(self) -> None:
+        """Asserts what must always hold."""
+        assert self._bases == sorted(set(self._bases)), self._bases
+        assert self._log_start_offset <= self._log_end_offset or not self.size_bytes
+        assert self._recovery_point <= self._log_end_offset
+        assert self._high_watermark <= self._log_end_offset
+        assert self.active_segment.next_offset <= self._log_end_offset
+        self.epochs.validate()
+        self.producers.validate()

@@ -1,0 +1,126 @@
+"""Which segments of a log expire: by log start, time and size, locally and in all (Kafka's rules).
+
+Oldest first, and never past a segment that stays. Nothing at or above the high watermark goes; with
+remote storage only what the tier has (at or below highest_remote_offset), by local retention, and
+the log's start does not move: the records are still there, in the tier. The active segment is never
+deleted; where it breaches retention it is rolled, so that the next pass may take it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from commitlog.files import Directory
+from commitlog.producer_state import snapshot_name
+from commitlog.segment import DELETED_SUFFIX, Segment
+from commitlog.types import DeletedSegment
+
+if TYPE_CHECKING:
+    from commitlog.log import Log
+
+_log = logging.getLogger(__name__)
+
+Breach = Callable[[Segment], bool]
+
+
+def delete_expired(log: Log, now_ms: int) -> list[DeletedSegment]:
+    """One pass; returns what left the log, oldest first."""
+    deleted = _delete(log, _below_log_start(log), "log start offset", now_ms, roll=False)
+    if log.config.is_deleted:
+        deleted += _delete(log, _older_than_retention(log, now_ms), "retention.ms", now_ms)
+        deleted += _delete(log, _above_retention_size(log), "retention.bytes", now_ms)
+    return deleted
+
+
+def _below_log_start(log: Log) -> Breach:
+    def breached(segment: Segment) -> bool:
+        return not _is_active(log, segment) and segment.next_offset <= log.log_start_offset
+
+    return breached
+
+
+def _older_than_retention(log: Log, now_ms: int) -> Breach:
+    config = log.config
+    tiered = config.remote_storage_enable
+    limit = config.effective_local_retention_ms if tiered else config.retention_ms
+
+    def breached(segment: Segment) -> bool:
+        return limit >= 0 and now_ms - segment.retention_timestamp_ms > limit
+
+    return breached
+
+
+def _above_retention_size(log: Log) -> Breach:
+    config = log.config
+    tiered = config.remote_storage_enable
+    limit = config.effective_local_retention_bytes if tiered else config.retention_bytes
+    excess = log.size_bytes - limit if limit >= 0 else -1
+
+    def breached(segment: Segment) -> bool:
+        nonlocal excess
+        if limit < 0 or excess - segment.size_bytes < 0:
+            return False
+        excess -= segment.size_bytes
+        return True
+
+    return breached
+
+
+def _delete(
+    log: Log, breached: Breach, reason: str, now_ms: int, *, roll: bool = True
+) -> list[DeletedSegment]:
+    count, must_roll = 0, False
+    for segment in log.segments:
+        if segment.next_offset > log.high_watermark or not breached(segment):
+            break
+        if _is_active(log, segment):
+            must_roll = roll and segment.size_bytes > 0
+            break
+        if not _is_removable(log, segment):
+            break
+        count += 1
+    expired = log.segments[:count]
+    if must_roll:
+        log.roll(now_ms)
+    if not expired:
+        return []
+    # The start moves first: what a crash leaves behind lies below it, and goes with the next pass.
+    if not log.config.remote_storage_enable:
+        log.increment_log_start_offset(log.segments[count].base_offset)
+    log.drop_oldest(count, now_ms)
+    _log.info("%s: deleted %d segments by %s", log.topic_partition, count, reason)
+    return [
+        DeletedSegment(
+            segment.base_offset,
+            segment.next_offset,
+            segment.size_bytes,
+            segment.max_timestamp_ms,
+            reason,
+        )
+        for segment in expired
+    ]
+
+
+def _is_active(log: Log, segment: Segment) -> bool:
+    return segment is log.active_segment
+
+
+def _is_removable(log: Log, segment: Segment) -> bool:
+    """With remote storage: the tier has it, or the whole partition begins behind it."""
+    if not log.config.remote_storage_enable:
+        return True
+    end = segment.next_offset
+    return end - 1 <= log.highest_remote_offset or end <= log.log_start_offset
+
+
+def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:
+    """Renames a segment's files to `.deleted`, the log first; returns the new names."""
+    segment.close()
+    renamed = []
+    for name in (*segment.file_names, snapshot_name(segment.base_offset)):
+        if directory.exists(name):
+            directory.rename(name, name + DELETED_SUFFIX)
+            renamed.append(name + DELETED_SUFFIX)
+    return tuple(renamed)

@@ -1,0 +1,488 @@
+"""One segment of a log: its `.log` file, its indexes, and reads by position, offset and timestamp.
+
+Files are opened and indexes loaded on first use. Index entries follow Kafka's rules (KIP-33 as
+Kafka 4 writes them): before a batch is appended and more than index.interval.bytes lie between it
+and the last indexed batch, an entry (its last offset -> its position) is added, and a time entry
+(greatest timestamp so far -> last offset of the batch that has it) where that timestamp rose; a
+roll or close adds a last time entry.
+
+An index is never believed blindly: an entry is used only where the batch at its position has that
+very last offset (or timestamp); otherwise both indexes are rebuilt from the log. So a damaged index
+costs time, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from commitlog.batches import (
+    HEADER_BYTES,
+    Header,
+    crc_is_valid,
+    header_at,
+    scan_headers,
+    unpack_header,
+    whole_batches,
+)
+from commitlog.files import Directory, File
+from commitlog.indexes import (
+    MAX_RELATIVE_OFFSET,
+    CorruptIndexError,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+)
+from commitlog.producer_state import snapshot_name
+from commitlog.types import FetchResult
+from tidemark.config import TopicConfig
+from tidemark.errors import CorruptMessageError
+
+_log = logging.getLogger(__name__)
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TXN_INDEX_SUFFIX = ".txnindex"
+DELETED_SUFFIX = ".deleted"
+_KNOWN_POSITIONS_MAX = 64
+_RECOVERY_CHUNK_BYTES = 4 << 20
+
+
+class Segment:
+    """A segment; `next_offset`, timestamps and indexes are known once it is loaded."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        base_offset: int,
+        config: TopicConfig,
+        *,
+        size_bytes: int = 0,
+        created_ms: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.config = config
+        self.created_ms = created_ms
+        self.is_rolled = False
+        self._size = size_bytes
+        stem = f"{base_offset:020d}"
+        self.log_file = stem + LOG_SUFFIX
+        self.offset_index_file = stem + INDEX_SUFFIX
+        self.time_index_file = stem + TIME_INDEX_SUFFIX
+        self.txn_index_file = stem + TXN_INDEX_SUFFIX
+        limit = config.segment_index_bytes
+        self.offset_index = OffsetIndex(directory, self.offset_index_file, base_offset, limit)
+        self.time_index = TimeIndex(directory, self.time_index_file, base_offset, limit)
+        self.txn_index = TransactionIndex(directory, self.txn_index_file)
+        self._file: File | None = None
+        self._loaded = size_bytes == 0
+        self._next_offset = base_offset
+        self._max_timestamp_ms = -1
+        self._max_timestamp_offset = base_offset
+        self._first_timestamp_ms: int | None = None
+        self._sound_end = 0  # where the last batch ends, as of the load
+        self._last_indexed = 0  # position of the last indexed batch
+        self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
+
+    # --- what it is
+
+    @property
+    def file(self) -> File:
+        """The open `.log` file."""
+        if self._file is None:
+            self._file = self.directory.open(self.log_file, create=True)
+        return self._file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record; the base offset of an empty segment."""
+        self.load()
+        return self._next_offset
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        """The greatest timestamp of its records; -1 where there is none."""
+        self.load()
+        return self._max_timestamp_ms
+
+    @property
+    def max_timestamp_offset(self) -> int:
+        """The last offset of the first batch that has the greatest timestamp."""
+        self.load()
+        return self._max_timestamp_offset
+
+    @property
+    def retention_timestamp_ms(self) -> int:
+        """What retention by time looks at: the greatest timestamp, else when it was last
+        written.
+        """
+        if self.max_timestamp_ms >= 0:
+            return self.max_timestamp_ms
+        return self.directory.modified_ms(self.log_file)
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The greatest timestamp of the first batch, from which segment.ms counts; -1 if empty."""
+        if self._first_timestamp_ms is None:
+            if self._size < HEADER_BYTES:
+                return -1
+            header = self.header_at(0)
+            self._first_timestamp_ms = header.max_timestamp_ms
+        return self._first_timestamp_ms
+
+    @property
+    def producer_snapshot_file(self) -> str:
+        """The name of the snapshot of the producers' state at this segment's end."""
+        return snapshot_name(self.next_offset)
+
+    @property
+    def file_names(self) -> tuple[str, str, str, str]:
+        return (
+            self.log_file,
+            self.offset_index_file,
+            self.time_index_file,
+            self.txn_index_file,
+        )
+
+    # --- append
+
+    def should_roll(
+        self, size_bytes: int, max_timestamp_ms: int, last_offset: int, now_ms: int, jitter_ms: int
+    ) -> bool:
+        """Must a batch set of this size, timestamp and last offset begin a new segment?"""
+        if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if self._size == 0:
+            return False
+        if self._size + size_bytes > self.config.segment_bytes:
+            return True
+        if self.offset_index.is_full or self.time_index.is_full:
+            return True
+        first = self.first_timestamp_ms
+        waited = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
+        return waited > self.config.segment_ms - jitter_ms
+
+    def append(self, buffers: list[bytes | memoryview], headers: list[Header]) -> None:
+        """Appends whole batches; `headers` are theirs, with the offsets they are given.
+
+        Positions in `headers` are ignored. StorageError where the disk takes no more: nothing of
+        the append is kept.
+        """
+        self.load()
+        position = self.file.append(*buffers)
+        for header in headers:
+            self._index(header, position)
+            position += header.size_bytes
+        self._size = position
+        if self._first_timestamp_ms is None and headers:
+            self._first_timestamp_ms = headers[0].max_timestamp_ms
+
+    def _index(self, header: Header, position: int) -> None:
+        """Takes in a batch at the end: greatest timestamp, and index entries where they are due."""
+        last_offset = header.last_offset
+        if header.max_timestamp_ms > self._max_timestamp_ms:
+            self._max_timestamp_ms = header.max_timestamp_ms
+            self._max_timestamp_offset = last_offset
+        if position - self._last_indexed > self.config.index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
+            self._last_indexed = position
+        self._next_offset = last_offset + 1
+        self._remember(header.base_offset, position)
+
+    def _remember(self, offset: int, position: int) -> None:
+        positions = self._positions
+        if len(positions) >= _KNOWN_POSITIONS_MAX:
+            del positions[next(iter(positions))]
+        positions[offset] = position
+
+    def on_rolled(self) -> None:
+        """It takes no more appends: the last time entry is added, the indexes are written."""
+        self.finish_indexes()
+        self.is_rolled = True
+        self._positions.clear()
+
+    def finish_indexes(self) -> None:
+        """Adds the last time entry (KIP-33) and writes the waiting entries."""
+        self.load()
+        self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
+        self.offset_index.write_out()
+        self.time_index.write_out()
+
+    def write_indexes(self) -> list[str]:
+        """Writes the waiting index entries; the names of the index files, to be synced."""
+        if self._loaded:
+            self.offset_index.write_out()
+            self.time_index.write_out()
+        return list(self.file_names[1:])
+
+    def close(self) -> None:
+        """Gives the file handle back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- load, recover, rebuild
+
+    def load(self) -> None:
+        """Loads the indexes and learns the end; rebuilds indexes that are missing or damaged."""
+        if self._loaded:
+            return
+        self._loaded = True
+        try:
+            for name in (self.offset_index_file, self.time_index_file):
+                if not self.directory.exists(name):
+                    raise CorruptIndexError(f"{name} is missing")
+            self.offset_index.load()
+            self.time_index.load()
+            self._learn_end()
+        except (CorruptIndexError, CorruptMessageError) as error:
+            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            self.rebuild_indexes()
+
+    def _learn_end(self) -> None:
+        """Reads the headers behind the last index entry; CorruptIndexError where one is missing."""
+        offset, position = self.offset_index.last_entry
+        if position and (
+            position + HEADER_BYTES > self._size or self.header_at(position).last_offset != offset
+        ):
+            raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
+        timestamp, timestamp_offset = self.time_index.last_entry
+        if timestamp >= 0 and not self._has_timestamp(timestamp, timestamp_offset):
+            raise CorruptIndexError(f"{self.time_index_file} does not fit its log")
+        self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
+        self._last_indexed = position
+        self._next_offset = self.base_offset
+        self._sound_end = position
+        for header in scan_headers(self.file, position, self._size):
+            if header.position - position > self.config.index_interval_bytes:
+                raise CorruptIndexError(f"{self.offset_index_file} lacks entries")
+            if header.max_timestamp_ms > self._max_timestamp_ms:
+                if self.is_rolled:
+                    raise CorruptIndexError(f"{self.time_index_file} lacks its last entry")
+                self._max_timestamp_ms = header.max_timestamp_ms
+                self._max_timestamp_offset = header.last_offset
+            self._next_offset = header.next_offset
+            self._sound_end = header.end_position
+
+    def is_sound_at_end(self) -> bool:
+        """Does the file end with its last batch? (What follows would be a torn append.)"""
+        self.load()
+        return self._sound_end == self._size
+
+    def _has_timestamp(self, timestamp_ms: int, offset: int) -> bool:
+        """Is `timestamp_ms` the greatest timestamp of the batch that holds `offset`?"""
+        entry_offset, position = self.offset_index.lookup(offset)
+        for header in scan_headers(self.file, position, self._size):
+            if header.position == position and position and header.last_offset != entry_offset:
+                return False
+            if header.last_offset >= offset:
+                return header.base_offset <= offset and header.max_timestamp_ms == timestamp_ms
+        return False
+
+    def _reset(self) -> None:
+        self._loaded = True
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._next_offset = self.base_offset
+        self._max_timestamp_ms, self._max_timestamp_offset = -1, self.base_offset
+        self._first_timestamp_ms = None
+        self._last_indexed = self._sound_end = 0
+        self._positions.clear()
+
+    def rebuild_indexes(self) -> None:
+        """Makes the indexes anew from the batch headers; a rolled segment's are written at once."""
+        self._reset()
+        try:
+            for header in scan_headers(self.file, 0, self._size):
+                self._index(header, header.position)
+                self._sound_end = header.end_position
+        except CorruptMessageError as error:
+            _log.error("%s/%s: %s", self.directory.path, self.log_file, error)
+        self._positions.clear()
+        if self.is_rolled:
+            self.finish_indexes()
+
+    def recover(self, on_batch: Callable[[Header, memoryview], None]) -> int:
+        """Checks every batch's CRC, rebuilds the indexes, and cuts the file at the first bad byte.
+
+        `on_batch` gets each sound batch. Returns the number of bytes that were cut off.
+        """
+        self._size = self.file.size
+        self._reset()
+        end, floor = 0, self.base_offset
+        for header, buffer in self._sound_batches():
+            beyond = header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET
+            if header.base_offset < floor or beyond:
+                break
+            self._index(header, end)
+            on_batch(header, buffer)
+            end, floor = end + header.size_bytes, header.next_offset
+        cut = self._size - end
+        if cut:
+            self.file.truncate(end)
+            self._size = end
+        self._positions.clear()
+        return cut
+
+    def _sound_batches(self) -> Iterator[tuple[Header, memoryview]]:
+        """Batches from the start as long as shape and CRC are right, with the buffer they lie
+        in.
+        """
+        position = 0
+        want = _RECOVERY_CHUNK_BYTES
+        while self._size - position >= HEADER_BYTES:
+            chunk = memoryview(self.file.pread(want, position))
+            inside = 0
+            while len(chunk) - inside >= HEADER_BYTES:
+                try:
+                    header = header_at(chunk, inside)
+                except CorruptMessageError:
+                    break
+                if not crc_is_valid(chunk, header):
+                    return
+                yield header, chunk
+                inside = header.end_position
+            if inside == 0:  # torn, damaged, or larger than the chunk
+                if want > _RECOVERY_CHUNK_BYTES or len(chunk) < want:
+                    return
+                try:
+                    want = max(want, unpack_header(bytes(chunk[:HEADER_BYTES]), 0).size_bytes)
+                except CorruptMessageError:
+                    return
+                if want == _RECOVERY_CHUNK_BYTES or want > self._size - position:
+                    return
+                continue
+            position += inside
+            want = _RECOVERY_CHUNK_BYTES
+
+    def truncate_to(self, offset: int) -> int:
+        """Cuts the batch that holds `offset` and all after it; returns the bytes cut off.
+
+        The file is synced, so that what was cut can not come back after a crash.
+        """
+        position = self.position_of(offset)
+        self.offset_index.truncate(offset)
+        self.time_index.truncate(offset)
+        self.txn_index.truncate(offset)
+        cut = self._size - position
+        self.file.truncate(position)
+        self.file.fsync()
+        self._size = position
+        self._positions.clear()
+        self._relearn_end()
+        return cut
+
+    def _relearn_end(self) -> None:
+        """After a cut: the end, the greatest timestamp, the last indexed batch."""
+        timestamp, timestamp_offset = self.time_index.last_entry
+        _, position = self.offset_index.last_entry
+        self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
+        self._last_indexed = position
+        self._next_offset = self.base_offset
+        if self._size == 0:
+            self._first_timestamp_ms = None
+        for header in scan_headers(self.file, position, self._size):
+            if header.max_timestamp_ms > self._max_timestamp_ms:
+                self._max_timestamp_ms = header.max_timestamp_ms
+                self._max_timestamp_offset = header.last_offset
+            self._next_offset = header.next_offset
+
+    # --- read
+
+    def header_at(self, position: int) -> Header:
+        """The batch header at a position; CorruptMessageError where there can be none."""
+        data = self.file.pread(HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            raise CorruptMessageError(f"{self.log_file} ends within the batch at {position}")
+        return unpack_header(data, position)
+
+    def headers(self, offset: int | None = None) -> Iterator[Header]:
+        """The headers of the batches from the one that holds `offset` (default: the first) on."""
+        position = 0 if offset is None else self.position_of(offset)
+        return scan_headers(self.file, position, self._size)
+
+    def position_of(self, offset: int) -> int:
+        """The position of the first batch whose last offset is at or above `offset`, else the
+        size.
+        """
+        self.load()
+        known = self._positions.get(offset)
+        if known is not None:
+            return known
+        if offset >= self._next_offset:
+            return self._size
+        try:
+            return self._find(offset)
+        except CorruptIndexError as error:
+            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            self.rebuild_indexes()
+            return self._find(offset)
+
+    def _find(self, offset: int) -> int:
+        entry_offset, start = self.offset_index.lookup(offset)
+        try:
+            for header in scan_headers(self.file, start, self._size):
+                if header.position == start and start and header.last_offset != entry_offset:
+                    raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
+                if header.last_offset >= offset:
+                    return header.position
+        except CorruptMessageError as error:
+            if start:
+                raise CorruptIndexError(str(error)) from error
+            raise
+        if start:
+            raise CorruptIndexError(f"{self.offset_index_file} points behind offset {offset}")
+        return self._size
+
+    def read(
+        self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
+    ) -> FetchResult:
+        """Whole batches from the one that holds `offset` on: up to `max_bytes`, below `max_offset`.
+
+        With `min_one` the first batch is returned even where it is larger than `max_bytes`.
+        """
+        position = self.position_of(offset)
+        data = self.file.pread(max(max_bytes, HEADER_BYTES), position)
+        end, first, following = whole_batches(data, max_offset)
+        if end > max_bytes:
+            end = 0
+        if end == 0 and min_one and len(data) >= HEADER_BYTES:
+            header = self.header_at(position)
+            if header.end_position <= self._size and (
+                max_offset is None or header.last_offset < max_offset
+            ):
+                data = self.file.pread(header.size_bytes, position)
+                end, first, following = whole_batches(data, max_offset)
+        if end == 0:
+            incomplete = position < self._size and max_offset is None
+            return FetchResult(b"", offset, offset, self.base_offset, position, incomplete)
+        self._remember(following, position + end)
+        records = data if end == len(data) else memoryview(data)[:end]
+        return FetchResult(records, first, following, self.base_offset, position)
+
+    def first_at_or_after(self, timestamp_ms: int, start_offset: int) -> Iterator[Header]:
+        """The batches that may hold the first record at or after a timestamp, in offset order."""
+        self.load()
+        entry_timestamp, entry_offset = self.time_index.lookup(timestamp_ms)
+        if entry_timestamp >= 0 and not self._has_timestamp(entry_timestamp, entry_offset):
+            _log.warning(
+                "%s: %s does not fit its log; rebuilding the indexes",
+                self.directory.path,
+                self.time_index_file,
+            )
+            self.rebuild_indexes()
+            entry_timestamp, entry_offset = self.time_index.lookup(timestamp_ms)
+        for header in self.headers(max(entry_offset, start_offset)):
+            if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
+                yield header
+
+    def read_batch(self, header: Header) -> bytes:
+        """The bytes of one batch."""
+        return self.file.pread(header.size_bytes, header.position)

@@ -1,0 +1,198 @@
+"""What an append must satisfy, decided from batch headers alone, and the bytes that are
+written.
+
+A batch's payload is never copied or decoded: an append writes 16 fresh bytes (base offset,
+length, leader epoch) and a view of the rest. Only LogAppendTime makes 61 fresh bytes, with a
+new CRC. Rules: Kafka's LogValidator and UnifiedLog; the timestamps checked are the header's
+(DIVERGENCES.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from commitlog.batches import (
+    HEADER_BYTES,
+    PATCH_BYTES,
+    TIMESTAMP_TYPE_MASK,
+    Header,
+    crc_is_valid,
+    header_at,
+    patch,
+    restamp,
+)
+from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
+from tidemark.config import TopicConfig
+from tidemark.errors import (
+    CorruptMessageError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    MessageTooLargeError,
+    RecordListTooLargeError,
+)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Batches ready to be written: their buffers in order, and their headers with final offsets."""
+
+    buffers: list[bytes | memoryview] = field(default_factory=list)
+    headers: list[Header] = field(default_factory=list)
+    sources: list[tuple[Records, int]] = field(default_factory=list)
+    size_bytes: int = 0
+    max_timestamp_ms: int = -1
+    log_append_time_ms: int = -1
+    has_producers: bool = False
+
+    @property
+    def last_offset(self) -> int:
+        return self.headers[-1].last_offset
+
+    def add(self, header: Header, source: Records, *pieces: bytes | memoryview) -> None:
+        """Adds one batch; `header.position` is still its place in `source`."""
+        self.buffers += pieces
+        self.headers.append(header)
+        self.sources.append((source, header.position))
+        self.size_bytes += header.batch_length + 12
+        if header.max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = header.max_timestamp_ms
+        if header.producer_id >= 0:
+            self.has_producers = True
+
+
+def prepare_leader(
+    records: RecordsList,
+    config: TopicConfig,
+    origin: AppendOrigin,
+    *,
+    leader_epoch: int,
+    next_offset: int,
+    now_ms: int,
+) -> Prepared:
+    """Checks a leader's append and assigns offsets from `next_offset` on.
+
+    CorruptMessageError (CRC, shape), MessageTooLargeError, RecordListTooLargeError (more than a
+    segment), InvalidTimestampError, InvalidRecordError.
+    """
+    prepared = Prepared()
+    stamp = config.message_timestamp_type == "LogAppendTime"
+    for buffer in _buffers(records):
+        view, position, end = memoryview(buffer), 0, len(buffer)
+        while position < end:
+            header = header_at(view, position)
+            stop = header.end_position
+            _check_leader_batch(view, header, config, origin)
+            if stamp or header.attributes & TIMESTAMP_TYPE_MASK:
+                time = now_ms if stamp else header.max_timestamp_ms
+                head = restamp(view, header, log_append_time=stamp, max_timestamp_ms=time)
+                rest = view[position + HEADER_BYTES : stop]
+                header = header._replace(max_timestamp_ms=time)
+            else:
+                head = b""
+                rest = view[position + PATCH_BYTES : stop]
+                if origin is not AppendOrigin.RAFT_LEADER:
+                    _check_timestamps(header, config, now_ms)
+            assigned = header._replace(base_offset=next_offset, leader_epoch=leader_epoch)
+            first = patch(next_offset, header.batch_length, leader_epoch)
+            prepared.add(assigned, buffer, first + head, rest)
+            next_offset = assigned.next_offset
+            position = stop
+    if not prepared.headers:
+        raise CorruptMessageError("there is no record batch in the request")
+    if stamp:
+        prepared.log_append_time_ms = now_ms
+    if prepared.size_bytes > config.segment_bytes:
+        raise RecordListTooLargeError(
+            f"{prepared.size_bytes} bytes of batches are more than segment.bytes"
+            f" {config.segment_bytes}; send less at once, or raise segment.bytes"
+        )
+    return prepared
+
+
+def _check_leader_batch(
+    view: memoryview, header: Header, config: TopicConfig, origin: AppendOrigin
+) -> None:
+    if header.size_bytes > config.max_message_bytes:
+        raise MessageTooLargeError(
+            f"a batch of {header.size_bytes} bytes is larger than max.message.bytes"
+            f" {config.max_message_bytes}; send smaller batches, or raise max.message.bytes"
+        )
+    if not crc_is_valid(view, header):
+        raise CorruptMessageError(f"the batch at byte {header.position} fails its CRC check")
+    if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
+        raise InvalidRecordError(
+            f"a batch says {header.record_count} records and {header.last_offset_delta + 1} offsets"
+        )
+    if header.is_control and origin is AppendOrigin.CLIENT:
+        raise InvalidRecordError(
+            "clients may not write control batches (a server's own pass origin=COORDINATOR or"
+            " RAFT_LEADER)"
+        )
+    if header.producer_id >= 0 and header.base_sequence < 0 and not header.is_control:
+        raise InvalidRecordError(f"producer {header.producer_id} gives no sequence")
+    if header.is_transactional and header.producer_id < 0:
+        raise InvalidRecordError("a transactional batch has no producer id")
+
+
+def _check_timestamps(header: Header, config: TopicConfig, now_ms: int) -> None:
+    if header.is_control or header.max_timestamp_ms < 0:
+        return
+    if header.max_timestamp_ms - now_ms > config.message_timestamp_after_max_ms:
+        raise InvalidTimestampError(
+            f"timestamp {header.max_timestamp_ms} is {header.max_timestamp_ms - now_ms} ms ahead of"
+            f" this server; message.timestamp.after.max.ms is"
+            f" {config.message_timestamp_after_max_ms}"
+        )
+    oldest = min(header.base_timestamp_ms, header.max_timestamp_ms)
+    if now_ms - oldest > config.message_timestamp_before_max_ms:
+        raise InvalidTimestampError(
+            f"timestamp {oldest} is {now_ms - oldest} ms behind this server;"
+            f" message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}"
+        )
+
+
+def prepare_follower(records: RecordsList, next_offset: int, *, gaps_allowed: bool) -> Prepared:
+    """Checks what a follower fetched: CRC, and offsets that go on where its log ends.
+
+    CorruptMessageError; UnexpectedAppendOffsetError for offsets that go back, and for a gap where
+    the topic is not compacted.
+    """
+    prepared = Prepared()
+    for buffer in _buffers(records):
+        view, position, end = memoryview(buffer), 0, len(buffer)
+        while position < end:
+            header = header_at(view, position)
+            if not crc_is_valid(view, header):
+                raise CorruptMessageError(f"the batch at byte {position} fails its CRC check")
+            gap = header.base_offset - next_offset
+            if gap < 0 or (gap > 0 and not gaps_allowed):
+                raise UnexpectedAppendOffsetError(
+                    f"a batch at offset {header.base_offset} does not follow offset {next_offset}"
+                )
+            prepared.add(header, buffer, view[position : header.end_position])
+            next_offset = header.next_offset
+            position = header.end_position
+    return prepared
+
+
+def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[Prepared]:
+    """Cuts a follower's append into pieces that fit into `room`, then into segments each."""
+    if prepared.size_bytes <= room:
+        return [prepared]
+    pieces: list[Prepared] = []
+    current = Prepared()
+    for header, (source, _), buffer in zip(
+        prepared.headers, prepared.sources, prepared.buffers, strict=True
+    ):
+        if current.headers and current.size_bytes + header.size_bytes > room:
+            pieces.append(current)
+            current, room = Prepared(), segment_bytes
+        current.add(header, source, buffer)
+    pieces.append(current)
+    return pieces
+
+
+def _buffers(records: RecordsList) -> tuple[Records, ...]:
+    if isinstance(records, (bytes, bytearray, memoryview)):
+        return (records,)
+    return tuple(records)
