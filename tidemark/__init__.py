@@ -1,7 +1,7 @@
 """Tidemark for Python: what a user imports.
 
-`import tidemark` loads nothing heavy; a name is resolved when it is first asked for (PEP 562), so a program that only wants
-`TopicPartition` never pays for gRPC, Arrow or numba.
+`import tidemark` loads nothing heavy; a name is resolved when it is first asked for (PEP 562), so a
+program that only wants `TopicPartition` never pays for gRPC, Arrow or numba.
 """
 
 from __future__ import annotations

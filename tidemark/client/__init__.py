@@ -1,6 +1,8 @@
-"""Producer, Consumer and Admin, each as an asyncio class (`Async...`) and with a blocking face over the same core.
+"""Producer, Consumer and Admin, each as an asyncio class (`Async...`) and with a blocking face over
+the same core.
 
-Names resolve on first use (PEP 562): whoever only administers a cluster does not load Arrow or the record kernels.
+Names resolve on first use (PEP 562): whoever only administers a cluster does not load Arrow or the
+record kernels.
 """
 
 from __future__ import annotations

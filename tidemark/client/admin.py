@@ -1,8 +1,9 @@
 """Administration: topics, the cluster, its quorum and its disks.
 
-A request goes to any node (each forwards what changes metadata to the active controller) and is repeated on another one while
-the error is retriable. `create_topics` returns when every live broker knows the topics and their leaders, so a caller can
-produce straight away; `delete_topics` when every live broker has forgotten them.
+A request goes to any node (each forwards what changes metadata to the active controller) and is
+repeated on another one while the error is retriable. `create_topics` returns when every live broker
+knows the topics and their leaders, so a caller can produce straight away; `delete_topics` when
+every live broker has forgotten them.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _SERVICE = "/tidemark.v1.Admin/"
 class AsyncAdmin:
     """Administers a cluster; safe for concurrent use on one event loop.
 
-    `bootstrap_servers`: host:port of brokers or controllers. Every method raises the typed errors of `tidemark.errors`;
-    retriable ones only after `default_api_timeout_ms`.
+    `bootstrap_servers`: host:port of brokers or controllers. Every method raises the typed errors
+    of `tidemark.errors`; retriable ones only after `default_api_timeout_ms`.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class AsyncAdmin:
     ) -> list[TopicListing]:
         """Creates topics and waits until every live broker can serve them.
 
-        Raises the first topic's error, e.g. TopicAlreadyExistsError, InvalidReplicationFactorError. A topic that an earlier
-        try of this very call created (its answer was lost) is no error.
+        Raises the first topic's error, e.g. TopicAlreadyExistsError, InvalidReplicationFactorError.
+        A topic that an earlier try of this very call created (its answer was lost) is no error.
         """
         request = admin_pb2.CreateTopicsRequest(
             topics=[_creatable(topic) for topic in topics],
@@ -120,7 +121,9 @@ class AsyncAdmin:
         return created
 
     async def delete_topics(self, names: Sequence[str], *, timeout_ms: int | None = None) -> None:
-        """Deletes topics and waits until every live broker has forgotten them; UnknownTopicOrPartitionError."""
+        """Deletes topics and waits until every live broker has forgotten them;
+        UnknownTopicOrPartitionError.
+        """
         request = admin_pb2.DeleteTopicsRequest(
             topic_names=names, timeout_ms=timeout_ms or self._retry.timeout_ms
         )
@@ -201,7 +204,9 @@ class AsyncAdmin:
     async def describe_log_dirs(
         self, brokers: Sequence[int] | None = None, topics: Sequence[str] = ()
     ) -> dict[int, list[LogDirDescription]]:
-        """Log directories and their replicas by broker; of all live brokers by default, of all topics by default."""
+        """Log directories and their replicas by broker; of all live brokers by default, of all
+        topics by default.
+        """
         await self._refresh_metadata()
         ids = sorted(self._metadata.brokers) if brokers is None else list(brokers)
         request = admin_pb2.DescribeLogDirsRequest(topics=topics)
@@ -231,7 +236,7 @@ class AsyncAdmin:
     async def wait_until_topics_known(
         self, names: Sequence[str], timeout_ms: int | None = None
     ) -> None:
-        """Returns when every live broker knows each topic and a leader of each of its partitions."""
+        """Returns when every live broker knows each topic and a leader of each partition."""
         await self._wait_on_all_brokers(list(names), _all_led, timeout_ms)
 
     # How requests are sent.
@@ -246,7 +251,9 @@ class AsyncAdmin:
     async def _with_retries(
         self, attempt: Callable[[str], Awaitable[T]], timeout_ms: int | None = None
     ) -> T:
-        """Tries node after node until one answers well, the error is final, or time is up (then the last error is raised)."""
+        """Tries node after node until one answers well, the error is final, or time is up (then the
+        last error is raised).
+        """
         policy = self._retry
         if timeout_ms is not None:
             policy = RetryPolicy(timeout_ms, policy.backoff_ms, policy.backoff_max_ms)
@@ -277,7 +284,7 @@ class AsyncAdmin:
         reached: Callable[[log_pb2.MetadataResponse, list[str]], bool],
         timeout_ms: int | None,
     ) -> None:
-        """Asks each live broker itself: one that has applied the change says nothing of the others."""
+        """Asks each live broker: one that has applied the change says nothing of the others."""
         await self._refresh_metadata()
         request = log_pb2.MetadataRequest(topics=names)
         decode = log_pb2.MetadataResponse.FromString
@@ -304,7 +311,9 @@ class AsyncAdmin:
 
 
 class _Final(Exception):
-    """Carries an error that is retriable by the table, but an answer here: the topic just does not exist."""
+    """Carries an error that is retriable by the table, but an answer here: the topic just does not
+    exist.
+    """
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(str(error))

@@ -1,7 +1,8 @@
 """One gRPC channel per address, and unary calls whose failures are errors of the table.
 
-Everything a client sends goes through `Connections.call`: it adds the deadline, and turns a gRPC status into NetworkError,
-RequestTimedOutError and their like, so that the retry policy sees one kind of error only.
+Everything a client sends goes through `Connections.call`: it adds the deadline, and turns a gRPC
+status into NetworkError, RequestTimedOutError and their like, so that the retry policy sees one
+kind of error only.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedVersionError(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # gRPC has one status for two things: a message above the limit, and a server that sheds load.
+        # gRPC has one status for two things: a message above the limit, and a server that sheds
+        # load.
         return (
             MessageTooLargeError(text)
             if "larger than max" in details
@@ -71,7 +73,9 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
 
 
 class Connections:
-    """Channels by address, made on first use, all closed by `close()`. Belongs to the event loop it is first used on."""
+    """Channels by address, made on first use, all closed by `close()`. Belongs to the event loop it
+    is first used on.
+    """
 
     def __init__(self, *, request_timeout_ms: int = 30_000) -> None:
         self._request_timeout_ms = request_timeout_ms
@@ -104,14 +108,16 @@ class Connections:
     ) -> T:
         """Sends a protobuf message, or bytes as they are, and decodes the answer.
 
-        Raises NetworkError, RequestTimedOutError (after `timeout_ms`, default request.timeout.ms), UnsupportedVersionError,
-        MessageTooLargeError, BrokerNotAvailableError or UnknownServerError.
+        Raises NetworkError, RequestTimedOutError (after `timeout_ms`, default request.timeout.ms),
+        UnsupportedVersionError, MessageTooLargeError, BrokerNotAvailableError or
+        UnknownServerError.
         """
         payload = request if isinstance(request, bytes) else request.SerializeToString()
         channel = self.channel(address)
         method = self._methods.get((address, path))
         if method is None:
-            # No serializers: bytes go out as they are, and decoding happens in our frame, not in gRPC's callback.
+            # No serializers: bytes go out as they are, and decoding happens in our frame, not in
+            # gRPC's callback.
             method = self._methods[address, path] = channel.unary_unary(path)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         try:
@@ -121,7 +127,8 @@ class Connections:
         except grpc.aio.UsageError as error:
             raise ClientClosedError(f"{address}: {error}") from None
         except asyncio.CancelledError:
-            # A channel closed under a call cancels it from within; a cancelled task is cancelled from without.
+            # A channel closed under a call cancels it from within; a cancelled task is cancelled
+            # from without.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise

@@ -1,4 +1,4 @@
-"""Answers of the admin service, as the values of `models`: -1 becomes None, raw ids become UUIDs."""
+"""Answers of the admin service as values of `models`: -1 becomes None, raw ids UUIDs."""
 
 from __future__ import annotations
 

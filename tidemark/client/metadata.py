@@ -1,8 +1,9 @@
 """Which node leads a partition: a cached view of the cluster that renews itself.
 
-Stale after `metadata_max_age_ms`, or when somebody says so (a NOT_LEADER_OR_FOLLOWER answer). Refreshes are single-flight: all
-who wait share one request. Nodes are asked in rotation: the live brokers of the last answer, then the bootstrap servers, so
-that a client survives the loss of every node it was first told of (KIP-899's rebootstrap).
+Stale after `metadata_max_age_ms`, or when somebody says so (a NOT_LEADER_OR_FOLLOWER answer).
+Refreshes are single-flight: all who wait share one request. Nodes are asked in rotation: the live
+brokers of the last answer, then the bootstrap servers, so that a client survives the loss of every
+node it was first told of (KIP-899's rebootstrap).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from tidemark.v1 import log_pb2
 
 METADATA = "/tidemark.v1.Log/Metadata"
 
-# One node that hangs must not eat the whole time a caller has: the next one is asked after this long.
+# One node that hangs must not eat the whole time a caller has: the next one is asked after this
+# long.
 _ATTEMPT_TIMEOUT_MS = 5_000
 
 
@@ -165,7 +167,9 @@ class MetadataCache:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Asks now; joins a request under way. Raises NetworkError or another error of the table if no node answers."""
+        """Asks now; joins a request under way. Raises NetworkError or another error of the table if
+        no node answers.
+        """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -173,8 +177,8 @@ class MetadataCache:
     async def topic(self, name: str, timeout_ms: float | None = None) -> TopicMetadata:
         """Waits until `name` and a leader of each partition are known.
 
-        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error after `timeout_ms` (default: the retry
-        policy's), and at once for errors that are not retriable.
+        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error after
+        `timeout_ms` (default: the retry policy's), and at once for errors that are not retriable.
         """
         self.want([name])
         started_ms = self._now_ms()
@@ -208,7 +212,9 @@ class MetadataCache:
         return None
 
     def candidates(self) -> list[str]:
-        """Addresses to ask, best first: each call begins one further, so that load and trouble spread."""
+        """Addresses to ask, best first: each call begins one further, so that load and trouble
+        spread.
+        """
         known = sorted(self.brokers.values())
         self._rotation += 1
         if known:
@@ -260,7 +266,9 @@ class MetadataCache:
         self._refreshed_at_ms = self._now_ms()
 
     def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
-        """The topic of an answer; where we know a newer leader epoch of the same topic, ours stands."""
+        """The topic of an answer; where we know a newer leader epoch of the same topic, ours
+        stands.
+        """
         topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else UUID(int=0)
         old = self._topics.get(topic.name)
         partitions: dict[int, PartitionMetadata] = {}

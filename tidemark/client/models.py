@@ -22,7 +22,9 @@ class RecordMetadata(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """Where a batch of `send_arrow` went; its records have `record_count` offsets from `base_offset` on (-1 with acks=0)."""
+    """Where a batch of `send_arrow` went; its records have `record_count` offsets from
+    `base_offset` on (-1 with acks=0).
+    """
 
     topic: str
     partition: int
@@ -54,7 +56,8 @@ class OffsetAndTimestamp(NamedTuple):
 class NewTopic:
     """A topic to create; None for a count takes the cluster's default.
 
-    `assignments` places replicas by hand: partition -> broker ids, preferred leader first; then the two counts stay None.
+    `assignments` places replicas by hand: partition -> broker ids, preferred leader first; then the
+    two counts stay None.
     """
 
     name: str
@@ -111,7 +114,9 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster; `controller_id` is the active controller, None while unknown. `brokers` holds fenced ones too."""
+    """The cluster; `controller_id` is the active controller, None while unknown. `brokers` holds
+    fenced ones too.
+    """
 
     cluster_id: str
     controller_id: int | None
@@ -143,7 +148,9 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    """A replica on a broker's disk and its part of the tier. Offsets are exclusive ends unless said otherwise."""
+    """A replica on a broker's disk and its part of the tier. Offsets are exclusive ends unless said
+    otherwise.
+    """
 
     topic_partition: TopicPartition
     size_bytes: int

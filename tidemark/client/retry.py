@@ -1,7 +1,8 @@
 """The retry policy of every client: a pure function of the error, the attempt and the time gone by.
 
-Waits grow exponentially from `backoff_ms` to `backoff_max_ms` with a random share of `jitter` either way (KIP-580), and all
-tries together stay within `timeout_ms` (KIP-91's delivery.timeout.ms for the producer, default.api.timeout.ms elsewhere).
+Waits grow exponentially from `backoff_ms` to `backoff_max_ms` with a random share of `jitter`
+either way (KIP-580), and all tries together stay within `timeout_ms` (KIP-91's delivery.timeout.ms
+for the producer, default.api.timeout.ms elsewhere).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def is_retriable(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When to send again. Durations in ms; `jitter` is the share of a wait that is random (0.2: +-20 %)."""
+    """When to send again. Durations in ms; `jitter` is the share of a wait that is random (0.2:
+    +-20 %).
+    """
 
     timeout_ms: int = 60_000
     backoff_ms: int = 100
@@ -36,7 +39,8 @@ class RetryPolicy:
 
     def backoff(self, attempt: int, rng: Random) -> int:
         """The wait in ms after failed try number `attempt` (1 is the first)."""
-        # Capped before the power: attempt may be large, and 2**attempt would leave every float behind.
+        # Capped before the power: attempt may be large, and 2**attempt would leave every float
+        # behind.
         doubled = self.backoff_ms * 2 ** min(attempt - 1, 30)
         spread = 1 + self.jitter * (2 * rng.random() - 1)
         return round(min(doubled, self.backoff_max_ms) * spread)
@@ -46,7 +50,8 @@ class RetryPolicy:
     ) -> int | None:
         """How long to wait before the next try, or None to give up.
 
-        It gives up on an error that is not retriable, and when the wait would end at or after `timeout_ms`.
+        It gives up on an error that is not retriable, and when the wait would end at or after
+        `timeout_ms`.
         """
         if not is_retriable(error):
             return None

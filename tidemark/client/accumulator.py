@@ -1,0 +1,459 @@
+"""The producer's pure core: batches per partition, sequences, retries, limits. No IO, no clock, no
+threads.
+
+A partition's batches form a queue; only its head is ever in flight, so order holds through retries
+with and without idempotence, and a batch that is sent twice is sent before its successors. While
+the head is under way the tail fills: batches grow with load up to `batch_size`, without a setting
+that trades latency for throughput.
+
+    open -> closed (full, lingered, flushed) -> stamped -> encoded -> in flight -> done
+                                                             ^            |
+                                                             +-- retry ---+
+
+Idempotence (KIP-98, KIP-360): each queue stamps its batches with producer id, epoch and sequence.
+When a batch fails for good, or the leader says that a sequence is missing, the sequences after it
+would leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped anew
+from 0. The epoch is kept per partition: the log compares epochs within a partition only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+
+from tidemark.client.batch import (
+    BATCH_HEADER_BYTES,
+    NO_STAMP,
+    RECORD_OVERHEAD_BYTES,
+    Batch,
+    Stamp,
+    next_sequence,
+)
+from tidemark.client.models import Header
+from tidemark.client.retry import RetryPolicy
+from tidemark.errors import (
+    DuplicateSequenceNumberError,
+    MessageTooLargeError,
+    OutOfOrderSequenceNumberError,
+    RecordListTooLargeError,
+    RequestTimedOutError,
+    UnknownProducerIdError,
+)
+from tidemark.types import TopicPartition
+
+_MAX_EPOCH = 2**15 - 1
+_SEQUENCE_GAPS = (OutOfOrderSequenceNumberError, UnknownProducerIdError)
+_TOO_LARGE = (MessageTooLargeError, RecordListTooLargeError)
+
+
+class PartitionQueue:
+    """The batches of one partition, oldest first; `open` is the last of them while it takes
+    records.
+    """
+
+    __slots__ = ("batches", "epoch", "next_sequence", "open", "producer_id", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.batches: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.producer_id = -1
+        self.epoch = -1
+        self.next_sequence = 0
+
+
+class Accumulator:
+    """Batches of all partitions. Sizes in bytes, times in ms of the caller's clock.
+
+    `buffered_bytes` counts every record from its append until its batch is done.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        linger_ms: float,
+        retry: RetryPolicy,
+        idempotent: bool,
+        rng: Random,
+    ) -> None:
+        self._batch_size = batch_size
+        self._linger_ms = linger_ms
+        self._retry = retry
+        self._idempotent = idempotent
+        self._rng = rng
+        self._identity: tuple[int, int] | None = None
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._busy: dict[TopicPartition, PartitionQueue] = {}  # those with batches; order rotates
+        self.buffered_bytes = 0
+
+    # Filling.
+
+    def queue(self, topic_partition: TopicPartition) -> PartitionQueue:
+        """The queue of a partition, made on first use."""
+        found = self._queues.get(topic_partition)
+        if found is None:
+            found = self._queues[topic_partition] = PartitionQueue(topic_partition)
+        return found
+
+    def append(
+        self,
+        queue: PartitionQueue,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: int,
+        headers: tuple[Header, ...],
+        now_ms: float,
+    ) -> Batch:
+        """Adds a record to the open batch; its row is `batch.count - 1` afterwards."""
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if headers:
+            size += sum(len(name) + len(text or b"") + 4 for name, text in headers)
+        batch = queue.open
+        if batch is None:
+            batch = self._open(queue, now_ms)
+        elif batch.size_bytes + size > self._batch_size:
+            batch.closed = True
+            batch = self._open(queue, now_ms)
+        if headers:
+            batch.headers[batch.count] = headers
+        batch.keys.append(key)
+        batch.values.append(value)
+        batch.timestamps.append(timestamp_ms)
+        batch.count += 1
+        batch.size_bytes += size
+        self.buffered_bytes += size
+        return batch
+
+    def append_closed(
+        self, queue: PartitionQueue, source: object, count: int, size_bytes: int, now_ms: float
+    ) -> Batch:
+        """Adds a whole batch whose records `source` holds."""
+        if queue.open is not None:
+            queue.open.closed = True
+        batch = self._open(queue, now_ms)
+        queue.open = None
+        batch.closed, batch.source, batch.count = True, source, count
+        batch.size_bytes += size_bytes
+        self.buffered_bytes += size_bytes
+        return batch
+
+    def _open(self, queue: PartitionQueue, now_ms: float) -> Batch:
+        batch = queue.open = Batch(queue.topic_partition, now_ms)
+        queue.batches.append(batch)
+        self._busy[queue.topic_partition] = queue
+        self.buffered_bytes += BATCH_HEADER_BYTES
+        return batch
+
+    # Closing, stamping, encoding.
+
+    def close_due(self, now_ms: float, *, everything: bool = False) -> None:
+        """Closes open batches that are next in their queue and have lingered; all open ones when
+        `everything`.
+        """
+        for queue in self._busy.values():
+            batch = queue.open
+            if batch is None:
+                continue
+            lingered = batch is queue.batches[0] and now_ms >= batch.created_ms + self._linger_ms
+            if everything or lingered:
+                batch.closed, queue.open = True, None
+
+    @property
+    def needs_identity(self) -> bool:
+        """Whether batches wait for a producer id."""
+        return (
+            self._idempotent
+            and self._identity is None
+            and any(queue.producer_id < 0 and queue.batches for queue in self._busy.values())
+        )
+
+    def set_identity(self, producer_id: int, producer_epoch: int) -> None:
+        """The answer of InitProducerId: queues without an id take it."""
+        self._identity = (producer_id, producer_epoch)
+
+    def take_encodable(self) -> list[Batch]:
+        """Closed batches that are to be encoded now, stamped; each is given once, until `encoded`
+        is called for it.
+        """
+        found: list[Batch] = []
+        for queue in self._busy.values():
+            for batch in queue.batches:
+                if not batch.closed or not self._stamp(queue, batch):
+                    break
+                if batch.payload is None and not batch.encoding:
+                    batch.encoding = True
+                    found.append(batch)
+        return found
+
+    def _stamp(self, queue: PartitionQueue, batch: Batch) -> bool:
+        if batch.stamp is not None:
+            return True
+        if not self._idempotent:
+            batch.stamp = NO_STAMP
+            return True
+        if queue.producer_id < 0:
+            if self._identity is None:
+                return False
+            (queue.producer_id, queue.epoch), queue.next_sequence = self._identity, 0
+        batch.stamp = Stamp(queue.producer_id, queue.epoch, queue.next_sequence)
+        queue.next_sequence = next_sequence(queue.next_sequence, batch.count)
+        return True
+
+    def encoded(self, batch: Batch, payload: bytes, stamp: Stamp) -> None:
+        """The encoded bytes of a batch and the stamp they carry (which may be outdated already)."""
+        batch.encoding = False
+        if batch.done:
+            return
+        batch.payload, batch.payload_stamp = payload, stamp
+        batch.keys, batch.values, batch.timestamps, batch.headers = [], [], [], {}
+        batch.source = None
+
+    # Sending.
+
+    def drain(
+        self,
+        now_ms: float,
+        leader_of: Callable[[TopicPartition], int | None],
+        room: Callable[[int], bool],
+        max_request_size: int,
+    ) -> dict[int, list[Batch]]:
+        """What to send now: one request per leader that has room, with at most one batch per
+        partition.
+
+        The batches are in flight from here on. A request is at most `max_request_size` unless its
+        first batch alone is larger.
+        """
+        requests: dict[int, list[Batch]] = {}
+        sizes: dict[int, int] = {}
+        for queue in list(self._busy.values()):
+            batch = queue.batches[0]
+            if batch.in_flight or batch.payload is None or now_ms < batch.retry_at_ms:
+                continue
+            if batch.stamp is None:
+                continue
+            leader = leader_of(queue.topic_partition)
+            if leader is None or not room(leader):
+                continue
+            size = sizes.get(leader, 0) + len(batch.payload)
+            if leader in requests and size > max_request_size:
+                continue
+            sizes[leader] = size
+            requests.setdefault(leader, []).append(batch)
+            batch.in_flight = True
+            batch.attempts += 1
+            # To the back: where requests are full, the next one begins with those that had to wait.
+            self._busy.pop(queue.topic_partition)
+            self._busy[queue.topic_partition] = queue
+        return requests
+
+    def waiting_without_leader(
+        self, leader_of: Callable[[TopicPartition], int | None]
+    ) -> list[TopicPartition]:
+        """Partitions that have batches and no known leader: a reason to refresh the metadata."""
+        return [
+            partition
+            for partition, queue in self._busy.items()
+            if not queue.batches[0].in_flight and leader_of(partition) is None
+        ]
+
+    # Answers.
+
+    def succeeded(self, batch: Batch, base_offset: int, log_append_time_ms: int = -1) -> None:
+        """The leader has acknowledged the batch."""
+        if batch.done:
+            return
+        batch.base_offset, batch.log_append_time_ms = base_offset, log_append_time_ms
+        self._finish(batch)
+
+    def failed(
+        self, batch: Batch, error: BaseException, now_ms: float, *, at_once: bool = False
+    ) -> bool:
+        """The batch was refused, or its answer was lost. True: it will be sent again; False: it is
+        done, or is to be cut.
+
+        `at_once`: no backoff, for the answer named the leader. A batch too large with several
+        records stays in the queue for `cut`; see `must_cut`.
+        """
+        if batch.done:
+            return False
+        batch.in_flight = False
+        if isinstance(error, DuplicateSequenceNumberError):
+            self.succeeded(batch, -1)  # written by an earlier try, too long ago to know where
+            return False
+        if must_cut(batch, error):
+            return False
+        elapsed_ms = now_ms - batch.created_ms
+        if self._idempotent and isinstance(error, _SEQUENCE_GAPS):
+            wait_ms: int | None = self._retry.backoff(batch.attempts, self._rng)
+            if elapsed_ms + (wait_ms or 0) >= self._retry.timeout_ms:
+                wait_ms = None
+            else:
+                self._restart_sequences(self.queue(batch.topic_partition))
+        else:
+            wait_ms = self._retry.next_wait_ms(error, batch.attempts, elapsed_ms, self._rng)
+        if wait_ms is None:
+            self.give_up(batch, error)
+            return False
+        batch.retry_at_ms = now_ms + (0 if at_once else wait_ms)
+        return True
+
+    def give_up(self, batch: Batch, error: BaseException) -> None:
+        """The batch is lost for good: its successors must not leave a gap in the sequences."""
+        if batch.done:
+            return
+        queue = self.queue(batch.topic_partition)
+        successors = list(queue.batches)[queue.batches.index(batch) + 1 :]
+        batch.error = error
+        self._finish(batch)
+        if not self._idempotent or batch.stamp is None:
+            return
+        if batch.attempts == 0:
+            # Never sent: nobody misses its sequences. The head may be in flight and keeps its own.
+            self._stamp_anew(queue, successors, batch.stamp.base_sequence)
+        else:
+            self._restart_sequences(queue)
+
+    def cut(self, batch: Batch, parts: Iterable[tuple[bytes, int, Stamp]]) -> None:
+        """Puts smaller batches (payload, count, stamp carried) in the place of one that was too
+        large.
+
+        Together they keep its sequences, so nothing behind them changes.
+        """
+        queue = self.queue(batch.topic_partition)
+        assert queue.batches[0] is batch and not batch.in_flight
+        queue.batches.popleft()
+        sequence = batch.stamp.base_sequence if batch.stamp else -1
+        for payload, count, stamp in parts:
+            child = Batch(batch.topic_partition, batch.created_ms)
+            child.closed, child.count, child.size_bytes = True, count, len(payload)
+            child.payload, child.payload_stamp = payload, stamp
+            child.stamp = NO_STAMP
+            if batch.stamp is not None and batch.stamp.producer_id >= 0:
+                child.stamp = batch.stamp._replace(base_sequence=sequence)
+                sequence = next_sequence(sequence, count)
+            batch.children.append(child)
+            self.buffered_bytes += child.size_bytes
+        assert sum(child.count for child in batch.children) == batch.count
+        queue.batches.extendleft(reversed(batch.children))
+        self.buffered_bytes -= batch.size_bytes
+        batch.done, batch.payload = True, None
+        batch.notify()
+
+    def _finish(self, batch: Batch) -> None:
+        queue = self.queue(batch.topic_partition)
+        if queue.open is batch:
+            queue.open = None
+        queue.batches.remove(batch)  # the head, but for one that expired while it waited
+        if not queue.batches:
+            self._busy.pop(queue.topic_partition, None)
+        self.buffered_bytes -= batch.size_bytes
+        batch.done, batch.in_flight, batch.payload, batch.source = True, False, None, None
+        batch.keys, batch.values = [], []
+        batch.notify()
+
+    def _restart_sequences(self, queue: PartitionQueue) -> None:
+        """A new epoch for this partition; after the last epoch, a new producer id."""
+        if queue.epoch < _MAX_EPOCH:
+            queue.epoch += 1
+        else:
+            if self._identity is not None and self._identity[0] == queue.producer_id:
+                self._identity = None
+            queue.producer_id = queue.epoch = -1
+        assert not any(batch.in_flight for batch in queue.batches)
+        self._stamp_anew(queue, list(queue.batches), 0)
+
+    def _stamp_anew(self, queue: PartitionQueue, batches: list[Batch], sequence: int) -> None:
+        queue.next_sequence = sequence
+        for batch in batches:
+            if batch.stamp is None:
+                break
+            batch.stamp = None
+            if queue.producer_id >= 0:
+                self._stamp(queue, batch)
+
+    # Time.
+
+    def expire(self, now_ms: float) -> list[Batch]:
+        """Fails batches that waited longer than the delivery timeout; those in flight end with
+        their request.
+        """
+        expired = [batch for batch in self._waiting() if now_ms >= self._expiry_ms(batch)]
+        for batch in expired:
+            partition, limit = batch.topic_partition, self._retry.timeout_ms
+            self.give_up(
+                batch,
+                RequestTimedOutError(
+                    f"{batch.count} record(s) for {partition} were not acknowledged in "
+                    f"delivery.timeout.ms={limit}"
+                ),
+            )
+        return expired
+
+    def expiry_ms(self, batches: Iterable[Batch]) -> float:
+        """When the last of these gives up: no request for them need last longer."""
+        return max(self._expiry_ms(batch) for batch in batches)
+
+    def next_deadline_ms(self, now_ms: float) -> float | None:
+        """When to call `close_due`, `expire` and `drain` again, if nothing else happens.
+
+        A batch that could go now but for its leader is no reason to look at the clock.
+        """
+        deadlines = [self._expiry_ms(batch) for batch in self._waiting()]
+        for queue in self._busy.values():
+            head = queue.batches[0]
+            if head is queue.open:
+                deadlines.append(head.created_ms + self._linger_ms)
+            elif not head.in_flight and head.retry_at_ms > now_ms:
+                deadlines.append(head.retry_at_ms)
+        return min(deadlines, default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every batch is done."""
+        return not self._busy
+
+    def pending(self) -> list[Batch]:
+        """All batches that are not done, by partition, oldest first."""
+        return [batch for queue in self._busy.values() for batch in queue.batches]
+
+    def _waiting(self) -> Iterator[Batch]:
+        """Batches that may expire. Per queue only those up to the first young one: queues are in
+        order of time.
+        """
+        for queue in self._busy.values():
+            for batch in queue.batches:
+                if not batch.in_flight:
+                    yield batch
+                    break
+
+    def _expiry_ms(self, batch: Batch) -> float:
+        return batch.created_ms + self._retry.timeout_ms
+
+    def validate(self) -> None:
+        """Asserts what holds between calls."""
+        total = 0
+        for partition, queue in self._queues.items():
+            assert (partition in self._busy) == bool(queue.batches)
+            assert queue.open is None or queue.open is queue.batches[-1]
+            sequence = None
+            for place, batch in enumerate(queue.batches):
+                assert not batch.done
+                assert batch.closed or batch is queue.open
+                assert not batch.in_flight or place == 0
+                total += batch.size_bytes
+                if batch.stamp is not None and batch.stamp.producer_id >= 0:
+                    assert sequence is None or batch.stamp.base_sequence == sequence
+                    sequence = next_sequence(batch.stamp.base_sequence, batch.count)
+            assert sequence is None or sequence == queue.next_sequence
+        assert total == self.buffered_bytes
+
+
+def must_cut(batch: Batch, error: BaseException) -> bool:
+    """Whether the batch can be sent as several smaller ones (KIP-126)."""
+    return batch.count > 1 and isinstance(error, _TOO_LARGE)

@@ -1,0 +1,158 @@
+"""ListOffsets: first, last, and by timestamp, from the leader of each partition, repeated until all
+have answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+
+from tidemark.client.connections import Connections
+from tidemark.client.metadata import MetadataCache, monotonic_ms
+from tidemark.client.models import OffsetAndTimestamp
+from tidemark.client.retry import RetryPolicy
+from tidemark.errors import (
+    ApiError,
+    ErrorCode,
+    LeaderNotAvailableError,
+    NetworkError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+    error_for,
+)
+from tidemark.types import TopicPartition
+from tidemark.v1 import log_pb2
+
+LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
+LATEST = -1
+EARLIEST = -2
+
+
+class OffsetLookup:
+    """Looks up offsets; with `isolation_level` 1 the end is the last stable offset."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        metadata: MetadataCache,
+        *,
+        retry: RetryPolicy,
+        rng: Random,
+        isolation_level: int = 0,
+    ) -> None:
+        self._connections = connections
+        self._metadata = metadata
+        self._retry = retry
+        self._rng = rng
+        self._isolation_level = isolation_level
+
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The offset for each timestamp (ms, LATEST or EARLIEST); None where no record is as late.
+
+        Raises the first error that is not retriable, or after `timeout_ms` (default: the policy's)
+        the last one.
+        """
+        policy = self._retry
+        if timeout_ms is not None:
+            policy = RetryPolicy(int(timeout_ms), policy.backoff_ms, policy.backoff_max_ms)
+        self._metadata.want(partition.topic for partition in timestamps)
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        started_ms, attempt = monotonic_ms(), 0
+        while len(found) < len(timestamps):
+            missing = {p: ts for p, ts in timestamps.items() if p not in found}
+            problem = await self._round(missing, found)
+            if problem is None:
+                continue
+            attempt += 1
+            elapsed_ms = monotonic_ms() - started_ms
+            wait_ms = policy.next_wait_ms(problem, attempt, elapsed_ms, self._rng)
+            if wait_ms is None:
+                raise problem
+            self._metadata.mark_stale()
+            await asyncio.sleep(wait_ms / 1000)
+        return {partition: found[partition] for partition in timestamps}
+
+    async def _round(
+        self,
+        missing: Mapping[TopicPartition, int],
+        found: dict[TopicPartition, OffsetAndTimestamp | None],
+    ) -> ApiError | None:
+        """One request to each leader; gives an error of a partition that has no answer yet, the
+        worst one first.
+        """
+        try:
+            await self._metadata.ensure_fresh()
+        except ApiError as error:
+            return error
+        problems: list[ApiError] = []
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for partition, timestamp in missing.items():
+            leader = self._metadata.leader(partition)
+            if leader is None:
+                problems.append(self._why_no_leader(partition))
+            else:
+                by_leader.setdefault(leader, {})[partition] = timestamp
+        answers = await asyncio.gather(
+            *(self._ask(leader, asked, found) for leader, asked in by_leader.items())
+        )
+        problems += [problem for answer in answers for problem in answer]
+        return next((p for p in problems if not p.retriable), problems[0] if problems else None)
+
+    def _why_no_leader(self, partition: TopicPartition) -> ApiError:
+        count = self._metadata.partition_count(partition.topic)
+        if count is None or not 0 <= partition.partition < count:
+            return UnknownTopicOrPartitionError(f"{partition} is unknown")
+        return LeaderNotAvailableError(f"{partition} has no leader at the moment")
+
+    async def _ask(
+        self,
+        leader: int,
+        asked: Mapping[TopicPartition, int],
+        found: dict[TopicPartition, OffsetAndTimestamp | None],
+    ) -> list[ApiError]:
+        address = self._metadata.address(leader)
+        if address is None:
+            return [NetworkError(f"broker {leader} is not alive")]
+        request = log_pb2.ListOffsetsRequest(
+            isolation_level=self._isolation_level,
+            timeout_ms=self._connections.request_timeout_ms,
+            replica_id=-1,
+            partitions=[
+                log_pb2.ListOffsetsRequest.ListOffsetsPartition(
+                    topic=partition.topic,
+                    partition_index=partition.partition,
+                    current_leader_epoch=-1,
+                    timestamp=timestamp,
+                )
+                for partition, timestamp in asked.items()
+            ],
+        )
+        try:
+            answer = await self._connections.call(
+                address, LIST_OFFSETS, request, log_pb2.ListOffsetsResponse.FromString
+            )
+        except ApiError as error:
+            return [error]
+        problems: list[ApiError] = []
+        answered = set()
+        for response in answer.partitions:
+            partition = TopicPartition(response.topic, response.partition_index)
+            answered.add(partition)
+            if response.error_code != ErrorCode.NONE:
+                message = response.error_message or ErrorCode(response.error_code).name
+                problems.append(error_for(response.error_code, f"{partition}: {message}"))
+            elif response.offset < 0:
+                found[partition] = None
+            else:
+                found[partition] = OffsetAndTimestamp(
+                    response.offset, response.timestamp, response.leader_epoch
+                )
+        problems += [
+            UnknownServerError(f"{address}: the answer says nothing of {partition}")
+            for partition in asked
+            if partition not in answered
+        ]
+        return problems

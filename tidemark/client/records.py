@@ -1,0 +1,152 @@
+"""What a consumer gives: raw batches as the node sent them, and records decoded when somebody looks
+at them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemark.client.models import ConsumerRecord
+from tidemark.types import TopicPartition
+
+_OFFSET_AND_LENGTH = struct.Struct(">qi")
+_LAST_OFFSET_DELTA = struct.Struct(">i")
+_LAST_OFFSET_DELTA_AT = 23
+_PREFIX_BYTES = 12
+_BATCH_HEADER_BYTES = 61
+_CONTROL_KEY = struct.Struct(">hh")
+_ABORT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatches:
+    """Whole record batches v2 of one partition, as stored.
+
+    `buffer` may begin with records below `first_offset`, which was asked for; the next fetch begins
+    at `next_offset`. `aborted` are (producer id, first offset) of aborted transactions, for
+    read_committed.
+    """
+
+    topic_partition: TopicPartition
+    buffer: memoryview
+    first_offset: int
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...] = ()
+
+
+def whole_batches(buffer: memoryview) -> tuple[int, int | None]:
+    """(bytes of whole batches, offset after the last of them, None without any); a torn tail is
+    left out.
+    """
+    position, next_offset, size = 0, None, len(buffer)
+    while position + _BATCH_HEADER_BYTES <= size:
+        base_offset, length = _OFFSET_AND_LENGTH.unpack_from(buffer, position)
+        end = position + _PREFIX_BYTES + length
+        if length < _BATCH_HEADER_BYTES - _PREFIX_BYTES or end > size:
+            break
+        (delta,) = _LAST_OFFSET_DELTA.unpack_from(buffer, position + _LAST_OFFSET_DELTA_AT)
+        next_offset = base_offset + delta + 1
+        position = end
+    return position, next_offset
+
+
+def without_aborted(raw: RawBatches) -> memoryview | bytes:
+    """The batches a read_committed consumer may see (KIP-98): those of aborted transactions are
+    dropped.
+
+    `raw.aborted` names where each such transaction begins; its abort marker, a control batch, ends
+    it.
+    """
+    if not raw.aborted:
+        return raw.buffer
+    from tidemark import records
+
+    waiting = sorted(raw.aborted, key=lambda pair: pair[1], reverse=True)
+    aborted: set[int] = set()
+    kept: list[memoryview] = []
+    for position, header in records.iter_batches(raw.buffer):
+        while waiting and waiting[-1][1] <= header.last_offset:
+            aborted.add(waiting.pop()[0])
+        if header.is_control:
+            key = records.decode_batch(raw.buffer, position)[0].key or b""
+            if len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT:
+                aborted.discard(header.producer_id)
+        elif header.is_transactional and header.producer_id in aborted:
+            continue
+        kept.append(raw.buffer[position : position + header.size_bytes])
+    return b"".join(kept)
+
+
+def decode(raw: RawBatches) -> Any:
+    """The records as a pyarrow.RecordBatch in RECORDS_SCHEMA, from `first_offset` on;
+    CorruptMessageError.
+    """
+    from tidemark import records
+
+    return records.decode_arrow(without_aborted(raw), min_offset=raw.first_offset)
+
+
+class Records:
+    """The outcome of a poll: iterates over ConsumerRecords, decoded column by column as they are
+    reached.
+
+    The Arrow batches themselves are in `batches`. Empty when nothing came in time.
+    """
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: Sequence[tuple[TopicPartition, Any]] = ()) -> None:
+        self._batches = tuple(batches)
+
+    @property
+    def batches(self) -> tuple[tuple[TopicPartition, Any], ...]:
+        """(partition, pyarrow.RecordBatch) pairs, in offset order within a partition."""
+        return self._batches
+
+    def partitions(self) -> list[TopicPartition]:
+        """Partitions that have records here."""
+        return list(dict.fromkeys(partition for partition, _ in self._batches))
+
+    def records(self, partition: TopicPartition) -> list[ConsumerRecord]:
+        """The records of one partition, by offset."""
+        return [
+            record
+            for owner, batch in self._batches
+            if owner == partition
+            for record in _rows(owner, batch)
+        ]
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for _, batch in self._batches)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        for partition, batch in self._batches:
+            yield from _rows(partition, batch)
+
+
+def _rows(partition: TopicPartition, batch: Any) -> Iterator[ConsumerRecord]:
+    topic, number = partition
+    offsets, timestamps, keys, values, headers = (
+        batch.column(name) for name in ("offset", "timestamp", "key", "value", "headers")
+    )
+    if headers.null_count == len(headers) or len(headers.flatten()) == 0:
+        columns: Iterator[Any] = iter([()] * batch.num_rows)
+    else:
+        columns = (
+            tuple((h["key"], h["value"]) for h in row) if row else () for row in headers.to_pylist()
+        )
+    rows = zip(
+        offsets.to_pylist(),
+        timestamps.to_pylist(),
+        keys.to_pylist(),
+        values.to_pylist(),
+        columns,
+        strict=True,
+    )
+    for offset, timestamp, key, value, row_headers in rows:
+        yield ConsumerRecord(topic, number, offset, timestamp, key, value, row_headers)
