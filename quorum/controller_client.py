@@ -24,6 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tidemark.errors import ErrorCode, InvalidRequestError, RequestTimedOutError, error_for
 from tidemark.types import Endpoint
 from tidemark.v1 import admin_pb2, controller_pb2
+from tidemark.wire import CHANNEL_OPTIONS
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class ControllerClient:
         self,
         leader: Callable[[], Endpoint | None],
         *,
-        channel_options: Sequence[tuple[str, Any]] = (),
+        channel_options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS,
         backoff_ms: int = _BACKOFF_MS,
         attempt_ms_max: int = _ATTEMPT_MS_MAX,
     ) -> None:

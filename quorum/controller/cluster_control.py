@@ -107,8 +107,9 @@ class ClusterControl:
                 )
             # The old incarnation may still stand in ISRs: the new one has to earn its place.
             moved = elections.broker_out_of_service(image, broker.broker_id, unclean_allowed)
+            broker = replace(broker, epoch=next_offset + len(moved))
         response = controller_pb2.RegisterBrokerResponse(broker_epoch=broker.epoch)
-        result = ControllerResult.atomic([broker_record(broker), *moved], response)
+        result = ControllerResult.each([*moved, broker_record(broker)], response)
         is_new = before is None or before.epoch != broker.epoch
 
         def appended(_: int) -> None:
@@ -133,7 +134,7 @@ class ClusterControl:
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
         state = self._next_state(image, broker, request)
         records = _transition(image, broker, state, unclean_allowed)
-        result = ControllerResult.atomic(
+        result = ControllerResult.each(
             records,
             controller_pb2.BrokerHeartbeatResponse(
                 is_caught_up=request.current_metadata_offset >= broker.epoch,
@@ -191,26 +192,29 @@ def _transition(
     state: BrokerState,
     unclean_allowed: UncleanAllowed,
 ) -> list[pb.MetadataRecord]:
-    """The records that take the broker from what the image says into `state`."""
+    """The records that take the broker from what the image says into `state`.
+
+    Should only the first of very many be written, the next controller has to find the rest still to
+    do: so a broker that goes is marked last, and one that comes first.
+    """
     change = pb.BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id, broker_epoch=broker.epoch
     )
+    mark = pb.MetadataRecord(broker_registration_change=change)
+    if state is BrokerState.UNFENCED:
+        if not broker.fenced:
+            return []
+        mark.broker_registration_change.fenced = False
+        return [mark, *elections.broker_in_service(image, broker.broker_id, unclean_allowed)]
     if state.fenced:
         if broker.fenced:
             return []
-        change.fenced = True
-        moved = elections.broker_out_of_service(image, broker.broker_id, unclean_allowed)
-    elif state is BrokerState.UNFENCED:
-        if not broker.fenced:
-            return []
-        change.fenced = False
-        moved = elections.broker_in_service(image, broker.broker_id, unclean_allowed)
+        mark.broker_registration_change.fenced = True
     else:
         if broker.in_controlled_shutdown:
             return []
-        change.in_controlled_shutdown = True
-        moved = elections.broker_out_of_service(image, broker.broker_id, unclean_allowed)
-    return [pb.MetadataRecord(broker_registration_change=change), *moved]
+        mark.broker_registration_change.in_controlled_shutdown = True
+    return [*elections.broker_out_of_service(image, broker.broker_id, unclean_allowed), mark]
 
 
 def _broker_from_request(

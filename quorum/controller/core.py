@@ -204,9 +204,9 @@ class ControllerCore:
             interval_ms = self._preferred_interval_ms()
             deadlines.preferred_ms = now_ms if more else self._after(now_ms, interval_ms)
         elif deadlines.no_op_ms is not None and deadlines.no_op_ms <= now_ms:
+            deadlines.no_op_ms = self._after(now_ms, self._config.metadata_max_idle_interval_ms)
             records = [pb.MetadataRecord(no_op=pb.NoOpRecord())]
-        # Each change stands for itself, but for a broker's registration, which comes first.
-        return ControllerResult.atomic(records, None)
+        return ControllerResult.each(records, None)
 
     def validate(self) -> None:
         """Asserts what must hold of the image whatever happened."""

@@ -33,6 +33,11 @@ class ControllerResult(Generic[R]):
         """A result whose records go into one batch."""
         return cls(response, [records] if records else [])
 
+    @classmethod
+    def each(cls, records: list[pb.MetadataRecord], response: R) -> ControllerResult[R]:
+        """A result whose records stand each for itself: very many of them may be split."""
+        return cls(response, [[record] for record in records])
+
     @property
     def records(self) -> list[pb.MetadataRecord]:
         return [record for group in self.groups for record in group]

@@ -1,0 +1,152 @@
+"""A controller as a server: the services Raft, Controller, Admin and health on its listener.
+
+The Raft client and the metadata loader belong to the node (a broker in the same process shares
+them): whoever makes them registers the loader with Raft, starts this server, then Raft, and stops
+in the opposite order. A controller that is not active answers NOT_CONTROLLER to brokers, and sends
+what administrators ask on to the active one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from quorum.admin_service import Context, ControllerAdminService, answered
+from quorum.controller.core import ControllerCore
+from quorum.controller.quorum_controller import QuorumController
+from quorum.controller_client import ControllerClient
+from quorum.metadata_loader import MetadataLoader
+from quorum.raft_client import RaftClient
+from tidemark.config import ServerConfig
+from tidemark.errors import FatalError
+from tidemark.types import Endpoint
+from tidemark.v1 import admin_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+
+_log = logging.getLogger(__name__)
+
+# How long calls under way may go on when the server stops.
+_STOP_GRACE_S = 1.0
+
+
+class ServedRaftClient(RaftClient, Protocol):
+    """A Raft client that can also answer other replicas on a gRPC server: `RaftServer`."""
+
+    def add_to_server(self, server: grpc.aio.Server) -> None: ...
+
+
+class ControllerService(controller_pb2_grpc.ControllerServicer):
+    """What brokers ask; errors are told in the answer."""
+
+    def __init__(self, controller: QuorumController) -> None:
+        self._controller = controller
+
+    async def RegisterBroker(
+        self, request: controller_pb2.RegisterBrokerRequest, context: Context
+    ) -> controller_pb2.RegisterBrokerResponse:
+        work = self._controller.register_broker(request)
+        return await answered(controller_pb2.RegisterBrokerResponse, work)
+
+    async def BrokerHeartbeat(
+        self, request: controller_pb2.BrokerHeartbeatRequest, context: Context
+    ) -> controller_pb2.BrokerHeartbeatResponse:
+        work = self._controller.broker_heartbeat(request)
+        return await answered(controller_pb2.BrokerHeartbeatResponse, work)
+
+    async def AlterPartition(
+        self, request: controller_pb2.AlterPartitionRequest, context: Context
+    ) -> controller_pb2.AlterPartitionResponse:
+        work = self._controller.alter_partition(request)
+        return await answered(controller_pb2.AlterPartitionResponse, work)
+
+    async def AllocateProducerIds(
+        self, request: controller_pb2.AllocateProducerIdsRequest, context: Context
+    ) -> controller_pb2.AllocateProducerIdsResponse:
+        work = self._controller.allocate_producer_ids(request)
+        return await answered(controller_pb2.AllocateProducerIdsResponse, work)
+
+
+def _monotonic_ms() -> int:
+    """Sessions must not end because somebody sets the clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class ControllerServer:
+    """One controller of the quorum. `rng` gives topic ids and placement, `now_ms` any steady time."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        raft: ServedRaftClient,
+        loader: MetadataLoader,
+        *,
+        cluster_id: str,
+        now_ms: Callable[[], int] = _monotonic_ms,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._loader = loader
+        self._cluster_id = cluster_id
+        core = ControllerCore(config, cluster_id, rng or random.Random())
+        self.controller = QuorumController(raft, loader, core, now_ms)
+        self._client = ControllerClient(raft.leader_endpoint)
+        self._server: grpc.aio.Server | None = None
+        self._health: Any = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port the controller listener is bound to; 0 before `start`."""
+        return self._port
+
+    @property
+    def is_active(self) -> bool:
+        return self.controller.is_active
+
+    async def start(self) -> None:
+        """Binds the listener and serves; raises FatalError when the address can not be had."""
+        name = self._config.controller_listener_names[0]
+        endpoint = self._config.listener_endpoints()[name]
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        self._raft.add_to_server(server)
+        controller_pb2_grpc.add_ControllerServicer_to_server(
+            ControllerService(self.controller), server
+        )
+        admin = ControllerAdminService(
+            self.controller,
+            cluster_id=self._cluster_id,
+            images=self._loader,
+            quorum=self._raft,
+            client=self._client,
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address = Endpoint(endpoint.host or "0.0.0.0", endpoint.port).address
+        try:
+            self._port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise FatalError(f"listener {name}: can not listen on {address}: {error}") from error
+        if self._port == 0:
+            raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
+        await server.start()
+        self._server = server
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        _log.info("listener %s answers on %s (port %d)", name, address, self._port)
+
+    async def stop(self) -> None:
+        """Stops serving; who waits for an answer is told to ask the next controller."""
+        self.controller.stop()
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+        await self._client.close()
