@@ -123,6 +123,7 @@ class BrokerServer:
             lambda: self.lifecycle.broker_epoch,
             bootstrap,
             self._on_fatal,
+            self._clock,
         )
 
     def _registered(self, broker_epoch: int) -> None:

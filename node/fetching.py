@@ -198,8 +198,8 @@ class Fetcher:
         if tiered and below and item.fetch_offset >= local.log_start_offset:
             if params.replica is not None:
                 raise OffsetMovedToTieredStorageError(
-                    f"{hosted.topic_partition}: offset {item.fetch_offset} is in the tier; the local "
-                    f"log starts at {local.local_log_start_offset}"
+                    f"{hosted.topic_partition}: offset {item.fetch_offset} is in the tier; "
+                    f"the local log starts at {local.local_log_start_offset}"
                 )
             found.remote.append((len(found.data) - 1, hosted, item))
             _positions(answer, hosted)
@@ -234,7 +234,7 @@ def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int
     known = hosted.log.end_offset_for_epoch(item.last_fetched_epoch)
     if known is None:
         raise OffsetOutOfRangeError(
-            f"{hosted.topic_partition}: epoch {item.last_fetched_epoch} of the fetch is unknown here"
+            f"{hosted.topic_partition}: the fetch's epoch {item.last_fetched_epoch} is unknown"
         )
     epoch, end_offset = known
     if epoch < item.last_fetched_epoch or end_offset < item.fetch_offset:

@@ -27,7 +27,9 @@ def last_fetched_epoch(hosted: HostedPartition) -> int | None:
     return epoch
 
 
-def append(hosted: HostedPartition, answer: FetchPartitionData, request_epoch: int) -> int:
+def append(
+    hosted: HostedPartition, answer: FetchPartitionData, request_epoch: int, now_ms: int
+) -> int:
     """Appends whole batches of the leader's answer and takes over its watermark; gives the bytes
     appended.
 
@@ -38,16 +40,15 @@ def append(hosted: HostedPartition, answer: FetchPartitionData, request_epoch: i
     for buffer in _buffers(answer):
         whole = _acceptable_bytes(buffer, request_epoch)
         if whole:
-            hosted.log.append_as_follower(memoryview(buffer)[:whole])
+            hosted.log.append_as_follower(memoryview(buffer)[:whole], now_ms)
             appended += whole
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
-    if answer.log_start_offset > hosted.log.log_start_offset:
-        hosted.log.increment_log_start_offset(
-            min(answer.log_start_offset, hosted.log.log_end_offset)
-        )
     if core.on_leader_high_watermark(answer.high_watermark):
         hosted.log.update_high_watermark(core.high_watermark)
+    start = min(answer.log_start_offset, core.high_watermark)
+    if start > hosted.log.log_start_offset:
+        hosted.log.increment_log_start_offset(start)
     return appended
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from commitlog.log import Log, TimestampOffset
+from commitlog.log import Log
+from commitlog.types import TimestampOffset
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry
 from tidemark.errors import InvalidRequestError, OffsetNotAvailableError
@@ -77,7 +78,10 @@ class OffsetFinder:
             _check_settled(hosted, end, from_replica)
             return FoundOffset(end, None, hosted.core.leader_epoch)
         if timestamp == MAX_TIMESTAMP:
-            return await self._by_timestamp(hosted, _largest_timestamp(log), end, from_replica)
+            newest = log.offset_of_max_timestamp()
+            if newest is None or newest.offset >= end:
+                return FoundOffset()
+            return FoundOffset(newest.offset, newest.timestamp_ms, newest.leader_epoch)
         if timestamp < 0:
             raise InvalidRequestError(
                 f"ListOffsets: {timestamp} is no timestamp and no special value"
@@ -128,9 +132,6 @@ def _check_settled(hosted: HostedPartition, end: int, from_replica: bool) -> Non
     start = hosted.core.leader_epoch_start_offset
     if not from_replica and start is not None and end < start:
         raise OffsetNotAvailableError(
-            f"{hosted.topic_partition}: the new leader's high watermark {end} has not reached {start} yet"
+            f"{hosted.topic_partition}: the new leader's high watermark {end} has not "
+            f"reached {start} yet"
         )
-
-
-def _largest_timestamp(log: Log) -> int:
-    return max((segment.max_timestamp_ms for segment in log.segments), default=-1)

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node import follower_log
+from node.clock import Clock
 from node.hosted import HostedPartition
 from node.replication_client import ReplicationClient
 from node.tier_bootstrap import TierBootstrap, leader_offset
+from node.tasks import spawn
 from tidemark.config import ServerConfig
 from tidemark.errors import (
-    ApiError,
     ErrorCode,
     FatalError,
     NetworkError,
@@ -56,7 +57,9 @@ class PeerFetcher:
         broker_epoch: Callable[[], int],
         bootstrap: TierBootstrap | None,
         on_fatal: Callable[[FatalError], None],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._config = config
         self._cluster_id = cluster_id
         self.client = client
@@ -87,7 +90,7 @@ class PeerFetcher:
             self._changed.set()
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
+        self._task = spawn("fetcher", self._run(), self._on_fatal)
 
     async def stop(self) -> None:
         tasks = [t for t in (self._task, *self._side_tasks) if t is not None]
@@ -116,9 +119,8 @@ class PeerFetcher:
             except NetworkError as error:
                 log.info("fetch failed: %s", error)
                 self._delay_all(ready)
-            except FatalError as error:
-                self._on_fatal(error)
-                return
+            except FatalError:
+                raise
             except TidemarkError as error:
                 log.warning("fetch failed: %s", error)
                 self._delay_all(ready)
@@ -206,7 +208,7 @@ class PeerFetcher:
                 target = follower_log.truncate_to_divergence(hosted, epoch, end_offset)
                 log.info("%s: truncated to %d", hosted.topic_partition, target)
             elif code == ErrorCode.NONE:
-                follower_log.append(hosted, answer, item.epoch)
+                follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
                 item.retry_at = 0.0
             elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._aside(item, self._find_range(item))
@@ -215,7 +217,9 @@ class PeerFetcher:
             else:
                 log.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
                 self._delay(item)
-        except ApiError as error:
+        except FatalError:
+            raise
+        except TidemarkError as error:
             log.warning("%s: %s", hosted.topic_partition, error)
             self._delay(item)
 
@@ -228,8 +232,8 @@ class PeerFetcher:
         async def run() -> None:
             try:
                 await work
-            except FatalError as error:
-                self._on_fatal(error)
+            except FatalError:
+                raise
             except (TidemarkError, OSError) as error:
                 log.warning("%s: %s", item.hosted.topic_partition, error)
                 self._delay(item)
@@ -237,7 +241,7 @@ class PeerFetcher:
                 item.busy = False
                 self._changed.set()
 
-        task = asyncio.ensure_future(run())
+        task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 

@@ -26,7 +26,7 @@ from node.produce import Producer
 from node.registry import PartitionRegistry
 from node.remote_reads import RemoteReads
 from node.replica_fetcher import FetcherManager
-from node.tasks import spawn
+from node.tasks import cancel_all, spawn
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage, PartitionRegistration
 from tidemark.config import ServerConfig, TopicConfig, effective_topic_config, server_defaults
 from tidemark.errors import FatalError, StorageError, TidemarkError
@@ -155,6 +155,8 @@ class ReplicaManager:
         except (StorageError, OSError) as error:
             self._offline(hosted, error)
             return
+        if not hosted.config.remote_storage_enable or hosted.core.leader is None:
+            return
         if new_epoch and hosted.is_leader:
             leaders[identity] = (hosted.log, hosted.core.leader_epoch)
         elif new_epoch:
@@ -216,10 +218,30 @@ class ReplicaManager:
         self._fetchers.unfollow(identity.topic_partition)
         hosted.stop()
         if self._tier is not None:
-            gone = self._tier.stop_partitions((identity,), delete_remote=delete and led)
-            self._leaving.add(spawn(f"leave the tier {identity}", gone, self.partitions.fatal))
+            gone = self._leave_tier(self._tier, identity, delete_remote=delete and led)
+            task = spawn(f"leave the tier {identity}", gone, self.partitions.fatal)
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
         if delete:
             self._logs.delete(identity.topic_partition)
+
+    async def _leave_tier(
+        self, tier: TierFollower, identity: TopicIdPartition, delete_remote: bool
+    ) -> None:
+        """Tells the tier, again and again while remote deletion fails."""
+        backoff_ms = self._config.remote_log_manager_task_retry_backoff_ms
+        while True:
+            try:
+                await tier.stop_partitions((identity,), delete_remote)
+                return
+            except FatalError:
+                raise
+            except TidemarkError as error:
+                log.warning("leaving the tier with %s: %s", identity, error)
+            await asyncio.sleep(backoff_ms / 1000)
+            backoff_ms = min(
+                2 * backoff_ms, self._config.remote_log_manager_task_retry_backoff_max_ms
+            )
 
     def _offline(self, hosted: HostedPartition, error: Exception) -> None:
         log.error("%s is offline: %s", hosted.topic_partition, error)
@@ -270,6 +292,7 @@ class ReplicaManager:
     async def stop(self) -> None:
         """Stops following; hosted logs are closed by the log manager."""
         await self._fetchers.stop()
+        await cancel_all(*self._leaving)
         for hosted in self.partitions:
             hosted.stop()
 

@@ -73,8 +73,9 @@ class TierBootstrap:
         aux = await self._remote.fetch_aux_state(hosted.core.identity, before, offset)
         if not is_current():
             return
-        hosted.log.rebuild_from_remote(aux.epochs, aux.producer_snapshot, aux.start_offset)
-        hosted.log.increment_log_start_offset(start.offset)
+        hosted.log.rebuild_from_remote(
+            aux.epochs, aux.producer_snapshot, aux.start_offset, log_start_offset=start.offset
+        )
         follower_log.settle(hosted)
         log.info("%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, offset)
 
