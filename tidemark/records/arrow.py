@@ -1,0 +1,349 @@
+"""Record batches to Arrow and back, at memory speed: no Python object per record.
+
+`encode_arrow` makes one batch of columns; `decode_arrow` makes one Arrow batch of everything in a
+buffer. The loops are in `tidemark.records.kernels`. Loading numba takes part of a second, so the
+first few records of a process take the plain path (`tidemark.records.plain`): a command that reads
+ten records never loads it. Both paths give the same bytes and the same errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.errors import CorruptMessageError, MessageTooLargeError, RecordListTooLargeError
+from tidemark.records import compression as codecs
+from tidemark.records.header import (
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MIN_RECORD_BYTES,
+    BatchHeader,
+    BytesLike,
+    check_counts,
+    iter_batches,
+    verify_crc,
+)
+from tidemark.records.plain import (
+    CREATE_TIME,
+    MAX_BATCH_BYTES,
+    BatchOptions,
+    Record,
+    assemble,
+    decode_batch,
+    encode_batch,
+)
+
+if TYPE_CHECKING:
+    from tidemark.records import columns as columns_module
+    from tidemark.records import kernels as kernels_module
+
+_HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+
+RECORDS_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.int64(), nullable=False),  # ms
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(_HEADER_TYPE)),
+    ]
+)
+
+# Records that a process handles without numba before loading it pays.
+PLAIN_RECORDS_MAX = 2_000
+
+
+class _PlainBudget:
+    """Counts what took the plain path; once numba is there, or the budget spent, nothing does."""
+
+    def __init__(self) -> None:
+        self.left = PLAIN_RECORDS_MAX
+
+    def take(self, count: int) -> bool:
+        if count > self.left or "tidemark.records.kernels" in sys.modules:
+            return False
+        self.left -= count
+        return True
+
+
+_budget = _PlainBudget()
+
+
+def _kernels() -> tuple[Any, Any]:
+    """The kernels and the column helpers; compiled, or loaded from the cache, on the first call."""
+    from tidemark.records import columns, kernels
+
+    return kernels, columns
+
+
+def warm_up() -> None:
+    """Loads the kernels now, compiling them when this machine never did (a few seconds)."""
+    _kernels()
+
+
+def encode_arrow(
+    key: Any,
+    value: Any,
+    timestamps: Any,
+    headers: Any = None,
+    *,
+    base_offset: int = 0,
+    compression: str = "none",
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    partition_leader_epoch: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+    timestamp_type: str = CREATE_TIME,
+    max_timestamp_ms: int | None = None,
+) -> bytes:
+    """One batch of Arrow columns of equal length.
+
+    `key` and `value` are binary or string arrays, or None for all null; `timestamps` int64 or
+    timestamp arrays in ms; `headers` list<struct<key, value>> or None. Options as `encode_batch`.
+    Raises ValueError for columns that do not fit together, MessageTooLargeError beyond 2^31 - 1
+    bytes, UnsupportedCompressionTypeError.
+    """
+    count = len(timestamps)
+    for column in (key, value, headers):
+        if column is not None and len(column) != count:
+            raise ValueError(f"a column of {len(column)} values beside {count} timestamps")
+    if count == 0:
+        raise ValueError("a batch without records")
+    times = _timestamps(timestamps)
+    options = BatchOptions(
+        base_offset,
+        compression,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        partition_leader_epoch,
+        transactional,
+        control,
+        timestamp_type,
+    )
+    body = (
+        _encode_plain(key, value, times, headers)
+        if _budget.take(count)
+        else _encode_columns(key, value, times, headers)
+    )
+    return assemble(
+        body,
+        options,
+        count=count,
+        last_offset_delta=count - 1,
+        base_timestamp_ms=int(times[0]),
+        max_timestamp_ms=int(times.max()) if max_timestamp_ms is None else max_timestamp_ms,
+    )
+
+
+def _timestamps(values: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        if values.null_count:
+            raise ValueError("a null timestamp")
+        if pa.types.is_timestamp(values.type):
+            values = values.cast(pa.timestamp("ms", tz=values.type.tz), safe=False)
+        values = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _encode_plain(key: Any, value: Any, times: Any, headers: Any) -> BytesLike:
+    def listed(column: Any, wanted: pa.DataType) -> list[Any]:
+        return [None] * len(times) if column is None else column.cast(wanted).to_pylist()
+
+    records = [
+        Record(index, timestamp, item_key, item_value, _header_pairs(item_headers))
+        for index, (timestamp, item_key, item_value, item_headers) in enumerate(
+            zip(
+                times.tolist(),
+                listed(key, pa.binary()),
+                listed(value, pa.binary()),
+                listed(headers, RECORDS_SCHEMA.field("headers").type),
+                strict=True,
+            )
+        )
+    ]
+    return memoryview(encode_batch(records))[HEADER_BYTES:]
+
+
+def _header_pairs(headers: list[Any] | None) -> tuple[tuple[str, bytes | None], ...]:
+    if not headers:
+        return ()
+    if any(header is None or header["key"] is None for header in headers):
+        raise ValueError("a header without a key")
+    return tuple((header["key"], header["value"]) for header in headers)
+
+
+def _encode_columns(key: Any, value: Any, times: Any, headers: Any) -> BytesLike:
+    kernels, columns = _kernels()
+    keys, values = columns.binary_column(key), columns.binary_column(value)
+    lists, header_keys, header_values = columns.header_columns(headers)
+    sizes = np.empty(len(times), np.int32)
+    total = kernels.measure(keys, values, lists, header_keys, header_values, times, sizes)
+    if total > MAX_BATCH_BYTES - HEADER_BYTES:
+        raise MessageTooLargeError(f"a batch of more than {MAX_BATCH_BYTES} bytes")
+    out = np.empty(total, np.uint8)
+    end = kernels.write(keys, values, lists, header_keys, header_values, times, sizes, out, 0)
+    if end != total:
+        raise AssertionError(f"a kernel wrote {end} bytes where {total} were measured")
+    return memoryview(out)
+
+
+def decode_arrow(
+    buffer: BytesLike,
+    *,
+    min_offset: int = 0,
+    max_offset: int | None = None,
+    check_crcs: bool = True,
+) -> pa.RecordBatch:
+    """All records of the whole data batches of a buffer, in RECORDS_SCHEMA.
+
+    Control batches and a torn tail are left out; only records with min_offset <= offset <
+    max_offset are given. Raises CorruptMessageError for anything malformed, and
+    RecordListTooLargeError when the plain records exceed 2 GiB.
+    """
+    last = 2**63 - 1 if max_offset is None else max_offset
+    batches = []
+    for position, header in iter_batches(buffer):
+        if header.is_control or header.last_offset < min_offset or header.base_offset >= last:
+            continue
+        check_counts(header)
+        if check_crcs:
+            verify_crc(buffer, position, header)
+        batches.append((position, header))
+    count = sum(header.record_count for _, header in batches)
+    if _budget.take(count):
+        return _decode_plain(buffer, batches, min_offset, last)
+    return _decode_columns(buffer, batches, min_offset, last)
+
+
+def _decode_plain(
+    buffer: BytesLike, batches: list[tuple[int, BatchHeader]], min_offset: int, max_offset: int
+) -> pa.RecordBatch:
+    records = [
+        record
+        for position, _ in batches
+        for record in decode_batch(buffer, position)
+        if min_offset <= record.offset < max_offset
+    ]
+    headers = [[{"key": k, "value": v} for k, v in record.headers] for record in records]
+    rows = (
+        [record.offset for record in records],
+        [record.timestamp_ms for record in records],
+        [record.key for record in records],
+        [record.value for record in records],
+        headers,
+    )
+    arrays = [pa.array(row, field.type) for row, field in zip(rows, RECORDS_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORDS_SCHEMA)
+
+
+def _batch_table(
+    buffer: BytesLike, batches: list[tuple[int, BatchHeader]]
+) -> tuple[Any, BytesLike]:
+    """One row per batch for `scan`, and the bytes that it is to walk over."""
+    rows = []
+    bodies: list[BytesLike] = []
+    compressed = any(header.compression != "none" for _, header in batches)
+    at = 0
+    view = memoryview(buffer)
+    for position, header in batches:
+        begin, end = position + HEADER_BYTES, position + header.size_bytes
+        if compressed:
+            body = codecs.decompress(header.compression, view[begin:end])
+            if header.record_count * MIN_RECORD_BYTES > len(body):
+                raise CorruptMessageError(
+                    f"batch {header.base_offset} claims {header.record_count} records in"
+                    f" {len(body)} bytes"
+                )
+            bodies.append(body)
+            begin, end = at, at + len(body)
+            at = end
+        if end > MAX_BATCH_BYTES:
+            raise RecordListTooLargeError("more than 2 GiB of records: decode fewer batches")
+        append_time = header.timestamp_type == LOG_APPEND_TIME
+        rows.append(
+            (
+                begin,
+                end,
+                header.base_offset,
+                header.last_offset_delta,
+                header.base_timestamp_ms,
+                header.max_timestamp_ms,
+                append_time,
+                header.record_count,
+            )
+        )
+    if compressed:
+        source = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+    else:
+        source = buffer
+    return np.array(rows, np.int64).reshape(len(rows), 8), source
+
+
+def _decode_columns(
+    buffer: BytesLike, batches: list[tuple[int, BatchHeader]], min_offset: int, max_offset: int
+) -> pa.RecordBatch:
+    kernels, columns = _kernels()
+    table, source = _batch_table(buffer, batches)
+    data = np.frombuffer(source, np.uint8)
+    claimed = int(table[:, kernels.COUNT].sum()) + 1  # a spare row: the last may be unwanted
+    offsets, timestamps = np.empty(claimed, np.int64), np.empty(claimed, np.int64)
+    fields = np.empty((claimed, kernels.FIELDS), np.int32)
+    totals = np.zeros(kernels.TOTALS, np.int64)
+    count = kernels.scan(data, table, min_offset, max_offset, offsets, timestamps, fields, totals)
+    if count < 0:
+        base_offset = batches[int(totals[kernels.BAD_BATCH])][1].base_offset
+        raise CorruptMessageError(f"batch {base_offset}: {kernels.FAULTS[count]}")
+    arrays = [
+        pa.array(offsets[:count]),
+        pa.array(timestamps[:count]),
+        _column(kernels, columns, data, fields, count, kernels.KEY_AT, totals[kernels.KEY_BYTES]),
+        _column(
+            kernels, columns, data, fields, count, kernels.VALUE_AT, totals[kernels.VALUE_BYTES]
+        ),
+        _headers(kernels, columns, data, fields, count, totals),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORDS_SCHEMA)
+
+
+def _column(
+    kernels: Any, columns: Any, data: Any, fields: Any, count: int, column: int, size: int
+) -> pa.Array:
+    offsets = np.empty(count + 1, np.int32)
+    out = np.empty(size, np.uint8)
+    bitmap = columns.bitmap_of(count)
+    nulls = kernels.fill_column(data, fields, count, column, offsets, out, bitmap)
+    return columns.binary_array(pa.binary(), count, offsets, out, bitmap, nulls)
+
+
+def _headers(
+    kernels: Any, columns: Any, data: Any, fields: Any, count: int, totals: Any
+) -> pa.Array:
+    items = int(totals[kernels.HEADERS])
+    list_offsets = np.zeros(count + 1, np.int32)
+    key_offsets, value_offsets = np.zeros(items + 1, np.int32), np.zeros(items + 1, np.int32)
+    keys = np.empty(totals[kernels.HEADER_KEY_BYTES], np.uint8)
+    values = np.empty(totals[kernels.HEADER_VALUE_BYTES], np.uint8)
+    bitmap = columns.bitmap_of(items)
+    nulls = 0
+    if items:
+        nulls = kernels.fill_headers(
+            data, fields, count, list_offsets, key_offsets, keys, value_offsets, values, bitmap
+        )
+    key_array = columns.binary_array(pa.string(), items, key_offsets, keys, None, 0)
+    try:
+        key_array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise CorruptMessageError("a header's key is not UTF-8") from error
+    value_array = columns.binary_array(pa.binary(), items, value_offsets, values, bitmap, nulls)
+    structs = pa.StructArray.from_arrays([key_array, value_array], fields=list(columns.HEADER_TYPE))
+    return pa.Array.from_buffers(
+        columns.HEADERS_TYPE, count, [None, pa.py_buffer(list_offsets)], 0, children=[structs]
+    )

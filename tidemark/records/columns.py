@@ -1,0 +1,95 @@
+"""Arrow arrays as the kernels see them, and Arrow arrays made of what kernels filled. No copies.
+
+A column for the kernels is (offsets int32, data, validity bitmap, first bit); see
+`tidemark.records.kernels`. Bitmaps are Arrow's: least significant bit first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.records.kernels import ALL_NULL, NO_NULLS
+
+Column = tuple[Any, Any, Any, int]
+ListColumn = tuple[Any, Any, int]
+
+_EMPTY_BYTES = np.empty(0, np.uint8)
+_EMPTY_OFFSETS = np.zeros(1, np.int32)
+_EMPTY_BYTES.flags.writeable = False
+_EMPTY_OFFSETS.flags.writeable = False
+
+HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+HEADERS_TYPE = pa.list_(HEADER_TYPE)
+
+NULL_COLUMN: Column = (_EMPTY_OFFSETS, _EMPTY_BYTES, _EMPTY_BYTES, ALL_NULL)
+NO_LIST: ListColumn = (_EMPTY_OFFSETS, _EMPTY_BYTES, ALL_NULL)
+
+
+def one_array(values: Any, wanted: pa.DataType) -> pa.Array:
+    """A single array of the wanted type; chunks are combined, other types cast (ArrowInvalid)."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    return values if values.type == wanted else values.cast(wanted)
+
+
+def _bytes_of(buffer: pa.Buffer | None) -> Any:
+    return _EMPTY_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def _offsets_of(array: pa.Array, buffer: pa.Buffer | None) -> Any:
+    if buffer is None or buffer.size == 0:
+        return _EMPTY_OFFSETS
+    return np.frombuffer(buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def binary_column(values: Any) -> Column:
+    """A column of any binary or string type; None is all null."""
+    if values is None:
+        return NULL_COLUMN
+    array = one_array(values, pa.binary())
+    if array.null_count == len(array):
+        return NULL_COLUMN
+    validity, offsets, data = array.buffers()
+    first_bit = array.offset if array.null_count else NO_NULLS
+    return _offsets_of(array, offsets), _bytes_of(data), _bytes_of(validity), first_bit
+
+
+def header_columns(values: Any) -> tuple[ListColumn, Column, Column]:
+    """The list column, and its keys and values; ValueError for a header without a key."""
+    if values is None:
+        return NO_LIST, NULL_COLUMN, NULL_COLUMN
+    array = one_array(values, HEADERS_TYPE)
+    if array.null_count == len(array):
+        return NO_LIST, NULL_COLUMN, NULL_COLUMN
+    used = array.flatten()
+    if used.null_count or used.field(0).null_count:
+        raise ValueError("a header without a key")
+    if len(used) == 0:
+        return NO_LIST, NULL_COLUMN, NULL_COLUMN
+    validity, offsets = array.buffers()[:2]
+    first_bit = array.offset if array.null_count else NO_NULLS
+    items = array.values
+    return (
+        (_offsets_of(array, offsets), _bytes_of(validity), first_bit),
+        binary_column(items.field(0)),
+        binary_column(items.field(1)),
+    )
+
+
+def binary_array(
+    data_type: pa.DataType, count: int, offsets: Any, data: Any, bitmap: Any, nulls: int
+) -> pa.Array:
+    """A binary or string array over what a kernel filled."""
+    validity = pa.py_buffer(bitmap) if nulls else None
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(data_type, count, buffers, nulls)
+
+
+def bitmap_of(count: int) -> Any:
+    """A validity bitmap of zeros."""
+    return np.zeros((count + 7) // 8, np.uint8)
