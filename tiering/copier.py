@@ -62,11 +62,7 @@ class Copier:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def learn(self, hosted: HostedPartition) -> int:
-        """Sets the log's highest remote offset from the metadata; returns it (-1: none).
-
-        It never goes back here: between a deletion in the tier and the log start's move, local
-        retention must not forget.
-        """
+        """Sets the log's highest remote offset from the metadata; returns it (-1: none)."""
         epochs = hosted.lineage()
         found: dict[int, int | None] = {}
         for entry in reversed(epochs):
@@ -90,17 +86,16 @@ class Copier:
         """A leader's pass. Raises what stopped it; what was copied until then counts."""
         if not self._metadata.is_ready(hosted.partition):
             return
-        copied = await self.learn(hosted)
-        try:
-            for segment in self._candidates(hosted, copied):
-                if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
-                    return
-                await self._copy_segment(hosted, segment)
-                await self.learn(hosted)
-                hosted.copy_lag = self.lag(hosted)
-        finally:
-            hosted.copy_lag = self.lag(hosted)
-            hosted.log.delete_expired(self._now_ms())
+        async with hosted.copying:
+            copied = await self.learn(hosted)
+            try:
+                for segment in self._candidates(hosted, copied):
+                    if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
+                        return
+                    await self._copy_segment(hosted, segment)
+                    await self.learn(hosted)
+            finally:
+                hosted.log.delete_expired(self._now_ms())
 
     def lag(self, hosted: HostedPartition) -> CopyLag:
         """The rolled segments that the tier lacks, also those above the last stable offset."""

@@ -18,7 +18,6 @@ from commitlog.segment import Segment
 from tidemark.types import TopicIdPartition
 from tiering import planner
 from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata
-from tiering.metrics import NO_LAG, CopyLag
 from tiering.storage import IndexType, LogSegmentData
 
 
@@ -30,6 +29,9 @@ class HostedPartition:
     log: Log
     leader_epoch: int | None
     nudged: asyncio.Event = field(default_factory=asyncio.Event)
+    retired: asyncio.Event = field(default_factory=asyncio.Event)
+    copying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One copy pass at a time, also across a change of roles and back."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     in_flight: set[UUID] = field(default_factory=set)
     """Copies of this process that are not finished: nobody may take them for dangling."""
@@ -37,11 +39,22 @@ class HostedPartition:
     """Copies to go on with after a passing failure, by start offset."""
     uploads: set[asyncio.Future[bytes | None]] = field(default_factory=set)
     log_start_checked: bool = False
-    copy_lag: CopyLag = NO_LAG
 
     @property
     def is_leader(self) -> bool:
         return self.leader_epoch is not None
+
+    def retire(self) -> None:
+        """The role ended: a pass under way stops after its segment, and no other one begins."""
+        self.leader_epoch = None
+        self.retired.set()
+        self.nudged.set()
+
+    def succeed(self, earlier: HostedPartition) -> None:
+        """Takes over what an earlier role of the same partition has under way."""
+        self.in_flight, self.uploads = earlier.in_flight, earlier.uploads
+        self.copying, self.unfinished = earlier.copying, earlier.unfinished
+        self.tasks.extend(task for task in earlier.tasks if not task.done())
 
     def lineage(self) -> tuple[EpochEntry, ...]:
         """The leader epochs of the log, oldest first."""

@@ -211,14 +211,13 @@ class RemoteLogManager:
 
     def _assume(self, partition: TopicIdPartition, log: Log, leader_epoch: int | None) -> None:
         known = self._hosted.get(partition)
-        if known is not None and known.log is log and known.leader_epoch == leader_epoch:
+        if known is not None and known.log is log and known.is_leader == (leader_epoch is not None):
+            known.leader_epoch = leader_epoch
             return
         hosted = HostedPartition(partition, log, leader_epoch)
         if known is not None:
-            known.leader_epoch = None  # a pass under way ends after its segment
-            hosted.in_flight, hosted.uploads = known.in_flight, known.uploads
-            for metadata in known.unfinished.values():
-                hosted.in_flight.discard(metadata.id)
+            known.retire()
+            hosted.succeed(known)
         self._hosted[partition] = hosted
         if self._running:
             self._begin(hosted)
@@ -239,9 +238,9 @@ class RemoteLogManager:
     ) -> None:
         """Passes until the partition's role changes; `wakes`: a nudge begins one at once."""
         failures = 0
-        role = hosted.leader_epoch
-        while self._hosted.get(hosted.partition) is hosted and hosted.leader_epoch == role:
-            hosted.nudged.clear()
+        while self._hosted.get(hosted.partition) is hosted:
+            if wakes:
+                hosted.nudged.clear()
             try:
                 await work(hosted)
                 failures = 0
@@ -249,10 +248,7 @@ class RemoteLogManager:
                 failures += 1
                 _log.warning("tier of %s: %s", hosted.partition, error)
             wait_ms = self._wait_ms(hosted.partition, failures)
-            if wakes and not failures:
-                await _wait(hosted.nudged, wait_ms)
-            else:
-                await asyncio.sleep(wait_ms / 1000)
+            await _wait(hosted.nudged if wakes and not failures else hosted.retired, wait_ms)
 
     def _wait_ms(self, partition: TopicIdPartition, failures: int) -> float:
         config = self._config

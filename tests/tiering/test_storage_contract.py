@@ -1,0 +1,240 @@
+"""One contract for every RemoteStorageManager, run over directories (disk and memory) and a real S3
+server.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from commitlog.files import OsDirectory
+from commitlog.memory_files import MemoryDirectory
+from tests.minio_fixture import ObjectStore
+from tests.tiering.builders import PARTITION, STARTED, segment, server_config
+from tidemark.errors import ConfigError
+from tiering.directory_storage import DirectoryRemoteStorageManager
+from tiering.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.s3_storage import S3RemoteStorageManager, settings_with_environment
+from tiering.storage import (
+    IndexType,
+    LogSegmentData,
+    RemoteStorageManager,
+    create_storage_manager,
+    file_name,
+    partition_directory,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0" / "tier"
+
+
+class Source:
+    """Bytes as a ByteSource, which may break at a position."""
+
+    def __init__(self, content: bytes, fails_at: int | None = None) -> None:
+        self.content = content
+        self.fails_at = fails_at
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
+    def pread(self, position: int, size: int) -> bytes:
+        if self.fails_at is not None and position + size > self.fails_at:
+            raise RetriableRemoteStorageError("the source broke")
+        return self.content[position : position + size]
+
+
+LOG = secrets.token_bytes(300_000)
+
+
+def data(log: bytes = LOG, *, transactions: bool = False) -> LogSegmentData:
+    indexes = {
+        IndexType.OFFSET: b"offsets",
+        IndexType.TIMESTAMP: b"times",
+        IndexType.PRODUCER_SNAPSHOT: b"producers",
+        IndexType.LEADER_EPOCH: b"0\n1\n0 0\n",
+    }
+    if transactions:
+        indexes[IndexType.TRANSACTION] = b"aborted"
+    return LogSegmentData(Source(log), indexes)
+
+
+@pytest.fixture(params=["directory", "memory", pytest.param("s3", marks=pytest.mark.minio)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemoteStorageManager]:
+    with ExitStack() as stack:
+        manager: RemoteStorageManager
+        if request.param == "directory":
+            manager = DirectoryRemoteStorageManager()
+            manager.configure({"dir": str(tmp_path / "tier")})
+        elif request.param == "memory":
+            manager = DirectoryRemoteStorageManager(MemoryDirectory())
+        else:
+            store: ObjectStore = request.getfixturevalue("object_store")
+            manager = S3RemoteStorageManager()
+            manager.configure(store.rsm_config(f"contract/{secrets.token_hex(6)}/"))
+        stack.callback(manager.close)
+        yield manager
+
+
+@pytest.fixture
+def metadata() -> RemoteLogSegmentMetadata:
+    return segment(17, 99, 5, state=STARTED, size_bytes=len(LOG))
+
+
+def test_it_is_a_remote_storage_manager(storage: RemoteStorageManager) -> None:
+    assert isinstance(storage, RemoteStorageManager)
+
+
+def test_what_was_copied_is_read_back(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.copy_log_segment_data(metadata, data())
+    assert storage.fetch_log_segment(metadata, 0) == LOG
+    assert storage.fetch_index(metadata, IndexType.OFFSET) == b"offsets"
+    assert storage.fetch_index(metadata, IndexType.TIMESTAMP) == b"times"
+    assert storage.fetch_index(metadata, IndexType.PRODUCER_SNAPSHOT) == b"producers"
+    assert storage.fetch_index(metadata, IndexType.LEADER_EPOCH) == b"0\n1\n0 0\n"
+
+
+def test_ranges_are_exact_and_short_at_the_end(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.copy_log_segment_data(metadata, data())
+    assert storage.fetch_log_segment(metadata, 1000, 5000) == LOG[1000:5000]
+    assert storage.fetch_log_segment(metadata, 299_000) == LOG[299_000:]
+    assert storage.fetch_log_segment(metadata, 299_000, 400_000) == LOG[299_000:]
+    assert storage.fetch_log_segment(metadata, 7, 7) == b""
+    assert storage.fetch_log_segment(metadata, 400_000, 400_001) == b""
+
+
+def test_a_log_of_several_parts_arrives_whole(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    big = LOG * 70  # 21 MB: more than one part of an upload, more than one piece of a copy
+    storage.copy_log_segment_data(metadata, data(big))
+    assert storage.fetch_log_segment(metadata, 0) == big
+    assert storage.fetch_log_segment(metadata, 16_777_000, 16_778_000) == big[16_777_000:16_778_000]
+
+
+def test_a_transaction_index_is_there_only_where_the_segment_has_one(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.copy_log_segment_data(metadata, data())
+    with pytest.raises(RemoteResourceNotFoundError):
+        storage.fetch_index(metadata, IndexType.TRANSACTION)
+    other = replace(metadata, remote_log_segment_id=segment(17, 99, 6).remote_log_segment_id)
+    storage.copy_log_segment_data(other, data(transactions=True))
+    assert storage.fetch_index(other, IndexType.TRANSACTION) == b"aborted"
+
+
+def test_a_copy_may_be_repeated(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.copy_log_segment_data(metadata, data(b"first"))
+    storage.copy_log_segment_data(metadata, data())
+    assert storage.fetch_log_segment(metadata, 0) == LOG
+
+
+def test_what_was_deleted_is_not_found_and_deleting_again_is_no_error(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.delete_log_segment_data(metadata)
+    storage.copy_log_segment_data(metadata, data(transactions=True))
+    storage.delete_log_segment_data(metadata)
+    storage.delete_log_segment_data(metadata)
+    with pytest.raises(RemoteResourceNotFoundError):
+        storage.fetch_log_segment(metadata, 0, 10)
+    for kind in IndexType:
+        with pytest.raises(RemoteResourceNotFoundError):
+            storage.fetch_index(metadata, kind)
+
+
+def test_two_copies_of_the_same_offsets_do_not_touch_each_other(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    other = segment(17, 99, 6)
+    storage.copy_log_segment_data(metadata, data(b"one"))
+    storage.copy_log_segment_data(other, data(b"two"))
+    storage.delete_log_segment_data(metadata)
+    assert storage.fetch_log_segment(other, 0) == b"two"
+
+
+def test_a_copy_that_breaks_off_leaves_no_log_file(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    broken = LogSegmentData(Source(LOG, fails_at=100_000), data().indexes)
+    if isinstance(storage, S3RemoteStorageManager):
+        storage._sleep = lambda _: None
+    with pytest.raises(RetriableRemoteStorageError):
+        storage.copy_log_segment_data(metadata, broken)
+    with pytest.raises(RemoteResourceNotFoundError):
+        storage.fetch_log_segment(metadata, 0, 10)
+    storage.delete_log_segment_data(metadata)
+
+
+def test_files_are_named_as_kafkas_local_tier_names_them(tmp_path: Path) -> None:
+    listing = (GOLDEN / "tier-listing.txt").read_text().split()
+    _, _, directory, name = listing[2].split("/")  # ./kafka-tiered-storage/<partition>/<file>
+    assert directory == "tiered-0-WEDymHbwQvqIntMjQcqZNA"
+    assert name == "00000000000000000000-a1Xu6zoNSW-e10n9A53_Fg.log"
+    manager = DirectoryRemoteStorageManager(OsDirectory(tmp_path))
+    metadata = segment(1797, 2000, 1)
+    manager.copy_log_segment_data(metadata, data())
+    suffixes = {path.rpartition(".")[2] for path in listing}
+    assert {name.rpartition(".")[2] for name in manager.list_files(PARTITION)} == suffixes
+    assert partition_directory(PARTITION) == "flights-3-" + "EjRWeJCrze8SNFZ4kKvN7w"
+    assert file_name(metadata, ".log") == "00000000000000001797-AAAAAAAAAAAAAAAAAAAAAQ.log"
+
+
+def test_a_crash_in_the_middle_of_a_copy_leaves_nothing_that_looks_finished() -> None:
+    disk = MemoryDirectory()
+    manager = DirectoryRemoteStorageManager(disk)
+    done, torn = segment(0, 9, 1), segment(10, 19, 2)
+    manager.copy_log_segment_data(done, data())
+    with pytest.raises(RetriableRemoteStorageError):
+        manager.copy_log_segment_data(
+            torn, LogSegmentData(Source(LOG, fails_at=10), data().indexes)
+        )
+    disk.crash("nothing")
+    assert manager.fetch_log_segment(done, 0) == LOG
+    with pytest.raises(RemoteResourceNotFoundError):
+        manager.fetch_log_segment(torn, 0)
+
+
+def test_a_full_disk_is_retriable() -> None:
+    disk = MemoryDirectory()
+    disk.set_capacity(1000)
+    with pytest.raises(RetriableRemoteStorageError, match="disk is full"):
+        DirectoryRemoteStorageManager(disk).copy_log_segment_data(segment(0, 9), data())
+
+
+def test_the_factory_knows_its_managers_and_refuses_others(tmp_path: Path) -> None:
+    base: Callable[..., object] = lambda **settings: create_storage_manager(  # noqa: E731
+        server_config(**settings), {}
+    )
+    directory = {"rsm_config_dir": tmp_path / "tier"}
+    assert isinstance(base(**directory), DirectoryRemoteStorageManager)
+    name = "remote_log_storage_manager_class_name"
+    assert isinstance(base(**{name: "directory"}, **directory), DirectoryRemoteStorageManager)
+    assert isinstance(base(**{name: "s3", "rsm_config_bucket": "b"}), S3RemoteStorageManager)
+    named = "tiering.directory_storage:DirectoryRemoteStorageManager"
+    assert isinstance(base(**{name: named}, **directory), DirectoryRemoteStorageManager)
+    for wrong in ({}, {name: "gcs"}, {name: "no.such:Thing"}, {name: "json:dumps"}, {name: "s3"}):
+        with pytest.raises(ConfigError):
+            base(**wrong)
+    with pytest.raises(ConfigError, match="did you mean 'bucket'"):
+        base(**{name: "s3", "rsm_config_bucket": "b", "rsm_config_buckt": "c"})
+
+
+def test_the_environment_fills_what_the_settings_leave_open() -> None:
+    environment = {"TIDEMARK_S3_BUCKET": "from-environment", "AWS_ACCESS_KEY_ID": "key"}
+    merged = settings_with_environment({"access.key": "own"}, environment)
+    assert merged == {"bucket": "from-environment", "access.key": "own"}
+    assert UUID(int=1)
