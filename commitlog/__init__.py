@@ -7,6 +7,7 @@ file system they live in. DESIGN.md shows the room's face.
 
 from commitlog.files import Directory, DirectoryLock, DiskUsage, File, OsDirectory
 from commitlog.log import Log
+from commitlog.log_manager import LogManager
 from commitlog.segment import Segment
 from commitlog.types import (
     AppendInfo,
@@ -27,6 +28,7 @@ __all__ = [
     "FetchResult",
     "File",
     "Log",
+    "LogManager",
     "OsDirectory",
     "Segment",
     "TimestampOffset",

@@ -25,7 +25,6 @@ class PendingFlush:
     truncations: int
     names_changed: bool
     files: list[File] = field(default_factory=list)
-    opened: list[File] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -36,20 +35,20 @@ class PendingFlush:
         log.epochs.flush()
         names = log.producers.take_unsynced()
         for segment in segments:
-            pending.files.append(segment.file)
-            names += segment.write_indexes()
+            names += [segment.log_file, *segment.write_indexes()]
         for name in names:
             if log.directory.exists(name):
-                pending.opened.append(log.directory.open(name))
+                # handles of its own: the log may close, truncate or delete its files meanwhile
+                pending.files.append(log.directory.open(name))
         return pending
 
     def run(self) -> None:
         """Syncs; FatalError where an fsync fails (never retried)."""
         try:
-            for file in (*self.files, *self.opened):
+            for file in self.files:
                 file.fsync()
             if self.names_changed:
                 self.directory.fsync()
         finally:
-            for file in self.opened:
+            for file in self.files:
                 file.close()

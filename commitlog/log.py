@@ -1,9 +1,10 @@
 """A partition's log: segments on disk, and what is known of them (Kafka's UnifiedLog).
 
-Single-threaded by design: the node's event loop owns a log; only `PendingFlush.run` and reads of
-rolled segments' files may happen in a thread. Offsets: log_start_offset <= local_log_start_offset
-<= recovery_point <= log_end_offset (the first two differ where older segments live only in the
-tier), high_watermark between log_start_offset and log_end_offset.
+Single-threaded by design: the node's event loop owns a log. Only `flush` (which takes its
+lock for a moment and syncs outside of it) and `purge_deleted` may be called in another
+thread. Offsets: log_start_offset <= local_log_start_offset <= recovery_point <=
+log_end_offset (the first two differ where older segments live only in the tier),
+high_watermark between log_start_offset and log_end_offset.
 
 Append order: validate, roll, one writev, indexes and epochs and producers in memory. When the
 write fails nothing has changed. What `flush` returned from is durable; after an unclean stop
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -39,7 +41,7 @@ from commitlog.types import (
 )
 from commitlog.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
 from tidemark.config import TopicConfig
-from tidemark.errors import OffsetOutOfRangeError
+from tidemark.errors import FatalError, OffsetOutOfRangeError
 from tidemark.types import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ class Log:
         self._recovery_point = 0
         self._names_changed = True
         self.truncations = 0
+        self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
+        self._failed: FatalError | None = None
         self._unflushed_messages = 0
         self.last_flush_ms = 0
         self._now_ms = 0
@@ -247,7 +251,8 @@ class Log:
             if duplicate is not None:
                 return duplicate
             self.producers.check(prepared.headers)
-        return self._append(prepared, now_ms)
+        with self._lock:
+            return self._append(prepared, now_ms)
 
     def append_as_follower(self, records: RecordsList, now_ms: int | None = None) -> AppendInfo:
         """Appends batches as the leader has them; offsets and epochs are the leader's.
@@ -265,7 +270,8 @@ class Log:
         limit = self._config.segment_bytes
         size = self.active_segment.size_bytes
         pieces = split_by_segment(prepared, limit - size if size else limit, limit)
-        infos = [self._append(piece, now_ms) for piece in pieces]
+        with self._lock:
+            infos = [self._append(piece, now_ms) for piece in pieces]
         return replace(
             infos[-1],
             first_offset=infos[0].first_offset,
@@ -426,7 +432,8 @@ class Log:
         """Begins a new active segment at the log's end; an empty active segment stays."""
         if self.active_segment.size_bytes == 0:
             return self.active_segment
-        return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
+        with self._lock:
+            return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:
         active = self.active_segment
@@ -462,10 +469,11 @@ class Log:
     def drop_oldest(self, count: int, now_ms: int) -> None:
         """Takes the `count` oldest segments out of the log; for `commitlog.retention`."""
         assert count < len(self._segments), "the active segment is never deleted"
-        for segment in self._segments[:count]:
-            self._rename_deleted(segment, now_ms)
-            self.producers.forget_snapshot(segment.base_offset)
-        self._set_segments(self._segments[count:])
+        with self._lock:
+            for segment in self._segments[:count]:
+                self._rename_deleted(segment, now_ms)
+                self.producers.forget_snapshot(segment.base_offset)
+            self._set_segments(self._segments[count:])
 
     def _rename_deleted(self, segment: Segment, now_ms: int) -> None:
         names = retention.rename_deleted(self.directory, segment)
@@ -474,8 +482,9 @@ class Log:
 
     def purge_deleted(self, now_ms: int) -> int:
         """Removes the files whose delete delay is over; returns how many segments went."""
-        due = [names for due_ms, names in self._deleted if due_ms <= now_ms]
-        self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
+        with self._lock:
+            due = [names for due_ms, names in self._deleted if due_ms <= now_ms]
+            self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
         for names in due:
             for name in names:
                 self.directory.remove(name)
@@ -497,25 +506,26 @@ class Log:
         if offset < self._bases[0]:
             self.truncate_fully_and_start_at(offset, min(offset, self._log_start_offset))
             return True
-        self._lower_recovery_point(offset)
-        while self._bases[-1] > offset:
-            self._remove_newest()
-        active = self.active_segment
-        active.is_rolled = False
-        active.truncate_to(offset)
-        self._after_truncation(active.next_offset)
+        with self._lock:
+            self._lower_recovery_point(offset)
+            while self._bases[-1] > offset:
+                self._remove_newest()
+            active = self.active_segment
+            active.is_rolled = False
+            active.truncate_to(offset)
+            self._after_truncation(active.next_offset)
         return True
 
     def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
         """Removes all local records; the next one gets `offset`."""
-        self._lower_recovery_point(min(offset, self._bases[0]))
-        while self._segments:
-            self._remove_newest()
-        self._set_segments([self._new_segment(offset, self._now_ms)])
-        self._log_start_offset = offset if log_start_offset is None else log_start_offset
-        self.epochs.clear()
-        self._recovery_point = offset
-        self._after_truncation(offset)
+        with self._lock:
+            self._lower_recovery_point(min(offset, self._bases[0]))
+            while self._segments:
+                self._remove_newest()
+            self._set_segments([self._new_segment(offset, self._now_ms)])
+            self._log_start_offset = offset if log_start_offset is None else log_start_offset
+            self.epochs.clear()
+            self._after_truncation(offset)
 
     def _after_truncation(self, end_offset: int) -> None:
         self._log_end_offset = end_offset
@@ -565,30 +575,36 @@ class Log:
     def flush(self, offset: int | None = None) -> None:
         """Makes everything below `offset` (default: all) durable. FatalError where that fails."""
         pending = self.prepare_flush(offset)
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.run()
-            self.complete_flush(pending)
+        except FatalError as error:
+            self._failed = error
+            raise
+        self.complete_flush(pending)
 
     def prepare_flush(self, offset: int | None = None) -> PendingFlush | None:
         """What must be synced; None where nothing must. Its `run` may be called in a thread."""
-        end = self._log_end_offset if offset is None else min(offset, self._log_end_offset)
-        if end <= self._recovery_point and not self._names_changed:
-            return None
-        first = self._index_of(self._recovery_point)
-        dirty = [segment for segment in self._segments[first:] if segment.base_offset < end]
-        if not dirty and self._names_changed:
-            dirty = [self.active_segment]
-        pending = PendingFlush.of(self, dirty, end, names_changed=self._names_changed)
-        self._names_changed = False
-        return pending
+        if self._failed is not None:
+            raise self._failed
+        with self._lock:
+            end = self._log_end_offset if offset is None else min(offset, self._log_end_offset)
+            if end <= self._recovery_point and not self._names_changed:
+                return None
+            first = self._index_of(self._recovery_point)
+            dirty = [segment for segment in self._segments[first:] if segment.base_offset < end]
+            pending = PendingFlush.of(self, dirty, end, names_changed=self._names_changed)
+            self._names_changed = False
+            return pending
 
     def complete_flush(self, pending: PendingFlush) -> None:
         """Moves the recovery point, after `pending.run`; a truncation meanwhile wins."""
-        if pending.truncations == self.truncations:
-            self._recovery_point = max(self._recovery_point, pending.end_offset)
-        if pending.end_offset >= self._log_end_offset:
-            self._unflushed_messages = 0
-        self.last_flush_ms = self._now_ms
+        with self._lock:
+            if pending.truncations == self.truncations:
+                self._recovery_point = max(self._recovery_point, pending.end_offset)
+            if pending.end_offset >= self._log_end_offset:
+                self._unflushed_messages = 0
 
     def close(self, clean: bool = True) -> None:
         """Gives the files back; a clean close writes indexes and producers, and flushes first."""

@@ -1,0 +1,327 @@
+"""All logs of a node's log directories: opening, creating, deleting, checkpoints.
+
+Per directory: a lock file (one process at a time), the marker of a clean stop, and the checkpoints
+of recovery points, log starts and high watermarks. A new log goes to the directory with the fewest
+logs. A deleted log is renamed `<topic>-<n>.<uuid>-delete` at once and removed later; a log that
+nobody claims is set aside as `-stray`. `__cluster_metadata-0` is the quorum's, not opened here.
+
+`open`, `close`, `purge_deleted` and the checkpoints may run in a thread; the logs themselves belong
+to the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID, uuid4
+
+from commitlog.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    CleanShutdown,
+    OffsetCheckpoint,
+    PartitionMetadata,
+)
+from commitlog.files import Directory, DirectoryLock
+from commitlog.log import Log
+from tidemark.config import ServerConfig, TopicConfig, server_defaults
+from tidemark.errors import StorageError
+from tidemark.types import METADATA_TOPIC, TopicPartition
+
+_log = logging.getLogger(__name__)
+
+_PARTITION_DIRECTORY = re.compile(r"^(?P<topic>[A-Za-z0-9._-]+)-(?P<partition>\d+)$")
+DELETE_SUFFIX = "-delete"
+STRAY_SUFFIX = "-stray"
+
+
+def parse_directory_name(name: str) -> TopicPartition | None:
+    """The partition whose directory this is; None for any other name."""
+    match = _PARTITION_DIRECTORY.match(name)
+    return TopicPartition(match["topic"], int(match["partition"])) if match else None
+
+
+class LogManager:
+    """The logs of one node."""
+
+    def __init__(
+        self,
+        directories: Sequence[Directory],
+        config: ServerConfig,
+        *,
+        now_ms: Callable[[], int],
+        topic_config: Callable[[str], TopicConfig | None] | None = None,
+    ) -> None:
+        """`topic_config` gives a topic's settings where they are known when the logs are opened."""
+        self.directories = tuple(directories)
+        self._config = config
+        self._now_ms = now_ms
+        self._topic_config = topic_config or (lambda _: None)
+        self._logs: dict[TopicPartition, Log] = {}
+        self._homes: dict[TopicPartition, Directory] = {}
+        self._failed: dict[TopicPartition, StorageError] = {}
+        self._locks: list[DirectoryLock] = []
+        self._deleted: list[tuple[int, Directory, str]] = []
+        self._checkpoint_lock = threading.Lock()
+
+    # --- open and close
+
+    def open(self) -> int:
+        """Locks the directories and opens all logs in them, recovering where a stop was unclean.
+
+        Returns the broker epoch of the clean stop before; -1 after an unclean one. StorageError
+        where another process holds a directory.
+        """
+        epochs = set()
+        try:
+            for directory in self.directories:
+                self._locks.append(directory.lock())
+            for directory in self.directories:
+                marker = CleanShutdown(directory)
+                epochs.add(marker.broker_epoch())
+                clean = marker.exists()
+                marker.remove()
+                self._open_directory(directory, clean)
+        except BaseException:
+            self._release()
+            raise
+        return epochs.pop() if len(epochs) == 1 else -1
+
+    def _open_directory(self, directory: Directory, clean: bool) -> None:
+        recovery_points = _read(directory, RECOVERY_POINT_CHECKPOINT)
+        starts = _read(directory, LOG_START_OFFSET_CHECKPOINT)
+        watermarks = _read(directory, HIGH_WATERMARK_CHECKPOINT)
+        found: list[tuple[TopicPartition, str]] = []
+        for name in directory.list():
+            if not directory.is_directory(name):
+                continue
+            if name.endswith(DELETE_SUFFIX):
+                directory.remove_tree(name)
+                continue
+            topic_partition = parse_directory_name(name)
+            if topic_partition is not None and topic_partition.topic != METADATA_TOPIC:
+                self._check_unique(topic_partition, directory)
+                found.append((topic_partition, name))
+
+        def open_one(item: tuple[TopicPartition, str]) -> None:
+            topic_partition, name = item
+            try:
+                log = Log.open(
+                    directory.subdirectory(name, create=False),
+                    topic_partition,
+                    self._topic_config(topic_partition.topic) or server_defaults(self._config),
+                    now_ms=self._now_ms(),
+                    recovery_point=recovery_points.get(topic_partition, 0),
+                    log_start_offset=starts.get(topic_partition, 0),
+                    clean=clean,
+                    producer_expiration_ms=self._config.producer_id_expiration_ms,
+                )
+            except StorageError as error:
+                _log.error("can not open %s: %s", topic_partition, error)
+                self._failed[topic_partition] = error
+                return
+            log.update_high_watermark(watermarks.get(topic_partition, 0))
+            self._add(log, directory)
+
+        threads = 1 if clean else self._config.num_recovery_threads_per_data_dir
+        with ThreadPoolExecutor(threads, "log-recovery") as pool:
+            for _ in pool.map(open_one, found):
+                continue
+        _log.info(
+            "%s: %d logs opened after %s stop",
+            directory.path,
+            len(found),
+            "a clean" if clean else "an unclean",
+        )
+
+    def _check_unique(self, topic_partition: TopicPartition, directory: Directory) -> None:
+        home = self._homes.get(topic_partition)
+        if home is not None and home is not directory:
+            raise StorageError(
+                f"{topic_partition} is in {home.path} and in {directory.path}; remove the older one"
+            )
+
+    def _add(self, log: Log, directory: Directory) -> None:
+        log.on_truncation = self._on_truncation
+        self._logs[log.topic_partition] = log
+        self._homes[log.topic_partition] = directory
+
+    def close(
+        self,
+        clean: bool = True,
+        high_watermarks: Mapping[TopicPartition, int] | None = None,
+        broker_epoch: int = -1,
+    ) -> None:
+        """Closes all logs and gives the directories back.
+
+        A clean close flushes, writes all checkpoints, and at last the marker with `broker_epoch`.
+        """
+        try:
+            for log in self.logs():
+                log.close(clean)
+            if clean:
+                self._write_recovery_points(self.directories)
+                self.checkpoint_log_start_offsets()
+                if high_watermarks is not None:
+                    self.checkpoint_high_watermarks(high_watermarks)
+                for directory in self.directories:
+                    CleanShutdown(directory).write(broker_epoch)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    # --- logs
+
+    def logs(self) -> list[Log]:
+        """All open logs."""
+        return list(self._logs.values())
+
+    def get(self, topic_partition: TopicPartition) -> Log | None:
+        """The open log of a partition."""
+        return self._logs.get(topic_partition)
+
+    def directory_of(self, topic_partition: TopicPartition) -> Directory | None:
+        """The log directory that holds a partition."""
+        return self._homes.get(topic_partition)
+
+    def get_or_create(
+        self, topic_partition: TopicPartition, topic_id: UUID | None, config: TopicConfig
+    ) -> Log:
+        """The log of a partition with these settings; a new, durable one where there is none.
+
+        A log of another topic of the same name is set aside as stray. StorageError where the log
+        could not be opened at start, or none can be made.
+        """
+        if topic_partition in self._failed:
+            raise self._failed[topic_partition]
+        log = self._logs.get(topic_partition)
+        if log is not None and topic_id is not None and log.topic_id not in (None, topic_id):
+            self.set_aside(topic_partition)
+            log = None
+        if log is not None:
+            log.config = config
+            if log.topic_id is None and topic_id is not None:
+                PartitionMetadata(topic_id).write(log.directory)
+                log.topic_id = topic_id
+            return log
+        home = self._emptiest()
+        log = Log.open(
+            home.subdirectory(str(topic_partition)),
+            topic_partition,
+            config,
+            topic_id=topic_id,
+            now_ms=self._now_ms(),
+            producer_expiration_ms=self._config.producer_id_expiration_ms,
+        )
+        home.fsync()
+        self._add(log, home)
+        return log
+
+    def _emptiest(self) -> Directory:
+        """The directory with the fewest logs (Kafka's rule; sizes do not count)."""
+        counts = {id(directory): 0 for directory in self.directories}
+        for home in self._homes.values():
+            counts[id(home)] += 1
+        return min(self.directories, key=lambda directory: counts[id(directory)])
+
+    def delete(self, topic_partition: TopicPartition) -> None:
+        """Takes a log out at once; its files go after file.delete.delay.ms (`purge_deleted`)."""
+        log = self._logs.get(topic_partition)
+        if log is not None:
+            home = self._homes[topic_partition]
+            due_ms = self._now_ms() + log.config.file_delete_delay_ms
+            self._deleted.append((due_ms, home, self._take_out(topic_partition, DELETE_SUFFIX)))
+
+    def set_aside(self, topic_partition: TopicPartition) -> None:
+        """Renames a log that nobody claims to `-stray`; an operator may look at it, then
+        remove it.
+        """
+        if topic_partition in self._logs:
+            self._take_out(topic_partition, STRAY_SUFFIX)
+
+    def _take_out(self, topic_partition: TopicPartition, suffix: str) -> str:
+        log = self._logs.pop(topic_partition)
+        home = self._homes.pop(topic_partition)
+        log.close(clean=False)
+        ending = f".{uuid4().hex}{suffix}"
+        name = f"{topic_partition}"[: 255 - len(ending)] + ending
+        home.rename(str(topic_partition), name)
+        home.fsync()  # or the log would come back after a crash, under a topic that is gone
+        return name
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Removes the files of deleted logs and segments whose delay is over; says how many."""
+        due = [entry for entry in self._deleted if entry[0] <= now_ms]
+        for entry in due:
+            self._deleted.remove(entry)
+            entry[1].remove_tree(entry[2])
+        return len(due) + sum(log.purge_deleted(now_ms) for log in self.logs())
+
+    # --- checkpoints
+
+    def checkpoint_recovery_points(self) -> None:
+        """Flushes what was rolled, and logs whose flush.ms is over; then writes the checkpoint."""
+        now_ms = self._now_ms()
+        for log in self.logs():
+            if now_ms - log.last_flush_ms >= log.config.flush_ms:
+                log.flush()
+                log.last_flush_ms = now_ms
+            else:
+                log.flush(log.active_segment.base_offset)
+        self._write_recovery_points(self.directories)
+
+    def checkpoint_log_start_offsets(self) -> None:
+        """Writes the log starts that the files do not tell: those within or below a segment."""
+        self._checkpoint(
+            LOG_START_OFFSET_CHECKPOINT,
+            {
+                log.topic_partition: log.log_start_offset
+                for log in self.logs()
+                if log.log_start_offset != log.segments[0].base_offset
+            },
+            self.directories,
+        )
+
+    def checkpoint_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Writes the high watermarks, each in its log's directory."""
+        self._checkpoint(HIGH_WATERMARK_CHECKPOINT, offsets, self.directories)
+
+    def _on_truncation(self, log: Log) -> None:
+        """Before a log is cut below its recovery point, the checkpoint must say so."""
+        home = self._homes.get(log.topic_partition)
+        if home is not None:
+            self._write_recovery_points((home,))
+
+    def _write_recovery_points(self, directories: Iterable[Directory]) -> None:
+        points = {log.topic_partition: log.recovery_point for log in self.logs()}
+        self._checkpoint(RECOVERY_POINT_CHECKPOINT, points, directories)
+
+    def _checkpoint(
+        self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[Directory]
+    ) -> None:
+        homes = dict(self._homes)
+        with self._checkpoint_lock:  # one writer of the temporary file at a time
+            for directory in directories:
+                own = {
+                    topic_partition: offset
+                    for topic_partition, offset in offsets.items()
+                    if homes.get(topic_partition) is directory
+                }
+                OffsetCheckpoint(directory, name).write(own)
+
+
+def _read(directory: Directory, name: str) -> dict[TopicPartition, int]:
+    """A checkpoint's offsets; a damaged one only costs time (recovery starts at 0)."""
+    try:
+        return OffsetCheckpoint(directory, name).read()
+    except StorageError as error:
+        _log.warning("%s", error)
+        return {}
