@@ -9,7 +9,7 @@ ten records never loads it. Both paths give the same bytes and the same errors.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from tidemark.errors import CorruptMessageError, MessageTooLargeError, RecordListTooLargeError
 from tidemark.records import compression as codecs
 from tidemark.records.header import (
+    CREATE_TIME,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MIN_RECORD_BYTES,
@@ -27,7 +28,6 @@ from tidemark.records.header import (
     verify_crc,
 )
 from tidemark.records.plain import (
-    CREATE_TIME,
     MAX_BATCH_BYTES,
     BatchOptions,
     Record,
@@ -35,10 +35,6 @@ from tidemark.records.plain import (
     decode_batch,
     encode_batch,
 )
-
-if TYPE_CHECKING:
-    from tidemark.records import columns as columns_module
-    from tidemark.records import kernels as kernels_module
 
 _HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
 
@@ -192,7 +188,8 @@ def _encode_columns(key: Any, value: Any, times: Any, headers: Any) -> BytesLike
     end = kernels.write(keys, values, lists, header_keys, header_values, times, sizes, out, 0)
     if end != total:
         raise AssertionError(f"a kernel wrote {end} bytes where {total} were measured")
-    return memoryview(out)
+    body: BytesLike = out.data
+    return body
 
 
 def decode_arrow(
@@ -280,10 +277,9 @@ def _batch_table(
                 header.record_count,
             )
         )
+    source = buffer
     if compressed:
         source = bodies[0] if len(bodies) == 1 else b"".join(bodies)
-    else:
-        source = buffer
     return np.array(rows, np.int64).reshape(len(rows), 8), source
 
 

@@ -1,9 +1,9 @@
 """The five codecs of a record batch, framed as Kafka's Java clients frame them.
 
-gzip (RFC 1952), lz4 frames, zstd frames, and snappy in the xerial framing (8 bytes of magic, version,
-compatible version, then blocks with a big-endian length each); raw snappy is read as well, other
-clients write it. Decompression is bounded: what a batch claims is never believed.
-Arrow's codecs do the work; Arrow is loaded on first use.
+gzip (RFC 1952), lz4 frames, zstd frames, and snappy in the xerial framing (8 bytes of magic,
+version, compatible version, then blocks with a big-endian length each); raw snappy is read as well,
+other clients write it. Decompression is bounded: what a batch claims is never believed. Arrow's
+codecs do the work; Arrow is loaded on first use.
 """
 
 from __future__ import annotations

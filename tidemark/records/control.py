@@ -1,8 +1,8 @@
 """Control batches: what the log says about itself, in Kafka's own encoding.
 
-A control record's key is a version and a type, both int16. Its value is an end-of-transaction marker
-(KIP-98), or one of the Raft messages (KIP-595 LeaderChange, KIP-630 SnapshotHeader and SnapshotFooter,
-KIP-853 KRaftVersion and Voters) in the flexible encoding of KIP-482, version first.
+A control record's key is a version and a type, both int16. Its value is an end-of-transaction
+marker (KIP-98), or one of the Raft messages (KIP-595 LeaderChange, KIP-630 SnapshotHeader and
+SnapshotFooter, KIP-853 KRaftVersion and Voters) in the flexible encoding of KIP-482, version first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The 61-byte header of a record batch v2: reading, checking and patching it without decoding a record.
+"""The 61-byte header of a record batch v2: read, checked and patched without decoding records.
 
-This is the node's hot path: `struct` and the CRC-32C package only, no numpy, Arrow or numba. Layout:
-Kafka's DefaultRecordBatch (KIP-98). The CRC covers everything from `attributes` on, so a leader may
-rewrite base offset and leader epoch, which lie before it, without touching it.
+This is the node's hot path: `struct` and the CRC-32C package only, no numpy, Arrow or numba.
+Layout: Kafka's DefaultRecordBatch (KIP-98). The CRC covers everything from `attributes` on, so a
+leader may rewrite base offset and leader epoch, which lie before it, without touching it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MIN_RECORD_BYTES = (
     7  # length, attributes, two deltas, null key, null value, no headers: one byte each
 )
 MAX_OFFSET_DELTA = 2**31 - 1
+MAX_OFFSET = 2**63 - 2  # the next offset must exist
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_FLAG = 0x08
@@ -99,7 +100,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones of this batch may go (KIP-534); it takes the place of the base timestamp."""
+        """When its tombstones may go (KIP-534); it takes the place of the base timestamp."""
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_FLAG else None
 
     @property
@@ -175,6 +176,8 @@ def check_counts(header: BatchHeader) -> None:
     A compacted batch may hold fewer records than its offsets span, even none; never more.
     """
     delta, count = header.last_offset_delta, header.record_count
+    if not 0 <= header.base_offset <= MAX_OFFSET - max(delta, 0):
+        raise CorruptMessageError(f"a batch with base offset {header.base_offset}")
     if delta < 0 or not 0 <= count <= delta + 1:
         raise CorruptMessageError(
             f"batch {header.base_offset} claims {count} records over {delta + 1} offsets"

@@ -1,9 +1,10 @@
 """How kernels are compiled: by numba, once per machine, kept on disk where that is possible.
 
-A kernel has one explicit signature, so that it is compiled (or loaded from the cache) when its module
-is imported and never again because an argument came from `bytes` instead of `bytearray`. The cache
-lies where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's cache
-directory. Where none can be written, a kernel is compiled in memory: slower to start, never an error.
+A kernel has one explicit signature, so that it is compiled (or loaded from the cache) when its
+module is imported and never again because an argument came from `bytes` instead of `bytearray`. The
+cache lies where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's
+cache directory. Where none can be written, a kernel is compiled in memory: slower to start, never
+an error.
 """
 
 from __future__ import annotations

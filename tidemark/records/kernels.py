@@ -12,7 +12,8 @@ All kernels live in this one file, since numba's cache notices changes per file.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writabl
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+
+wide = cast(Callable[[Any], int], np.int64)  # numba sees numpy's type, mypy a plain int
 
 NO_NULLS = -1
 ALL_NULL = -2
@@ -96,9 +99,16 @@ def _copy(to: Bytes, at: int, source: Bytes, begin: int, size: int) -> None:
 def _varint_size(value: int) -> int:
     """Bytes of a zigzag varint."""
     bits = (value << 1) ^ (value >> 63)
-    size = 1
+    if bits & ~0x7F == 0:
+        return 1
+    if bits & ~0x3FFF == 0:
+        return 2
+    if bits & ~0x1FFFFF == 0:
+        return 3
+    bits = (bits >> 21) & (_LOW_63 >> 20)
+    size = 4
     while bits & ~0x7F:
-        bits = (bits >> 7) & (_LOW_63 >> 6)
+        bits >>= 7
         size += 1
     return size
 
@@ -106,6 +116,13 @@ def _varint_size(value: int) -> int:
 @helper
 def _put_varint(out: Bytes, at: int, value: int) -> int:
     bits = (value << 1) ^ (value >> 63)
+    if bits & ~0x7F == 0:
+        out[at] = bits
+        return at + 1
+    if bits & ~0x3FFF == 0:
+        out[at] = (bits & 0x7F) | 0x80
+        out[at + 1] = bits >> 7
+        return at + 2
     while bits & ~0x7F:
         out[at] = (bits & 0x7F) | 0x80
         bits = (bits >> 7) & (_LOW_63 >> 6)
@@ -123,7 +140,7 @@ def _length(offsets: Ints32, bitmap: Bytes, first_bit: int, index: int) -> int:
         bit = first_bit + index
         if not (bitmap[bit >> 3] >> (bit & 7)) & 1:
             return -1
-    return np.int64(offsets[index + 1]) - np.int64(offsets[index])
+    return wide(offsets[index + 1]) - wide(offsets[index])
 
 
 @helper
@@ -149,7 +166,7 @@ def _headers_size(headers: Any, keys: Any, values: Any, index: int) -> int:
     offsets, bitmap, first_bit = headers
     if _length(offsets, bitmap, first_bit, index) <= 0:
         return 1
-    first, last = np.int64(offsets[index]), np.int64(offsets[index + 1])
+    first, last = wide(offsets[index]), wide(offsets[index + 1])
     size = _varint_size(last - first)
     for item in range(first, last):
         size += _field_size(_length(keys[0], keys[2], keys[3], item))
@@ -171,13 +188,16 @@ def measure(
 
     Stops beyond 2^31 - 1, the most that a batch can hold.
     """
+    # Taken apart once: a tuple's item costs a reference count each time it is asked for.
+    key_offsets, _, key_bitmap, key_bit = keys
+    value_offsets, _, value_bitmap, value_bit = values
     total = 0
     base = timestamps[0]
     plain = headers[2] == ALL_NULL
     for index in range(len(timestamps)):
         size = 1 + _varint_size(timestamps[index] - base) + _varint_size(index)
-        size += _field_size(_length(keys[0], keys[2], keys[3], index))
-        size += _field_size(_length(values[0], values[2], values[3], index))
+        size += _field_size(_length(key_offsets, key_bitmap, key_bit, index))
+        size += _field_size(_length(value_offsets, value_bitmap, value_bit, index))
         size += 1 if plain else _headers_size(headers, header_keys, header_values, index)
         total += _varint_size(size) + size
         if total > 0x7FFFFFFF:
@@ -192,13 +212,13 @@ def _put_headers(out: Bytes, at: int, headers: Any, keys: Any, values: Any, inde
     if _length(offsets, bitmap, first_bit, index) <= 0:
         out[at] = 0
         return at + 1
-    first, last = np.int64(offsets[index]), np.int64(offsets[index + 1])
+    first, last = wide(offsets[index]), wide(offsets[index + 1])
     at = _put_varint(out, at, last - first)
     for item in range(first, last):
         length = _length(keys[0], keys[2], keys[3], item)
-        at = _put_field(out, at, keys[1], np.int64(keys[0][item]), length)
+        at = _put_field(out, at, keys[1], wide(keys[0][item]), length)
         length = _length(values[0], values[2], values[3], item)
-        begin = np.int64(values[0][item]) if length > 0 else 0
+        begin = wide(values[0][item]) if length > 0 else 0
         at = _put_field(out, at, values[1], begin, length)
     return at
 
@@ -228,19 +248,22 @@ def write(
     at: int,
 ) -> int:
     """Writes the records that `measure` sized into `out` from `at` on; gives where they end."""
+    # Taken apart once: a tuple's item costs a reference count each time it is asked for.
+    key_offsets, key_data, key_bitmap, key_bit = keys
+    value_offsets, value_data, value_bitmap, value_bit = values
     base = timestamps[0]
     plain = headers[2] == ALL_NULL
     for index in range(len(timestamps)):
-        at = _put_varint(out, at, np.int64(sizes[index]))
+        at = _put_varint(out, at, wide(sizes[index]))
         out[at] = 0
         at = _put_varint(out, at + 1, timestamps[index] - base)
         at = _put_varint(out, at, index)
-        length = _length(keys[0], keys[2], keys[3], index)
-        begin = np.int64(keys[0][index]) if length > 0 else 0
-        at = _put_field(out, at, keys[1], begin, length)
-        length = _length(values[0], values[2], values[3], index)
-        begin = np.int64(values[0][index]) if length > 0 else 0
-        at = _put_field(out, at, values[1], begin, length)
+        length = _length(key_offsets, key_bitmap, key_bit, index)
+        begin = wide(key_offsets[index]) if length > 0 else 0
+        at = _put_field(out, at, key_data, begin, length)
+        length = _length(value_offsets, value_bitmap, value_bit, index)
+        begin = wide(value_offsets[index]) if length > 0 else 0
+        at = _put_field(out, at, value_data, begin, length)
         if plain:
             out[at] = 0
             at += 1
@@ -252,10 +275,10 @@ def write(
 @helper
 def _get_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """A 32-bit zigzag varint and where it ends; an end of -1 when it is malformed."""
-    bits = np.int64(0)
+    bits = wide(0)
     shift = 0
     while at < end and shift < 35:
-        byte = np.int64(data[at])
+        byte = wide(data[at])
         at += 1
         bits |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -269,10 +292,10 @@ def _get_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
 @helper
 def _get_varlong(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """A 64-bit zigzag varint and where it ends; an end of -1 when it is malformed."""
-    bits = np.int64(0)
+    bits = wide(0)
     shift = 0
     while at < end and shift < 70:
-        byte = np.int64(data[at])
+        byte = wide(data[at])
         at += 1
         if shift == 63 and byte > 1:
             return 0, -1
@@ -303,7 +326,10 @@ def _scan_headers(data: Bytes, at: int, end: int, count: int, totals: Ints64, ad
 
 @helper
 def _scan_fields(data: Bytes, at: int, end: int, fields: Any) -> int:
-    """Notes key, value and header count of the record that ends at `end`; a fault, or the headers' start."""
+    """Notes key, value and header count of the record that ends at `end`.
+
+    Gives where its headers begin, or a fault.
+    """
     length, at = _get_varint(data, at, end)
     if at < 0:
         return FAULT_VARINT
@@ -385,7 +411,7 @@ def scan(
                 return FAULT_TIMESTAMP
             offset = batch[BASE_OFFSET] + delta
             wanted = 1 if min_offset <= offset < max_offset else 0
-            count = np.int64(fields[found, HEADER_COUNT])
+            count = wide(fields[found, HEADER_COUNT])
             if count > 0:
                 at = _scan_headers(data, at, end, count, totals, wanted)
                 if at < 0:
@@ -432,12 +458,12 @@ def fill_column(
     nulls = 0
     for index in range(count):
         offsets[index] = at
-        length = np.int64(fields[index, column + 1])
+        length = wide(fields[index, column + 1])
         if length < 0:
             nulls += 1
             continue
         bitmap[index >> 3] |= 1 << (index & 7)
-        _copy(out, at, data, np.int64(fields[index, column]), length)
+        _copy(out, at, data, wide(fields[index, column]), length)
         at += length
     offsets[count] = at
     return nulls
@@ -472,7 +498,7 @@ def fill_headers(
     everything = len(data)
     for index in range(count):
         list_offsets[index] = item
-        at = np.int64(fields[index, HEADERS_AT])
+        at = wide(fields[index, HEADERS_AT])
         for _ in range(fields[index, HEADER_COUNT]):
             length, at = _get_varint(data, at, everything)
             key_offsets[item] = key_end
@@ -499,17 +525,17 @@ def fill_headers(
 def partition_keys(keys: Any, partitions: int, null_partition: int, out: Ints32) -> None:
     """Kafka's partition of each key by murmur2; `null_partition` for a null key."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
-    offsets, data = keys[0], keys[1]
+    offsets, data, bitmap, first_bit = keys
     for index in range(len(out)):
-        length = _length(offsets, keys[2], keys[3], index)
+        length = _length(offsets, bitmap, first_bit, index)
         if length < 0:
             out[index] = null_partition
             continue
-        at = np.int64(offsets[index])
+        at = wide(offsets[index])
         value = (0x9747B28C ^ length) & mask
         for _ in range(length >> 2):
-            word = np.int64(data[at]) | np.int64(data[at + 1]) << 8
-            word |= np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+            word = wide(data[at]) | wide(data[at + 1]) << 8
+            word |= wide(data[at + 2]) << 16 | wide(data[at + 3]) << 24
             word = (word * multiplier) & mask
             word = ((word ^ (word >> 24)) * multiplier) & mask
             value = ((value * multiplier) & mask) ^ word
@@ -517,7 +543,7 @@ def partition_keys(keys: Any, partitions: int, null_partition: int, out: Ints32)
         left = length & 3
         if left:
             for byte in range(left):
-                value ^= np.int64(data[at + byte]) << (8 * byte)
+                value ^= wide(data[at + byte]) << (8 * byte)
             value = (value * multiplier) & mask
         value = ((value ^ (value >> 13)) * multiplier) & mask
         value ^= value >> 15

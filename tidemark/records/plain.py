@@ -16,8 +16,8 @@ from tidemark.errors import CorruptMessageError, MessageTooLargeError
 from tidemark.records import compression as codecs
 from tidemark.records.header import (
     CONTROL_FLAG,
-    CREATE_TIME,
     CRC_BEGIN,
+    CREATE_TIME,
     DELETE_HORIZON_FLAG,
     HEADER,
     HEADER_BYTES,
@@ -43,6 +43,7 @@ from tidemark.records.kafka_codec import (
 Header = tuple[str, bytes | None]
 
 MAX_BATCH_BYTES = 2**31 - 1
+MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -(2**63), 2**63 - 1
 _CRC_AT = 17
 
 
@@ -251,6 +252,8 @@ class _Cursor:
         self._end = end
         self._take(1)
         timestamp_ms = header.base_timestamp_ms + self._varint(MAX_VARLONG_BYTES)
+        if not MIN_TIMESTAMP_MS <= timestamp_ms <= MAX_TIMESTAMP_MS:
+            raise CorruptMessageError(f"batch {header.base_offset}: a timestamp overflows")
         delta = self._varint()
         if not 0 <= delta <= header.last_offset_delta:
             raise CorruptMessageError(f"batch {header.base_offset}: offset delta {delta}")

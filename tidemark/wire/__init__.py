@@ -1,7 +1,8 @@
 """The bulk messages of the wire, made by hand.
 
-Same bytes as proto/tidemark/v1/log.proto (tests hold each codec against protobuf, both directions), without copying payloads through
-message objects: `decode_*` gives views into the received bytes, `encode_*` takes buffers and joins them once.
+Same bytes as proto/tidemark/v1/log.proto (tests hold each codec against protobuf, both directions),
+without copying payloads through message objects: `decode_*` gives views into the received bytes,
+`encode_*` takes buffers and joins them once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gRPC options that every channel and server of Tidemark uses, and the paths of the bulk methods."""
+"""gRPC options that every channel and server uses, and the paths of the bulk methods."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """FetchResponse as a dataclass, with protobuf's bytes made by hand.
 
-The same bytes as proto/tidemark/v1/log.proto; used by Log.Fetch and Replication.Fetch. An encoder may hand over the records of a
-partition as several buffers (file reads, cached remote chunks): they are joined once, with everything else.
+The same bytes as proto/tidemark/v1/log.proto; used by Log.Fetch and Replication.Fetch. An encoder
+may hand over the records of a partition as several buffers (file reads, cached remote chunks): they
+are joined once, with everything else.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from tidemark.wire.produce import BytesLike, Payload, buffers_of, plain_fields, 
 class FetchPartitionData:
     """What a fetch brings of one partition.
 
-    `diverging_epoch` is (epoch, end offset); `current_leader` is (leader id, leader epoch); `aborted_transactions` are pairs of
-    (producer id, first offset). -1 stands for an unknown offset.
+    `diverging_epoch` is (epoch, end offset); `current_leader` is (leader id, leader epoch);
+    `aborted_transactions` are pairs of (producer id, first offset). -1 stands for an unknown
+    offset.
     """
 
     topic: str
@@ -116,7 +118,7 @@ def _pair_field(number: int, pair: tuple[int, int]) -> bytes:
 
 
 def decode_fetch_response(data: bytes) -> FetchResponse:
-    """Reads a response; `records` are views into `data`. Raises InvalidRequestError for anything malformed."""
+    """Reads a response; `records` are views into `data`. Raises InvalidRequestError."""
     response = FetchResponse()
     view = memoryview(data)
     position, end = 0, len(data)
@@ -188,7 +190,7 @@ def _set_number(result: FetchPartitionData, number: int, value: int) -> None:
 
 
 def _pair(data: bytes, position: int, end: int, before: tuple[int, int]) -> tuple[int, int]:
-    """The varint fields 1 and 2 of a small message; a message given twice is merged, as protobuf does."""
+    """The varint fields 1 and 2 of a small message; one given twice is merged."""
     first, second = before
     while position < end:
         number, wire_type, position = read_tag(data, position, end)

@@ -1,7 +1,8 @@
 """Protobuf's wire format by hand: the few primitives that the bulk messages need.
 
-Source of the format: the Protocol Buffers encoding specification (varints, tags, length-delimited fields). Everything that
-comes from outside is bound-checked; malformed input raises InvalidRequestError and never an IndexError.
+Source of the format: the Protocol Buffers encoding specification (varints, tags, length-delimited
+fields). Everything that comes from outside is bound-checked; malformed input raises
+InvalidRequestError and never an IndexError.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MAX_FIELD_NUMBER = (1 << 29) - 1
 
 
 def varint(value: int) -> bytes:
-    """The varint of an int32, int64, enum or length; a negative one takes ten bytes, as protobuf has it."""
+    """The varint of an int32, int64, enum or length; a negative one takes ten bytes."""
     if 0 <= value < 0x80:
         return _ONE_BYTE[value]
     value &= _MASK_64

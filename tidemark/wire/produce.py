@@ -1,7 +1,7 @@
 """ProduceRequest as a dataclass, with protobuf's bytes made by hand.
 
-The same bytes as proto/tidemark/v1/log.proto. A produce request is read once: `records` of each partition is a view into the
-request as it came from the socket.
+The same bytes as proto/tidemark/v1/log.proto. A produce request is read once: `records` of each
+partition is a view into the request as it came from the socket.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_plain(data: bytes, begin: int, end: int) -> common_pb2.Record:
 
 @dataclass(slots=True)
 class PartitionProduceData:
-    """What goes to one partition: record batches v2, or plain records of which the node makes a batch."""
+    """What goes to one partition: record batches v2, or plain records to make a batch of."""
 
     topic: str
     index: int
@@ -107,7 +107,7 @@ _PARTITION_TAG = tag(4, LENGTH_DELIMITED)
 
 
 def decode_produce_request(data: bytes) -> ProduceRequest:
-    """Reads a request; `records` are views into `data`. Raises InvalidRequestError for anything malformed."""
+    """Reads a request; `records` are views into `data`. Raises InvalidRequestError."""
     request = ProduceRequest()
     view = memoryview(data)
     position, end = 0, len(data)
