@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from quorum.raft.effects import LeaderAndEpoch
 from snapshot.reader import SnapshotReader
 from tidemark.types import Endpoint
 
@@ -33,15 +34,14 @@ class CommittedBatch:
     size_bytes: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class LeaderAndEpoch:
-    """Who leads in which epoch; `leader_id` is None while nobody is known to."""
-
-    leader_id: int | None
-    epoch: int
-
-    def is_leader(self, node_id: int) -> bool:
-        return self.leader_id == node_id
+__all__ = [
+    "CommittedBatch",
+    "LeaderAndEpoch",
+    "QuorumInfo",
+    "RaftClient",
+    "RaftListener",
+    "ReplicaInfo",
+]
 
 
 class RaftListener(Protocol):

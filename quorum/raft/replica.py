@@ -20,7 +20,6 @@ from quorum.raft.effects import (
     Shutdown,
     SnapshotInstalled,
     SnapshotRejected,
-    Tick,
 )
 from quorum.raft.leading import OBSERVER_SESSION_MS, Leading
 from quorum.raft.messages import (

@@ -1,0 +1,85 @@
+"""The file `quorum-state`: what a replica must remember of elections over a crash.
+
+One line of JSON as Apache Kafka writes it (QuorumStateData; version 1, version 0 is read as well),
+replaced atomically and durably: tmp, fsync, rename, fsync of the directory. A file that can not be
+read stops the start: voting twice in an epoch is worse than a node that stays down.
+"""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+from commitlog.files import Directory
+from quorum.raft.effects import ElectionState
+from quorum.raft.voters import ReplicaKey
+from tidemark.errors import StorageError
+from tidemark.types import ZERO_UUID, uuid_from_text, uuid_to_text
+
+QUORUM_STATE_FILE = "quorum-state"
+_UNKNOWN = -1
+
+
+def format_state(state: ElectionState) -> bytes:
+    """The file's content."""
+    voted = state.voted
+    directory_id = voted.directory_id if voted is not None else None
+    fields = {
+        "leaderId": _UNKNOWN if state.leader_id is None else state.leader_id,
+        "leaderEpoch": state.epoch,
+        "votedId": _UNKNOWN if voted is None else voted.replica_id,
+        "votedDirectoryId": uuid_to_text(directory_id or ZERO_UUID),
+        "data_version": 1,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_state(data: bytes) -> ElectionState:
+    """The inverse of `format_state`; ValueError for anything that is no quorum-state."""
+    fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise ValueError("it is no JSON object")
+    version = fields.get("data_version")
+    if version not in (0, 1):
+        raise ValueError(f"data_version {version!r} is not known")
+    epoch, leader_id = _whole(fields, "leaderEpoch"), _whole(fields, "leaderId")
+    voted_id = _whole(fields, "votedId")
+    if epoch < 0:
+        raise ValueError(f"leaderEpoch is {epoch}")
+    directory_id: UUID | None = None
+    if version == 1:
+        directory_id = uuid_from_text(str(fields.get("votedDirectoryId", ""))) or None
+    if directory_id == ZERO_UUID:
+        directory_id = None
+    voted = None if voted_id < 0 else ReplicaKey(voted_id, directory_id)
+    return ElectionState(epoch, None if leader_id < 0 else leader_id, voted)
+
+
+def _whole(fields: dict[str, object], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+class QuorumStateStore:
+    """Reads and replaces the file in a directory."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    def read(self) -> ElectionState:
+        """The state; epoch 0 where there is no file yet. StorageError for a broken one."""
+        if not self._directory.exists(QUORUM_STATE_FILE):
+            return ElectionState()
+        try:
+            return parse_state(self._directory.read(QUORUM_STATE_FILE))
+        except ValueError as error:
+            raise StorageError(
+                f"{self._directory.path}/{QUORUM_STATE_FILE} is broken ({error}): restore it, or "
+                "empty this node's metadata directory and let it join under a new directory id"
+            ) from error
+
+    def write(self, state: ElectionState) -> None:
+        """Durable when it returns. StorageError, FatalError."""
+        self._directory.write_atomic(QUORUM_STATE_FILE, format_state(state))

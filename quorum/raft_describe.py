@@ -1,0 +1,48 @@
+"""DescribeQuorum (KIP-595, KIP-836): what a replica knows of the quorum."""
+
+from __future__ import annotations
+
+from quorum.raft.replica import Replica
+from quorum.raft.roles import Leader, ReplicaProgress
+from quorum.raft_client import QuorumInfo, ReplicaInfo
+
+
+def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
+    """The quorum as `replica` sees it; its own timers run on `loop_ms`, answers are wall clock."""
+    role = replica.role
+    leader = replica.leader_and_epoch
+
+    def wall(moment_ms: int | None) -> int | None:
+        return None if moment_ms is None else wall_ms - (loop_ms - moment_ms)
+
+    def of(progress: ReplicaProgress) -> ReplicaInfo:
+        key = progress.key
+        if key.replica_id == replica.node_id:
+            own = replica.key.directory_id
+            return ReplicaInfo(key.replica_id, own, replica.log.end_offset, wall_ms, wall_ms)
+        return ReplicaInfo(
+            key.replica_id,
+            key.directory_id,
+            progress.end_offset,
+            wall(progress.last_fetch_ms),
+            wall(progress.last_caught_up_ms),
+        )
+
+    if isinstance(role, Leader):
+        voters = tuple(of(progress) for progress in role.voters.values())
+        observers = tuple(
+            of(progress)
+            for progress in role.observers.values()
+            if replica.is_current_observer(progress.last_fetch_ms, loop_ms)
+        )
+    else:
+        voters = tuple(ReplicaInfo(node, None, None, None, None) for node in replica.voters.ids)
+        observers = ()
+    return QuorumInfo(
+        leader.leader_id,
+        leader.epoch,
+        replica.high_watermark,
+        voters,
+        observers,
+        replica.voters.endpoints(),
+    )

@@ -1,0 +1,101 @@
+"""The gRPC service `tidemark.v1.Raft` in front of a RaftServer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from quorum import raft_wire as wire
+from quorum.raft import messages as m
+from quorum.raft_client import QuorumInfo, ReplicaInfo
+from tidemark.errors import code_of
+from tidemark.v1 import common_pb2, raft_pb2, raft_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RaftService(raft_pb2_grpc.RaftServicer):
+    """Turns calls into requests of the replica; every error goes into the response's error_code."""
+
+    def __init__(
+        self,
+        handle: Callable[[m.Request], Awaitable[m.Response]],
+        describe: Callable[[], QuorumInfo],
+    ) -> None:
+        self._handle = handle
+        self._describe = describe
+
+    async def _answer(self, request: m.Request) -> m.Response:
+        try:
+            return await self._handle(request)
+        except Exception as error:  # becomes the response's error code
+            return m.error_response(request, m.Header(code_of(error), None, -1))
+
+    async def Vote(self, request: raft_pb2.VoteRequest, context: Context) -> raft_pb2.VoteResponse:
+        response = await self._answer(wire.vote_request_from_proto(request))
+        assert isinstance(response, m.VoteResponse)
+        return wire.vote_response_to_proto(response)
+
+    async def BeginQuorumEpoch(
+        self, request: raft_pb2.BeginQuorumEpochRequest, context: Context
+    ) -> raft_pb2.BeginQuorumEpochResponse:
+        response = await self._answer(wire.begin_request_from_proto(request))
+        assert isinstance(response, m.BeginQuorumEpochResponse)
+        return wire.begin_response_to_proto(response)
+
+    async def EndQuorumEpoch(
+        self, request: raft_pb2.EndQuorumEpochRequest, context: Context
+    ) -> raft_pb2.EndQuorumEpochResponse:
+        response = await self._answer(wire.end_request_from_proto(request))
+        assert isinstance(response, m.EndQuorumEpochResponse)
+        return wire.end_response_to_proto(response)
+
+    async def Fetch(
+        self, request: raft_pb2.QuorumFetchRequest, context: Context
+    ) -> raft_pb2.QuorumFetchResponse:
+        response = await self._answer(wire.fetch_request_from_proto(request))
+        assert isinstance(response, m.FetchResponse)
+        return wire.fetch_response_to_proto(response)
+
+    async def FetchSnapshot(
+        self, request: raft_pb2.FetchSnapshotRequest, context: Context
+    ) -> raft_pb2.FetchSnapshotResponse:
+        response = await self._answer(wire.snapshot_request_from_proto(request))
+        assert isinstance(response, m.FetchSnapshotResponse)
+        return wire.snapshot_response_to_proto(response)
+
+    async def DescribeQuorum(
+        self, request: raft_pb2.DescribeQuorumRequest, context: Context
+    ) -> raft_pb2.DescribeQuorumResponse:
+        return describe_to_proto(self._describe())
+
+
+def describe_to_proto(info: QuorumInfo) -> raft_pb2.DescribeQuorumResponse:
+    """DescribeQuorumResponse of what a replica knows."""
+    return raft_pb2.DescribeQuorumResponse(
+        leader_id=-1 if info.leader_id is None else info.leader_id,
+        leader_epoch=info.leader_epoch,
+        high_watermark=-1 if info.high_watermark is None else info.high_watermark,
+        current_voters=[_replica_state(replica) for replica in info.voters],
+        observers=[_replica_state(replica) for replica in info.observers],
+        nodes=[
+            common_pb2.Node(node_id=node, host=endpoint.host, port=endpoint.port)
+            for node, endpoint in sorted(info.endpoints.items())
+        ],
+    )
+
+
+def _replica_state(replica: ReplicaInfo) -> raft_pb2.DescribeQuorumResponse.ReplicaState:
+    def known(value: int | None) -> int:
+        return -1 if value is None else value
+
+    return raft_pb2.DescribeQuorumResponse.ReplicaState(
+        replica_id=replica.replica_id,
+        replica_directory_id=b"" if replica.directory_id is None else replica.directory_id.bytes,
+        log_end_offset=known(replica.log_end_offset),
+        last_fetch_timestamp_ms=known(replica.last_fetch_timestamp_ms),
+        last_caught_up_timestamp_ms=known(replica.last_caught_up_timestamp_ms),
+    )

@@ -1,0 +1,148 @@
+"""How quorum requests travel: gRPC in production, an in-memory network in tests. The same calls,
+the same failures.
+
+A transport carries one request and gives its response; whatever prevents that is NetworkError. It
+never retries: the replica decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from quorum import raft_wire as wire
+from quorum.raft import messages as m
+from tidemark.errors import NetworkError, code_of
+from tidemark.types import Endpoint
+from tidemark.v1 import raft_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+
+Handler = Callable[[m.Request], Awaitable[m.Response]]
+
+
+class Transport(Protocol):
+    """Carries quorum requests to the node behind an endpoint."""
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        """The response; NetworkError when there is none in time."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class GrpcTransport:
+    """One channel per endpoint, made when first needed and kept."""
+
+    def __init__(self) -> None:
+        self._channels: dict[Endpoint, grpc.aio.Channel] = {}
+
+    def _stub(self, endpoint: Endpoint) -> raft_pb2_grpc.RaftStub:
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            # A node that comes back is found at once: no long backoff of the channel.
+            options = [
+                *CHANNEL_OPTIONS,
+                ("grpc.initial_reconnect_backoff_ms", 50),
+                ("grpc.min_reconnect_backoff_ms", 50),
+                ("grpc.max_reconnect_backoff_ms", 500),
+            ]
+            channel = grpc.aio.insecure_channel(endpoint.address, options=options)
+            self._channels[endpoint] = channel
+        return raft_pb2_grpc.RaftStub(channel)
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        stub: Any = self._stub(endpoint)
+        timeout_s = timeout_ms / 1000
+        try:
+            match request:
+                case m.VoteRequest():
+                    message = wire.vote_request_to_proto(request)
+                    return wire.vote_response_from_proto(
+                        await stub.Vote(message, timeout=timeout_s)
+                    )
+                case m.BeginQuorumEpochRequest():
+                    begin = wire.begin_request_to_proto(request)
+                    answer = await stub.BeginQuorumEpoch(begin, timeout=timeout_s)
+                    return wire.begin_response_from_proto(answer)
+                case m.EndQuorumEpochRequest():
+                    end = wire.end_request_to_proto(request)
+                    return wire.end_response_from_proto(
+                        await stub.EndQuorumEpoch(end, timeout=timeout_s)
+                    )
+                case m.FetchRequest():
+                    fetch = wire.fetch_request_to_proto(request)
+                    return wire.fetch_response_from_proto(
+                        await stub.Fetch(fetch, timeout=timeout_s)
+                    )
+                case m.FetchSnapshotRequest():
+                    piece = wire.snapshot_request_to_proto(request)
+                    answer = await stub.FetchSnapshot(piece, timeout=timeout_s)
+                    return wire.snapshot_response_from_proto(answer)
+        except grpc.aio.AioRpcError as error:
+            raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close(None)
+        self._channels.clear()
+
+
+class MemoryNetwork:
+    """Nodes by endpoint within one process; `cut` and `heal` break the way between two of them."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[Endpoint, Handler] = {}
+        self._cut: set[Endpoint] = set()
+
+    def serve(self, endpoint: Endpoint, handler: Handler) -> None:
+        self._handlers[endpoint] = handler
+
+    def stop(self, endpoint: Endpoint) -> None:
+        self._handlers.pop(endpoint, None)
+
+    def cut(self, endpoint: Endpoint) -> None:
+        """Nothing reaches the node or comes from it."""
+        self._cut.add(endpoint)
+
+    def heal(self) -> None:
+        self._cut.clear()
+
+    def transport(self, own: Endpoint | None) -> MemoryTransport:
+        return MemoryTransport(self, own)
+
+    async def deliver(
+        self, source: Endpoint | None, endpoint: Endpoint, request: m.Request
+    ) -> m.Response:
+        handler = self._handlers.get(endpoint)
+        if handler is None or endpoint in self._cut or source in self._cut:
+            raise NetworkError(f"{endpoint.address}: UNAVAILABLE")
+        response = await handler(request)
+        if endpoint in self._cut or source in self._cut:
+            raise NetworkError(f"{endpoint.address}: UNAVAILABLE")
+        return response
+
+
+class MemoryTransport:
+    """The transport of one node of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, own: Endpoint | None) -> None:
+        self._network = network
+        self._own = own
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._network.deliver(self._own, endpoint, request)
+        except TimeoutError as error:
+            raise NetworkError(f"{endpoint.address}: DEADLINE_EXCEEDED") from error
+        except NetworkError:
+            raise
+        except Exception as error:
+            raise NetworkError(f"{endpoint.address}: {code_of(error).name}") from error
+
+    async def close(self) -> None:
+        return None
