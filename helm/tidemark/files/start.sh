@@ -1,0 +1,25 @@
+#!/bin/sh
+# Completes server.properties with what only the pod knows, formats its directory on the first start,
+# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET and RACK_* come from the pod.
+set -eu
+ordinal=${POD_NAME##*-}
+properties=/run/tidemark/server.properties
+{
+  cat "/etc/tidemark/$ROLE.properties"
+  echo "node.id=$((ordinal + NODE_ID_OFFSET))"
+  if [ "$ROLE" = controller ]; then
+    echo "advertised.listeners=CONTROLLER://$POD_NAME.$DOMAIN:$PORT"
+  else
+    echo "advertised.listeners=PLAINTEXT://$POD_NAME.$DOMAIN:$PORT"
+  fi
+  rack=${RACK_ZONE:-}
+  if [ -n "${RACK_NAMES:-}" ]; then
+    # shellcheck disable=SC2086  # the names are words
+    set -- $RACK_NAMES
+    shift $((ordinal % $#))
+    rack=$1
+  fi
+  if [ -n "$rack" ]; then echo "broker.rack=$rack"; fi
+} > "$properties"
+tidemark storage format --cluster-id "$(cat /etc/tidemark/cluster-id)" --config "$properties" --ignore-formatted
+exec tidemark server --config "$properties"

@@ -1,0 +1,99 @@
+{{- define "tidemark.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tidemark.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tidemark.labels" -}}
+{{ include "tidemark.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "tidemark.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "tidemark.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tidemark.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{/* Sixteen bytes of a digest as base64: stable for a namespace and release, of the form of an id. */}}
+{{- define "tidemark.clusterId" -}}
+{{- if .Values.clusterId -}}
+{{- .Values.clusterId -}}
+{{- else -}}
+{{- printf "%s/%s" .Release.Namespace (include "tidemark.fullname" .) | sha256sum | trunc 16 | b64enc | trimSuffix "==" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Host name of a headless service: dict "root" . "role" "controller" */}}
+{{- define "tidemark.domain" -}}
+{{ include "tidemark.fullname" .root }}-{{ .role }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}
+{{- end -}}
+
+{{- define "tidemark.voters" -}}
+{{- $root := . -}}
+{{- $voters := list -}}
+{{- range $i := until (int .Values.controller.replicas) -}}
+{{- $host := printf "%s-controller-%d.%s" (include "tidemark.fullname" $root) $i (include "tidemark.domain" (dict "root" $root "role" "controller")) -}}
+{{- $voters = append $voters (printf "%d@%s:%d" $i $host (int $root.Values.controller.port)) -}}
+{{- end -}}
+{{- join "," $voters -}}
+{{- end -}}
+
+{{/* server.properties without what depends on the pod: dict "root" . "role" "broker" */}}
+{{- define "tidemark.properties" -}}
+{{- $values := .root.Values -}}
+{{- $own := index $values .role -}}
+process.roles={{ .role }}
+controller.listener.names=CONTROLLER
+controller.quorum.voters={{ include "tidemark.voters" .root }}
+listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
+log.dirs=/var/lib/tidemark/data
+{{- range $key, $value := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
+{{ $key }}={{ include "tidemark.text" $value }}
+{{- end }}
+{{- if $values.remoteStorage.enabled }}
+{{- with $values.remoteStorage }}
+remote.log.storage.system.enable=true
+{{- if eq $.role "broker" }}
+remote.log.storage.manager.class.name=s3
+rsm.config.endpoint={{ .endpoint }}
+rsm.config.bucket={{ .bucket }}
+{{- if .region }}
+rsm.config.region={{ .region }}
+{{- end }}
+{{- if .keyPrefix }}
+rsm.config.key.prefix={{ .keyPrefix }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A number of a values file is a float: 1073741824 must not become 1.073741824e+09. */}}
+{{- define "tidemark.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- printf "%d" (int64 .) -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,238 @@
+"""The chart, rendered by the real Helm: manifests are valid Kubernetes objects in a strict check,
+what must hold in them holds, and impossible values are refused with a reason.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.tools import tool
+from tidemark.config import parse_server_config
+from tidemark.config.properties import parse_properties
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "tidemark"
+KUBERNETES_VERSIONS = ("1.31", "1.35")
+
+S3 = {
+    "remoteStorage.enabled": "true",
+    "remoteStorage.endpoint": "https://s3.example:9000",
+    "remoteStorage.bucket": "tide",
+    "remoteStorage.existingSecret": "tide-credentials",
+}
+VALUE_SETS: dict[str, dict[str, str]] = {
+    "defaults": {},
+    "one-node-each": {
+        "controller.replicas": "1",
+        "broker.replicas": "1",
+        r"config.default\.replication\.factor": "1",
+        r"config.min\.insync\.replicas": "1",
+        "scheduling.hostAntiAffinity": "none",
+        "scheduling.zoneSpread.enabled": "false",
+    },
+    "five-voters-ten-brokers": {
+        "controller.replicas": "5",
+        "broker.replicas": "10",
+        "broker.rack.mode": "ordinal",
+        "broker.rack.names": "{a,b,c}",
+        "scheduling.hostAntiAffinity": "preferred",
+        "scheduling.zoneSpread.whenUnsatisfiable": "DoNotSchedule",
+    },
+    "tier": S3 | {"remoteStorage.region": "eu-1", "remoteStorage.keyPrefix": "blue"},
+    "network-policy-and-zone": {
+        "networkPolicy.enabled": "true",
+        "networkPolicy.brokerFrom[0].namespaceSelector.matchLabels.team": "data",
+        "broker.rack.mode": "zone",
+        "image.pullSecrets[0].name": "pull",
+        "controller.priorityClassName": "high",
+        "broker.persistence.storageClass": "fast",
+        "broker.tolerations[0].operator": "Exists",
+        r"serviceAccount.annotations.example\.com/role": "tide",
+    },
+}
+
+
+def run_helm(command: str, values: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`helm COMMAND` over the chart; --set for every value."""
+    arguments = [tool("helm"), *command.split(), str(CHART), "--namespace", "tide"]
+    for key, value in values.items():
+        arguments += ["--set", f"{key}={value}"]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+
+
+@cache
+def manifests(name: str) -> list[dict[str, Any]]:
+    """The rendered objects of a value set."""
+    done = run_helm("template blue", VALUE_SETS[name])
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def by_kind(name: str, kind: str) -> dict[str, dict[str, Any]]:
+    return {m["metadata"]["name"]: m for m in manifests(name) if m["kind"] == kind}
+
+
+def container(name: str, role: str) -> dict[str, Any]:
+    stateful_set = by_kind(name, "StatefulSet")[f"blue-tidemark-{role}"]
+    found: dict[str, Any] = stateful_set["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def rendered_properties(name: str, role: str) -> dict[str, str]:
+    data = by_kind(name, "ConfigMap")["blue-tidemark-config"]["data"]
+    return parse_properties(data[f"{role}.properties"])
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_lint_is_strictly_clean(name: str) -> None:
+    done = run_helm("lint --strict", VALUE_SETS[name])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_manifest_is_a_valid_object(name: str, version: str) -> None:
+    for manifest in manifests(name):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("role", ["controller", "broker"])
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_server_accepts_its_settings(name: str, role: str) -> None:
+    config = parse_server_config(rendered_properties(name, role) | {"node.id": "0"})
+    assert config.process_roles == (role,)
+    assert len(config.voters()) == int(VALUE_SETS[name].get("controller.replicas", "3"))
+
+
+def test_no_number_is_written_in_scientific_notation() -> None:
+    values = {r"broker.config.log\.segment\.bytes": "1073741824"}
+    done = run_helm("template blue", values)
+    assert "log.segment.bytes=1073741824\n" in done.stdout
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_pods_are_not_root_and_can_write_only_their_volumes(name: str) -> None:
+    for stateful_set in by_kind(name, "StatefulSet").values():
+        pod = stateful_set["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        for of_pod in pod["containers"]:
+            security = of_pod["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(("replicas", "away"), [("3", 1), ("5", 2), ("7", 3)])
+def test_the_controllers_budget_leaves_a_majority(replicas: str, away: int) -> None:
+    done = run_helm("template blue", {"controller.replicas": replicas})
+    budgets = [m for m in yaml.safe_load_all(done.stdout) if m["kind"] == "PodDisruptionBudget"]
+    controllers = [b for b in budgets if b["metadata"]["name"].endswith("-controller")]
+    assert [b["spec"]["maxUnavailable"] for b in controllers] == [away]
+
+
+def test_scaling_brokers_does_not_restart_a_pod() -> None:
+    def pods(replicas: str) -> list[Any]:
+        done = run_helm("template blue", {"broker.replicas": replicas})
+        sets = [m for m in yaml.safe_load_all(done.stdout) if m["kind"] == "StatefulSet"]
+        return [s["spec"]["template"] for s in sets]
+
+    assert pods("3") == pods("9")
+
+
+def test_the_cluster_id_stays_over_upgrades_and_can_be_given() -> None:
+    given = "abcdefghijklmnopqrstuA"
+    assert manifests("defaults") == manifests.__wrapped__("defaults")
+    assert f'cluster-id: "{given}"' in run_helm("template blue", {"clusterId": given}).stdout
+
+
+def test_credentials_come_from_the_secret_and_reach_brokers_only() -> None:
+    names = {e["name"]: e for e in container("tier", "broker")["env"]}
+    secret = names["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]
+    assert secret == {"name": "tide-credentials", "key": "secret-key"}
+    assert "AWS_SECRET_ACCESS_KEY" not in {
+        e["name"] for e in container("tier", "controller")["env"]
+    }
+    assert rendered_properties("tier", "broker")["rsm.config.bucket"] == "tide"
+
+
+def test_headless_services_publish_pods_that_are_not_ready() -> None:
+    services = by_kind("defaults", "Service")
+    for role in ("controller", "broker"):
+        spec = services[f"blue-tidemark-{role}"]["spec"]
+        assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True
+
+
+def start_script(tmp_path: Path, role: str, pod: str, environment: dict[str, str]) -> list[str]:
+    """Runs files/start.sh over a `tidemark` that only tells its arguments; the lines it makes."""
+    (tmp_path / "tidemark").write_text('#!/bin/sh\necho "RUN $*"\n')
+    (tmp_path / "tidemark").chmod(0o755)
+    (tmp_path / f"{role}.properties").write_text(f"process.roles={role}\n")
+    (tmp_path / "cluster-id").write_text("abcdefghijklmnopqrstuA")
+    script = (CHART / "files" / "start.sh").read_text()
+    script = script.replace("/etc/tidemark", str(tmp_path)).replace("/run/tidemark", str(tmp_path))
+    known = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "ROLE": role,
+        "POD_NAME": pod,
+        "DOMAIN": "blue.svc",
+        "PORT": "9092",
+        "NODE_ID_OFFSET": "0",
+    }
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env=known | environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+    return (tmp_path / "server.properties").read_text().splitlines() + done.stdout.splitlines()
+
+
+def test_a_pod_makes_its_id_rack_and_address_from_its_ordinal(tmp_path: Path) -> None:
+    environment = {"NODE_ID_OFFSET": "100", "RACK_NAMES": "a b c"}
+    lines = start_script(tmp_path, "broker", "blue-broker-14", environment)
+    assert lines[:4] == [
+        "process.roles=broker",
+        "node.id=114",
+        "advertised.listeners=PLAINTEXT://blue-broker-14.blue.svc:9092",
+        "broker.rack=c",
+    ]
+    assert lines[4].startswith("RUN storage format ") and lines[4].endswith("--ignore-formatted")
+    assert lines[5].startswith("RUN server ")
+
+
+def test_a_pod_without_a_zone_has_no_rack(tmp_path: Path) -> None:
+    lines = start_script(tmp_path, "broker", "blue-broker-0", {"RACK_ZONE": ""})
+    assert not any(line.startswith("broker.rack") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"controller.replicas": "4"}, "an even number of voters"),
+        ({"controller.podDisruptionBudget.maxUnavailable": "2"}, "breaks the quorum"),
+        ({"broker.podDisruptionBudget.maxUnavailable": "2"}, "bears 1 away"),
+        ({"broker.replicas": "2"}, "needs as many brokers"),
+        ({r"config.min\.insync\.replicas": "4"}, "nothing could be produced"),
+        ({r"broker.config.node\.id": "1"}, "set by the chart"),
+        ({"broker.rack.mode": "ordinal"}, "needs broker.rack.names"),
+        ({"broker.nodeIdOffset": "2"}, "would meet those of 3 controllers"),
+        (S3 | {"remoteStorage.existingSecret": ""}, "needs remoteStorage.existingSecret"),
+        (S3 | {"remoteStorage.bucket": ""}, "needs remoteStorage.endpoint"),
+        ({"brokr.replicas": "3"}, "brokr"),
+        ({"broker.persistence.size": "plenty"}, "size"),
+        ({"clusterId": "short"}, "clusterId"),
+    ],
+)
+def test_impossible_values_are_refused_with_a_reason(values: dict[str, str], said: str) -> None:
+    done = run_helm("template blue", values)
+    assert done.returncode != 0
+    assert said in done.stderr
