@@ -239,6 +239,26 @@ class AsyncAdmin:
         """Returns when every live broker knows each topic and a leader of each partition."""
         await self._wait_on_all_brokers(list(names), _all_led, timeout_ms)
 
+    async def describe_cluster_everywhere(self) -> dict[int, frozenset[int]]:
+        """For each live broker the live brokers that it knows itself; one that does not answer is
+        left out.
+        """
+        await self._refresh_metadata()
+
+        async def of_broker(address: str) -> frozenset[int]:
+            decode = log_pb2.MetadataResponse.FromString
+            try:
+                answer = await self._connections.call(
+                    address, METADATA, log_pb2.MetadataRequest(), decode
+                )
+            except ApiError:
+                return frozenset()
+            return frozenset(broker.node_id for broker in answer.brokers)
+
+        brokers = dict(self._metadata.brokers)
+        views = await asyncio.gather(*(of_broker(e.address) for e in brokers.values()))
+        return {broker: view for broker, view in zip(brokers, views, strict=True) if view}
+
     # How requests are sent.
 
     async def _send(self, address: str, method: str, request: Any, answer_type: Any) -> Any:
@@ -324,15 +344,15 @@ def _all_led(answer: log_pb2.MetadataResponse, names: list[str]) -> bool:
     led = {
         topic.name
         for topic in answer.topics
-        if topic.error_code == ErrorCode.NONE
+        if not topic.error_code
         and topic.partitions
-        and all(p.leader_id >= 0 and p.error_code == ErrorCode.NONE for p in topic.partitions)
+        and all(p.leader_id >= 0 and not p.error_code for p in topic.partitions)
     }
     return led.issuperset(names)
 
 
 def _all_gone(answer: log_pb2.MetadataResponse, names: list[str]) -> bool:
-    known = {topic.name for topic in answer.topics if topic.error_code == ErrorCode.NONE}
+    known = {topic.name for topic in answer.topics if not topic.error_code}
     return known.isdisjoint(names)
 
 

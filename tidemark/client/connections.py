@@ -118,7 +118,7 @@ class Connections:
         if method is None:
             # No serializers: bytes go out as they are, and decoding happens in our frame, not in
             # gRPC's callback.
-            method = self._methods[address, path] = channel.unary_unary(path)
+            method = self._methods[address, path] = channel.unary_unary(path, None, None)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         try:
             answer = await method(payload, timeout=max(limit_ms, 1) / 1000)
@@ -142,4 +142,4 @@ class Connections:
         self._channels.clear()
         self._methods.clear()
         for channel in channels:
-            await channel.close()
+            await channel.close(None)

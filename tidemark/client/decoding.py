@@ -110,7 +110,7 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
         )
         for p in sorted(message.partitions, key=lambda p: (p.topic, p.partition_index))
     )
-    failed = message.error_code != ErrorCode.NONE
+    failed = bool(message.error_code)
     return LogDirDescription(
         broker_id,
         message.log_dir,

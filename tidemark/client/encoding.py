@@ -97,7 +97,7 @@ def encode(job: EncodeJob, compression: str) -> bytes:
 
 
 def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
-    return records.encode_arrow(
+    payload: bytes = records.encode_arrow(
         columns.key,
         columns.value,
         columns.timestamps,
@@ -107,6 +107,7 @@ def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
         producer_epoch=stamp.producer_epoch,
         base_sequence=stamp.base_sequence,
     )
+    return payload
 
 
 def restamp(payload: bytes, stamp: Stamp) -> bytes:
@@ -141,7 +142,7 @@ class Piece(NamedTuple):
 
     partition: int
     columns: Columns
-    count: int
+    record_count: int
     size_bytes: int
 
 

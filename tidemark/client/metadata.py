@@ -19,7 +19,6 @@ from tidemark.client.connections import Connections
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import (
     ApiError,
-    ErrorCode,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -258,7 +257,7 @@ class MetadataCache:
         topics: dict[str, TopicMetadata] = {}
         errors: dict[str, ApiError] = {}
         for topic in answer.topics:
-            if topic.error_code != ErrorCode.NONE:
+            if topic.error_code:
                 errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
                 continue
             topics[topic.name] = self._merged(topic)

@@ -141,7 +141,7 @@ class OffsetLookup:
         for response in answer.partitions:
             partition = TopicPartition(response.topic, response.partition_index)
             answered.add(partition)
-            if response.error_code != ErrorCode.NONE:
+            if response.error_code:
                 message = response.error_message or ErrorCode(response.error_code).name
                 problems.append(error_for(response.error_code, f"{partition}: {message}"))
             elif response.offset < 0:

@@ -305,7 +305,7 @@ class AsyncProducer:
                     self._accumulator.append_closed(
                         known.queues[piece.partition],
                         piece.columns,
-                        piece.count,
+                        piece.record_count,
                         piece.size_bytes,
                         now_ms,
                     )

@@ -39,9 +39,8 @@ class RetryPolicy:
 
     def backoff(self, attempt: int, rng: Random) -> int:
         """The wait in ms after failed try number `attempt` (1 is the first)."""
-        # Capped before the power: attempt may be large, and 2**attempt would leave every float
-        # behind.
-        doubled = self.backoff_ms * 2 ** min(attempt - 1, 30)
+        # Capped before the shift: attempt may be large.
+        doubled = self.backoff_ms << min(attempt - 1, 30)
         spread = 1 + self.jitter * (2 * rng.random() - 1)
         return round(min(doubled, self.backoff_max_ms) * spread)
 

@@ -258,7 +258,7 @@ class Sender:
             elif response is None:
                 error = UnknownServerError(f"the answer says nothing of {batch.topic_partition}")
                 self._failed(batch, error)
-            elif response.error_code == ErrorCode.NONE:
+            elif not response.error_code:
                 self._accumulator.succeeded(
                     batch, response.base_offset, response.log_append_time_ms
                 )

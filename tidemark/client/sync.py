@@ -433,3 +433,7 @@ class Admin(_Face):
     def wait_until_topics_known(self, names: Sequence[str], timeout_ms: int | None = None) -> None:
         """Returns when every live broker can serve the topics."""
         self._thread.run(self._core.wait_until_topics_known(names, timeout_ms))
+
+    def describe_cluster_everywhere(self) -> dict[int, frozenset[int]]:
+        """For each live broker the live brokers that it knows itself."""
+        return self._thread.run(self._core.describe_cluster_everywhere())

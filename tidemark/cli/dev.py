@@ -1,0 +1,113 @@
+"""`tidemark dev`: a local cluster to play with, gone with Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemark.cli.output import Json, print_json, print_line, settings_of
+
+_FIRST_BROKER_PORT = 9092
+_FIRST_CONTROLLER_PORT = 9192
+
+
+def dev(
+    controllers: Annotated[int, typer.Option(help="How many controllers.", min=1)] = 1,
+    brokers: Annotated[int, typer.Option(help="How many brokers.", min=1)] = 1,
+    racks: Annotated[str, typer.Option(help="Racks, round the brokers.")] = "a,b,c",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Kept if given; else a temporary directory.")
+    ] = None,
+    tier_dir: Annotated[
+        Path | None, typer.Option(help="A directory as the remote tier; none: no tiering.")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(help="key=value, a setting of every node; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a local cluster; the first broker answers on port 9092 if that is free."""
+    import contextlib
+    import signal
+    import tempfile
+    import threading
+
+    from tidemark.cli.local_cluster import LocalCluster
+
+    overrides = settings_of(config or [])
+    if tier_dir is not None:
+        overrides = tier_settings(tier_dir) | overrides
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
+        cluster = LocalCluster(
+            data_dir,
+            controllers=controllers,
+            brokers=brokers,
+            racks=tuple(rack for rack in racks.split(",") if rack),
+            overrides=overrides,
+            ports=choose_ports(controllers, brokers),
+            cluster_id=existing_cluster_id(data_dir),
+        )
+        stopping = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
+        with cluster:
+            cluster.wait_ready()
+            _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
+            # Short waits: a signal is handled between two of them.
+            while not stopping.wait(0.2):
+                continue
+
+
+def tier_settings(directory: Path) -> dict[str, str]:
+    """A plain directory as the remote tier of every broker."""
+    return {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.manager.class.name": "directory",
+        "rsm.config.dir": str(directory.resolve()),
+    }
+
+
+def choose_ports(controllers: int, brokers: int) -> list[int]:
+    """Controllers' ports, then brokers': from 9192 and 9092 on where they are free."""
+    from tidemark.cli.local_cluster import free_ports, is_free
+
+    wanted = [_FIRST_CONTROLLER_PORT + number for number in range(controllers)]
+    wanted += [_FIRST_BROKER_PORT + number for number in range(brokers)]
+    return wanted if all(map(is_free, wanted)) else free_ports(controllers + brokers)
+
+
+def existing_cluster_id(data_dir: Path) -> str | None:
+    """The cluster id of data from an earlier run; a node may join no other cluster."""
+    from tidemark.config.properties import parse_properties
+
+    for path in sorted(data_dir.glob("*/meta.properties")):
+        return parse_properties(path.read_text(encoding="utf-8"), source=str(path))["cluster.id"]
+    return None
+
+
+def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> None:
+    import sys
+
+    if as_json:
+        print_json(
+            {
+                "bootstrap_servers": bootstrap,
+                "controller_servers": controllers,
+                "data_dir": str(data_dir),
+            }
+        )
+    else:
+        first = bootstrap.split(",")[0]
+        print_line(f"brokers:     {bootstrap}")
+        print_line(f"controllers: {controllers}")
+        print_line(f"data:        {data_dir}")
+        print_line("try, in another terminal:")
+        print_line(f"  tidemark topics create events --partitions 3 --bootstrap-server {first}")
+        print_line(f"  echo hello | tidemark produce events --bootstrap-server {first}")
+        print_line(f"  tidemark consume events --from-beginning --bootstrap-server {first}")
+        print_line("Ctrl-C stops the cluster")
+    sys.stdout.flush()

@@ -1,0 +1,76 @@
+"""The one command `tidemark`: its groups, and how it fails.
+
+A failure is one line on stderr with the error's type, and exit status 1 (2 for wrong usage, 130 for
+Ctrl-C); `--debug` shows the traceback. Heavy imports happen inside the commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from tidemark.cli import consume, dev, dump_log, log_dirs, produce, quorum, server, storage, topics
+from tidemark.errors import TidemarkError
+
+
+class _Group(TyperGroup):
+    """Errors of ours become a line and an exit status; everything else is a bug and shows itself."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TidemarkError as error:
+            if ctx.params.get("debug"):
+                raise
+            kind = type(error).__name__
+            typer.echo(f"tidemark: {kind}: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+        except BrokenPipeError:
+            # Whoever read our output has seen enough (`| head`).
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="tidemark",
+    cls=_Group,
+    help="A partitioned, replicated log in the manner of Apache Kafka.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback when a command fails.")
+    ] = False,
+) -> None:
+    """A partitioned, replicated log in the manner of Apache Kafka."""
+
+
+app.add_typer(storage.app, name="storage")
+app.add_typer(topics.app, name="topics")
+app.add_typer(quorum.app, name="quorum")
+app.add_typer(log_dirs.app, name="log-dirs")
+app.command("server")(server.server)
+app.command("dev")(dev.dev)
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.command("dump-log")(dump_log.dump_log)
+
+
+def run() -> None:
+    """Entry point of the `tidemark` command."""
+    app()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,92 @@
+"""What all commands share: options, JSON or tables, and errors as one line.
+
+Imports nothing heavy: `tidemark --help` must be quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tidemark.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        help="host:port of brokers, comma-separated.",
+        envvar="TIDEMARK_BOOTSTRAP_SERVER",
+    ),
+]
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def print_line(text: str) -> None:
+    """One line on stdout, as it is."""
+    sys.stdout.write(text + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table for people; in a pipe, tab-separated lines for programs."""
+    if not sys.stdout.isatty():
+        for row in [columns, *rows]:
+            print_line("\t".join(map(_text, row)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(_text, row))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def settings_of(texts: Sequence[str]) -> dict[str, str]:
+    """`key=value` options; raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--config {text!r} is not key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def json_of(value: Any) -> Any:
+    """Dataclasses, ids and tuples of `tidemark.client.models` as JSON's types."""
+    import dataclasses
+    from uuid import UUID
+
+    from tidemark.types import Endpoint, TopicPartition, uuid_to_text
+
+    if isinstance(value, UUID):
+        return uuid_to_text(value)
+    if isinstance(value, TopicPartition | Endpoint):
+        return value._asdict()
+    if dataclasses.is_dataclass(value):
+        return {f.name: json_of(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_of(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_of(item) for item in value]
+    return value

@@ -1,0 +1,71 @@
+"""`tidemark storage`: formatting the directories of a node, and what is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemark.cli.output import Json, print_json, print_line, print_table
+
+app = typer.Typer(help="Format the directories of a node and look at them.", no_args_is_help=True)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The node's server.properties.")]
+
+
+@app.command("random-uuid")
+def random_uuid(as_json: Json = False) -> None:
+    """Print a new cluster id."""
+    from tidemark import types
+
+    text = types.uuid_to_text(types.random_uuid())
+    if as_json:
+        print_json({"uuid": text})
+    else:
+        print_line(text)
+
+
+@app.command("format")
+def format_(
+    config: Config,
+    cluster_id: Annotated[
+        str, typer.Option("--cluster-id", "-t", help="The cluster's id: see random-uuid.")
+    ],
+    ignore_formatted: Annotated[
+        bool, typer.Option("--ignore-formatted", help="Leave formatted directories as they are.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write meta.properties into every directory of the node."""
+    from node.storage import format_storage
+    from tidemark.config import load_server_config
+
+    lines = format_storage(
+        load_server_config(config), cluster_id, ignore_formatted=ignore_formatted
+    )
+    if as_json:
+        print_json({"cluster_id": cluster_id, "directories": lines})
+    else:
+        for line in lines:
+            print_line(line)
+
+
+@app.command("info")
+def info(config: Config, as_json: Json = False) -> None:
+    """Show which cluster and node each directory belongs to; fails if they disagree."""
+    from node.storage import open_storage
+    from tidemark.config import load_server_config
+    from tidemark.types import uuid_to_text
+
+    settings = load_server_config(config)
+    found = open_storage(settings)
+    rows = [
+        (path, found.cluster_id, settings.node_id, uuid_to_text(found.directory_ids[path]))
+        for path in found.directories
+    ]
+    if as_json:
+        names = ("directory", "cluster_id", "node_id", "directory_id")
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print_table(("DIRECTORY", "CLUSTER", "NODE", "DIRECTORY ID"), rows)
