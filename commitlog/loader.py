@@ -16,10 +16,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from commitlog.batches import Header
+from commitlog.batches import Header, end_transaction
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
-from commitlog.producer_state import snapshot_name
+from commitlog.producer_state import ProducerStateManager, snapshot_name
 from commitlog.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -156,3 +156,21 @@ def remove_segment(directory: Directory, segment: Segment) -> None:
     segment.close()
     for name in (*segment.file_names, snapshot_name(segment.base_offset)):
         directory.remove(name)
+
+
+def replay_producers(
+    producers: ProducerStateManager, segments: list[Segment], end_offset: int
+) -> None:
+    """Takes in the batches between the producers' `end_offset` and the log's."""
+    start = max(producers.end_offset, segments[0].base_offset)
+    if start < end_offset:
+        for index, segment in enumerate(segments):
+            last = index == len(segments) - 1
+            if not last and segments[index + 1].base_offset <= start:
+                continue
+            for header in segment.headers(max(start, segment.base_offset)):
+                ended = None
+                if header.is_control and header.producer_id >= 0:
+                    ended = end_transaction(segment.read_batch(header), 0)
+                producers.update(header, ended)
+    producers.end_offset = end_offset

@@ -27,7 +27,7 @@ from commitlog.checkpoints import check_topic_id
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
-from commitlog.loader import load_segments
+from commitlog.loader import load_segments, replay_producers
 from commitlog.producer_state import ProducerStateManager
 from commitlog.segment import Segment
 from commitlog.types import (
@@ -143,18 +143,8 @@ class Log:
 
     def _reload_producers(self, now_ms: int) -> None:
         """The newest snapshot, and what the batches behind it say."""
-        end = self._log_end_offset
-        self.producers.reload(self._log_start_offset, end, now_ms)
-        start = max(self.producers.end_offset, self._segments[0].base_offset)
-        for segment in self._segments[self._index_of(start) :]:
-            if start >= end:
-                break
-            for header in segment.headers(max(start, segment.base_offset)):
-                ended = None
-                if header.is_control and header.producer_id >= 0:
-                    ended = end_transaction(segment.read_batch(header), 0)
-                self.producers.update(header, ended)
-        self.producers.end_offset = end
+        self.producers.reload(self._log_start_offset, self._log_end_offset, now_ms)
+        replay_producers(self.producers, self._segments, self._log_end_offset)
         self.producers.on_high_watermark(self._high_watermark)
 
     # --- what it is
@@ -449,13 +439,8 @@ class Log:
         return segment
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
-        segment = Segment(self.directory, base_offset, self._config, created_ms=now_ms)
-        self.directory.remove(segment.offset_index_file)
-        self.directory.remove(segment.time_index_file)
-        self.directory.remove(segment.txn_index_file)
-        segment.file.truncate(0)
         self._names_changed = True
-        return segment
+        return Segment.create(self.directory, base_offset, self._config, now_ms)
 
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = segments
@@ -510,6 +495,7 @@ class Log:
             self._lower_recovery_point(offset)
             while self._bases[-1] > offset:
                 self._remove_newest()
+            self.directory.fsync()  # a later segment must not come back behind a cut one
             active = self.active_segment
             active.is_rolled = False
             active.truncate_to(offset)

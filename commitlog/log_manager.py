@@ -55,8 +55,12 @@ class LogManager:
         *,
         now_ms: Callable[[], int],
         topic_config: Callable[[str], TopicConfig | None] | None = None,
+        locked: bool = False,
     ) -> None:
-        """`topic_config` gives a topic's settings where they are known when the logs are opened."""
+        """`topic_config` gives a topic's settings where they are known when the logs are opened;
+        `locked`: the caller holds the directories' locks already.
+        """
+        self._locked = locked
         self.directories = tuple(directories)
         self._config = config
         self._now_ms = now_ms
@@ -78,8 +82,9 @@ class LogManager:
         """
         epochs = set()
         try:
-            for directory in self.directories:
-                self._locks.append(directory.lock())
+            if not self._locked:
+                for directory in self.directories:
+                    self._locks.append(directory.lock())
             for directory in self.directories:
                 marker = CleanShutdown(directory)
                 epochs.add(marker.broker_epoch())

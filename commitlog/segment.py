@@ -86,6 +86,17 @@ class Segment:
         self._last_indexed = 0  # position of the last indexed batch
         self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
 
+    @classmethod
+    def create(
+        cls, directory: Directory, base_offset: int, config: TopicConfig, now_ms: int
+    ) -> Segment:
+        """A new, empty segment; whatever files of its name there were are emptied."""
+        segment = cls(directory, base_offset, config, created_ms=now_ms)
+        for name in segment.file_names[1:]:
+            directory.remove(name)
+        segment.file.truncate(0)
+        return segment
+
     # --- what it is
 
     @property
