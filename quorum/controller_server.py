@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from quorum.admin_service import Context, ControllerAdminService, answered
 from quorum.controller.core import ControllerCore
@@ -78,7 +79,7 @@ def _monotonic_ms() -> int:
 
 
 class ControllerServer:
-    """One controller of the quorum. `rng` gives topic ids and placement, `now_ms` any steady time."""
+    """One controller. `rng` gives topic ids and placement, `now_ms` any steady time."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class ControllerServer:
             client=self._client,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = Endpoint(endpoint.host or "0.0.0.0", endpoint.port).address
         try:

@@ -1,0 +1,1 @@
+"""Tests of the controller, its clients and its server."""
