@@ -88,8 +88,10 @@ class Copier:
             return
         async with hosted.copying:
             copied = await self.learn(hosted)
+            candidates = self._candidates(hosted, copied)
+            self._forget_outdated(hosted, candidates)
             try:
-                for segment in self._candidates(hosted, copied):
+                for segment in candidates:
                     if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
                         return
                     await self._copy_segment(hosted, segment)
@@ -116,11 +118,20 @@ class Copier:
         offsets = {segment.base_offset for segment in wanted}
         return [segment for segment in log.segments if segment.base_offset in offsets]
 
+    def _forget_outdated(self, hosted: HostedPartition, candidates: list[Segment]) -> None:
+        """Begun copies that are not wanted any more are left to the expiration task."""
+        wanted = {segment.base_offset for segment in candidates}
+        for start_offset in hosted.unfinished.keys() - wanted:
+            hosted.in_flight.discard(hosted.unfinished.pop(start_offset).id)
+
     async def _copy_segment(self, hosted: HostedPartition, segment: Segment) -> None:
         epochs = hosted.lineage()
         files = SegmentFiles.of(segment, epochs)
         metadata = hosted.unfinished.pop(segment.base_offset, None)
-        if metadata is None or metadata.end_offset != segment.next_offset - 1:
+        if metadata is not None and metadata.end_offset != segment.next_offset - 1:
+            hosted.in_flight.discard(metadata.id)
+            metadata = None
+        if metadata is None:
             metadata = RemoteLogSegmentMetadata(
                 RemoteLogSegmentId.generate(hosted.partition),
                 segment.base_offset,

@@ -60,7 +60,9 @@ class Expirer:
         plan = planner.plan_expiration(
             segments, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
         )
-        if plan.log_start_offset is not None and hosted.is_leader:
+        if plan.log_start_offset is not None:
+            if not hosted.is_leader or plan.log_start_offset > log.high_watermark:
+                return  # a new leader's high watermark is behind for a moment
             log.increment_log_start_offset(plan.log_start_offset)
         for segment in plan.delete:
             if not hosted.is_leader:
@@ -84,8 +86,9 @@ class Expirer:
         first = planner.first_available_offset(
             segments, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
         )
-        if first > log.log_start_offset:
-            log.increment_log_start_offset(first)
+        if first > log.high_watermark:
+            return  # a new leader's is behind for a moment; the next pass looks again
+        log.increment_log_start_offset(first)
         hosted.log_start_checked = True
 
     def _retention(self, hosted: HostedPartition, highest_remote_offset: int) -> planner.Retention:

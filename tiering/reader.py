@@ -181,7 +181,7 @@ class RemoteReader:
         offset = max(first_offset, indexes.offset_before(timestamp_ms), segment.start_offset)
         position, batch = await self.segments.find(segment, indexes.position_of(offset), offset)
         while True:
-            records = await self.segments.bytes(segment, position, batch.size_bytes)
+            records = await self.segments.slice(segment, position, batch.size_bytes)
             header = read_header(records)
             if header.max_timestamp_ms >= timestamp_ms and not header.is_control:
                 for record in decode_batch(records):

@@ -71,7 +71,9 @@ class SegmentReader:
     async def indexes(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
         """The segment's indexes, through the index cache."""
         found = self._index_cache.peek(segment)
-        return found or await self.run(lambda: self._index_cache.load(segment))
+        if found is not None:
+            return found
+        return await self.run(lambda: self._index_cache.load(segment))
 
     async def read(
         self, segment: RemoteLogSegmentMetadata, offset: int, end_offset: int, max_bytes: int
@@ -93,7 +95,7 @@ class SegmentReader:
             if position + batch.size_bytes > limit or batch.base_offset >= end_offset:
                 break
             position += batch.size_bytes
-        records = await self.bytes(segment, start, position - start)
+        records = await self.slice(segment, start, position - start)
         self._metrics.remote_fetch_bytes += len(records)
         return records, position
 
@@ -117,12 +119,12 @@ class SegmentReader:
         try:
             if at + HEADER_BYTES <= len(chunk):
                 return batch_bounds(chunk, at)
-            return batch_bounds(await self.bytes(segment, position, HEADER_BYTES), 0)
+            return batch_bounds(await self.slice(segment, position, HEADER_BYTES), 0)
         except CorruptMessageError:
             self._chunks.drop(segment.id)
             raise
 
-    async def bytes(self, segment: RemoteLogSegmentMetadata, position: int, size: int) -> bytes:
+    async def slice(self, segment: RemoteLogSegmentMetadata, position: int, size: int) -> bytes:
         """`size` bytes from `position`; CorruptMessageError where the log ends before."""
         end = position + size
         if end > segment.segment_size_bytes:

@@ -1,0 +1,177 @@
+"""`__remote_log_metadata` as a log of values by partition: the edge to `tidemark.client`.
+
+The topic is made where it does not exist (remote.log.metadata.topic.*). Client settings come from
+`rlmm.config.*`: bootstrap.servers, and, as in Kafka, `remote.log.metadata.common.client.`,
+`remote.log.metadata.producer.` and `remote.log.metadata.consumer.` before the client's own setting
+names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from tidemark.client import AsyncAdmin, AsyncConsumer, AsyncProducer, NewTopic
+from tidemark.config import ServerConfig
+from tidemark.config.definition import unknown_key
+from tidemark.errors import ConfigError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+from tidemark.records import decode_batch, iter_batches
+from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicPartition
+
+_PREFIX = "remote.log.metadata."
+_GROUPS = ("common.client.", "producer.", "consumer.")
+_POLL_MS = 200  # how soon a new assignment is noticed; data ends the wait at once
+
+
+class MetadataRecord(NamedTuple):
+    """A value of the topic and where it stands."""
+
+    partition: int
+    offset: int
+    value: bytes
+
+
+class MetadataTopic(Protocol):
+    """A partitioned log of values. Every method raises TidemarkError where the cluster fails it."""
+
+    async def open(self) -> int:
+        """Makes sure that the topic is there; the number of its partitions. May be called again."""
+        ...
+
+    async def append(self, partition: int, value: bytes) -> int:
+        """Appends durably (acks=all); the value's offset."""
+        ...
+
+    async def assign(self, positions: Mapping[int, int]) -> None:
+        """From now on `poll` reads exactly these partitions, from these offsets on."""
+        ...
+
+    async def end_offsets(self, partitions: list[int]) -> dict[int, int]:
+        """The offset after the last committed value of each."""
+        ...
+
+    async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
+        """New values, and the next offset of each partition that moved; waits a moment for some."""
+        ...
+
+    async def close(self) -> None:
+        """Lets connections go."""
+        ...
+
+
+class ClientMetadataTopic:
+    """The topic over Tidemark's own clients, connected on first use."""
+
+    def __init__(self, config: ServerConfig, bootstrap_servers: str) -> None:
+        self._topic = REMOTE_LOG_METADATA_TOPIC
+        self._partitions = config.remote_log_metadata_topic_num_partitions
+        self._replicas = config.remote_log_metadata_topic_replication_factor
+        self._topic_configs = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(config.remote_log_metadata_topic_retention_ms),
+            "min.insync.replicas": str(config.remote_log_metadata_topic_min_isr),
+            "remote.storage.enable": "false",
+        }
+        settings = dict(config.rlmm_config)
+        self._bootstrap = settings.pop("bootstrap.servers", bootstrap_servers)
+        self._producer_settings = client_settings(AsyncProducer, settings, "producer.")
+        self._consumer_settings = client_settings(AsyncConsumer, settings, "consumer.")
+        self._producer: AsyncProducer | None = None
+        self._consumer: AsyncConsumer | None = None
+
+    async def open(self) -> int:
+        async with AsyncAdmin(self._bootstrap) as admin:
+            try:
+                known = await admin.describe_topics([self._topic])
+            except UnknownTopicOrPartitionError:
+                known = {}
+            if self._topic not in known:
+                wanted = NewTopic(
+                    self._topic, self._partitions, self._replicas, self._topic_configs
+                )
+                with contextlib.suppress(TopicAlreadyExistsError):  # another node was faster
+                    await admin.create_topics([wanted])
+                known = await admin.describe_topics([self._topic])
+            return len(known[self._topic].partitions)
+
+    async def append(self, partition: int, value: bytes) -> int:
+        if self._producer is None:
+            self._producer = AsyncProducer(self._bootstrap, **self._producer_settings)
+        written = await self._producer.send(self._topic, value, partition=partition)
+        return int(written.offset)
+
+    async def assign(self, positions: Mapping[int, int]) -> None:
+        consumer = self._reader()
+        consumer.assign([TopicPartition(self._topic, number) for number in positions])
+        for number, offset in positions.items():
+            consumer.seek(TopicPartition(self._topic, number), offset)
+
+    async def end_offsets(self, partitions: list[int]) -> dict[int, int]:
+        wanted = [TopicPartition(self._topic, number) for number in partitions]
+        found = await self._reader().end_offsets(wanted)
+        return {partition.partition: offset for partition, offset in found.items()}
+
+    async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
+        records, moved = [], {}
+        for raw in await self._reader().fetch_batches(_POLL_MS):
+            number = raw.topic_partition.partition
+            for position, header in iter_batches(raw.buffer):
+                if not header.is_control:
+                    records += [
+                        MetadataRecord(number, record.offset, record.value or b"")
+                        for record in decode_batch(raw.buffer, position)
+                        if record.offset >= raw.first_offset
+                    ]
+            moved[number] = raw.next_offset
+        return records, moved
+
+    async def close(self) -> None:
+        producer, self._producer = self._producer, None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.close()
+        if producer is not None:
+            await producer.close(0)
+
+    def _reader(self) -> AsyncConsumer:
+        if self._consumer is None:
+            self._consumer = AsyncConsumer(self._bootstrap, **self._consumer_settings)
+        return self._consumer
+
+
+def client_settings(client: type[Any], settings: Mapping[str, str], own: str) -> dict[str, Any]:
+    """The keyword arguments for `client` in `rlmm.config.*`; ConfigError for unknown ones."""
+    parameters = inspect.signature(client).parameters
+    defaults: dict[str, Any] = {"acks": "all", "linger_ms": 0, "auto_offset_reset": "earliest"}
+    chosen = {name: value for name, value in defaults.items() if name in parameters}
+    for group in ("common.client.", own):
+        for key, text in settings.items():
+            if not key.startswith(_PREFIX + group):
+                continue
+            name = key.removeprefix(_PREFIX + group).replace(".", "_")
+            if name not in parameters:
+                known = [_PREFIX + group + each.replace("_", ".") for each in parameters]
+                raise unknown_key("rlmm.config." + key, ["rlmm.config." + each for each in known])
+            chosen[name] = _convert(key, text, parameters[name].default)
+    for key in settings:
+        if not key.startswith(tuple(_PREFIX + group for group in _GROUPS)):
+            raise unknown_key(
+                "rlmm.config." + key,
+                ["rlmm.config.bootstrap.servers", *(f"rlmm.config.{_PREFIX}{g}" for g in _GROUPS)],
+            )
+    return chosen
+
+
+def _convert(key: str, text: str, default: Any) -> Any:
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text]
+        if isinstance(default, int):
+            return int(text)
+        return float(text) if isinstance(default, float) else text
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"rlmm.config.{key}={text!r} is not of type {type(default).__name__}"
+        ) from None

@@ -1,0 +1,341 @@
+"""TopicBasedRemoteLogMetadataManager: remote log metadata in the topic `__remote_log_metadata`
+(KIP-405).
+
+Every node that hosts a partition follows the metadata partition that Kafka's rule gives it, from
+its beginning, and folds the records into a `RemoteLogMetadataCache` per user partition. Reading is
+the only way a cache changes: what this node writes it reads back before the write returns, so all
+nodes see one history in one order, and a record that is illegal by then is refused on all of them
+alike.
+
+A metadata partition is kept whole in memory (for all its user partitions): a partition assigned
+later is ready at once. One task reads; it never gives up: the cluster may come up after this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from tidemark.config import ServerConfig
+from tidemark.errors import ConfigError, FatalError, TidemarkError
+from tidemark.records import murmur2
+from tidemark.types import TopicIdPartition
+from tiering.codec import decode, encode
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RemoteStorageNotReadyError,
+    RetriableRemoteStorageError,
+)
+from tiering.metadata import (
+    RemoteLogMetadata,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+)
+from tiering.metadata_cache import RemoteLogMetadataCache
+from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metadata_topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
+
+_log = logging.getLogger(__name__)
+
+CONSUME_WAIT_MS = 120_000
+"""How long a write waits for its own record to come back."""
+_BACKOFF_MS, _BACKOFF_MAX_MS = 100, 10_000
+
+
+def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int:
+    """The metadata partition of a user partition.
+
+    Kafka's RemoteLogMetadataTopicPartitioner: murmur2 of the 4 big-endian bytes of a Java hash over
+    the topic id's lower half, its upper half, and the partition number.
+    """
+    number = partition.topic_id.int
+    low, high = number & 0xFFFF_FFFF_FFFF_FFFF, number >> 64
+    value = 1
+    for element in (low ^ low >> 32, high ^ high >> 32, partition.partition):
+        value = (31 * value + (element & 0xFFFF_FFFF)) & 0xFFFF_FFFF
+    return (murmur2(value.to_bytes(4, "big")) & 0x7FFF_FFFF) % partition_count
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A metadata partition: how far it is read, and what was read."""
+
+    position: int = 0
+    ready_at: int | None = None
+    """The end it had when it was assigned."""
+    caches: dict[TopicIdPartition, RemoteLogMetadataCache] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_at is not None and self.position >= self.ready_at
+
+    def cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        return self.caches.setdefault(partition, RemoteLogMetadataCache())
+
+
+class TopicBasedRemoteLogMetadataManager:
+    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+
+    def __init__(
+        self,
+        topic: MetadataTopic,
+        *,
+        consume_wait_ms: int = CONSUME_WAIT_MS,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._topic = topic
+        self._consume_wait_ms = consume_wait_ms
+        self._random = rng or random.Random()
+        self._partition_count = 0  # 0: not known yet
+        self._assigned: set[TopicIdPartition] = set()
+        self._followed: dict[int, _Followed] = {}
+        self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self._assignment_changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(RetriableRemoteStorageError("the node is stopping"))
+        self._waiting.clear()
+        await self._topic.close()
+
+    # Writes.
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise RemoteStorageError("a remote segment begins as COPY_SEGMENT_STARTED")
+        await self._write(metadata)
+
+    async def update_remote_log_segment_metadata(
+        self, update: RemoteLogSegmentMetadataUpdate
+    ) -> None:
+        known = self._cache(update.topic_id_partition).get(update.remote_log_segment_id.id)
+        if known is None:
+            raise RemoteResourceNotFoundError(f"no remote segment {update.remote_log_segment_id}")
+        known.updated(update)  # raises for an illegal transition before anything is written
+        await self._write(update)
+
+    async def put_remote_partition_delete_metadata(
+        self, metadata: RemotePartitionDeleteMetadata
+    ) -> None:
+        await self._write(metadata)
+
+    # Look-ups.
+
+    async def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._cache(partition).segment_for(epoch, offset)
+
+    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
+        return self._cache(partition).highest_offset_for_epoch(epoch)
+
+    async def list_remote_log_segments(
+        self, partition: TopicIdPartition, epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self._cache(partition).segments(epoch)
+
+    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
+        return self._cache(partition).size_bytes(epoch)
+
+    async def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        segments = self._cache(partition).finished_after(epoch, offset)
+        return next((segment for segment in segments if not segment.txn_index_empty), None)
+
+    # Assignment.
+
+    def on_partition_leadership_changes(
+        self, leaders: Collection[TopicIdPartition], followers: Collection[TopicIdPartition]
+    ) -> None:
+        self._assigned |= {*leaders, *followers}
+        self._assignment_changed.set()
+
+    def on_stop_partitions(self, partitions: Collection[TopicIdPartition]) -> None:
+        self._assigned -= set(partitions)
+        self._assignment_changed.set()
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        if partition not in self._assigned or not self._partition_count:
+            return False
+        followed = self._followed.get(metadata_partition(partition, self._partition_count))
+        return followed is not None and followed.is_ready
+
+    # The reading task.
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._partition_count:
+                    self._partition_count = await self._topic.open()
+                    self._assignment_changed.set()
+                await self._follow_assignment()
+                if not self._followed:
+                    await self._assignment_changed.wait()
+                    continue
+                records, moved = await self._topic.poll()
+                failures = 0
+            except FatalError:
+                raise
+            except (TidemarkError, OSError) as error:
+                failures += 1
+                level = logging.WARNING if failures > 3 else logging.DEBUG  # a cluster coming up
+                _log.log(level, "remote log metadata: %s", error)
+                await asyncio.sleep(self._backoff_ms(failures) / 1000)
+                continue
+            self._apply_all(records, moved)
+
+    def _backoff_ms(self, failures: int) -> float:
+        longest = min(_BACKOFF_MS * 2 ** min(failures, 16), _BACKOFF_MAX_MS)
+        return self._random.uniform(longest / 2, longest)
+
+    async def _follow_assignment(self) -> None:
+        """Brings what is read in line with what is assigned."""
+        if self._assignment_changed.is_set():
+            self._assignment_changed.clear()
+            wanted = {metadata_partition(each, self._partition_count) for each in self._assigned}
+            if wanted != self._followed.keys():
+                self._followed = {
+                    number: self._followed.get(number) or _Followed() for number in sorted(wanted)
+                }
+                try:
+                    await self._topic.assign(
+                        {number: each.position for number, each in self._followed.items()}
+                    )
+                except BaseException:
+                    self._followed = {}  # read anew: what the reader was told is not known
+                    self._assignment_changed.set()
+                    raise
+        unknown = [number for number, each in self._followed.items() if each.ready_at is None]
+        if unknown:
+            for number, end in (await self._topic.end_offsets(unknown)).items():
+                self._followed[number].ready_at = end
+
+    def _apply_all(self, records: list[MetadataRecord], moved: dict[int, int]) -> None:
+        for record in records:
+            followed = self._followed.get(record.partition)
+            if followed is None or record.offset < followed.position:
+                continue
+            error = _apply(followed, record)
+            followed.position = record.offset + 1
+            future = self._waiting.pop((record.partition, record.offset), None)
+            if future is not None and not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+        for number, position in moved.items():
+            if number in self._followed:
+                followed = self._followed[number]
+                followed.position = max(followed.position, position)
+
+    async def _write(self, record: RemoteLogMetadata) -> None:
+        """Appends the record, and returns when this node has read it back and accepted it."""
+        self._cache(record.topic_id_partition)
+        number = metadata_partition(record.topic_id_partition, self._partition_count)
+        try:
+            offset = await self._topic.append(number, encode(record))
+        except FatalError:
+            raise
+        except (TidemarkError, OSError) as error:
+            raise RetriableRemoteStorageError(
+                f"can not write remote log metadata of {record.topic_id_partition}: {error}"
+            ) from error
+        followed = self._followed.get(number)
+        if followed is not None and followed.position > offset:
+            self._check_applied(followed, record)
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number, offset] = future
+        try:
+            async with asyncio.timeout(self._consume_wait_ms / 1000):
+                await future
+        except TimeoutError:
+            raise RetriableRemoteStorageError(
+                f"remote log metadata of {record.topic_id_partition} did not come back "
+                f"within {self._consume_wait_ms} ms"
+            ) from None
+        finally:
+            self._waiting.pop((number, offset), None)
+
+    def _check_applied(self, followed: _Followed, record: RemoteLogMetadata) -> None:
+        """The reader was faster than the answer to the append: was the record accepted?"""
+        if isinstance(record, RemotePartitionDeleteMetadata):
+            return
+        known = followed.cache(record.topic_id_partition).get(record.remote_log_segment_id.id)
+        state = known.state if known else RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
+        if state < record.state:
+            raise RemoteStorageError(
+                f"{record.remote_log_segment_id} did not become {record.state.name}"
+            )
+
+    def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        if not self.is_ready(partition):
+            raise RemoteStorageNotReadyError(
+                f"the remote log metadata of {partition} is not read yet"
+            )
+        number = metadata_partition(partition, self._partition_count)
+        return self._followed[number].cache(partition)
+
+
+def _apply(followed: _Followed, record: MetadataRecord) -> TidemarkError | None:
+    """Folds a record in; the error for one that is refused (every node refuses it alike)."""
+    try:
+        metadata = decode(record.value)
+        cache = followed.cache(metadata.topic_id_partition)
+        if isinstance(metadata, RemoteLogSegmentMetadata):
+            cache.add(metadata)
+        elif isinstance(metadata, RemoteLogSegmentMetadataUpdate):
+            cache.update(metadata)
+        else:
+            cache.partition_delete = metadata
+    except TidemarkError as error:
+        _log.warning(
+            "record %d of metadata partition %d: %s", record.offset, record.partition, error
+        )
+        return error
+    return None
+
+
+def create_metadata_manager(
+    config: ServerConfig, bootstrap_servers: str
+) -> RemoteLogMetadataManager:
+    """The metadata manager that `remote.log.metadata.manager.class.name` names.
+
+    Empty: the topic-based one, whose clients begin at `rlmm.config.bootstrap.servers` or else at
+    `bootstrap_servers` (the node's own listener). `module:Class` is called with the same two
+    arguments. Raises ConfigError. Call it on the running event loop.
+    """
+    name = config.remote_log_metadata_manager_class_name
+    if not name:
+        return TopicBasedRemoteLogMetadataManager(ClientMetadataTopic(config, bootstrap_servers))
+    module, _, attribute = name.partition(":")
+    try:
+        made: RemoteLogMetadataManager = getattr(importlib.import_module(module), attribute)(
+            config, bootstrap_servers
+        )
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"remote.log.metadata.manager.class.name={name!r} is no module:Class: {error}"
+        ) from error
+    return made
