@@ -184,6 +184,7 @@ def start_script(tmp_path: Path, role: str, pod: str, environment: dict[str, str
         "DOMAIN": "blue.svc",
         "PORT": "9092",
         "NODE_ID_OFFSET": "0",
+        "LOG_LEVEL": "info",
     }
     done = subprocess.run(
         ["/bin/sh", "-c", script],

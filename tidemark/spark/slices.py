@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.client import Consumer, RawBatches
+from tidemark.client.records import without_aborted
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import decode_arrow, iter_batches
 from tidemark.spark.offsets import DataLossError, OffsetRange
@@ -95,7 +96,7 @@ def _after_loss(
 def _arrow_of(
     raw: RawBatches, offsets: OffsetRange, position: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for timestamp_type, buffer in _by_timestamp_type(memoryview(raw.buffer)):
+    for timestamp_type, buffer in _by_timestamp_type(memoryview(without_aborted(raw))):
         batch = decode_arrow(buffer, min_offset=position, max_offset=offsets.end)
         if batch.num_rows:
             yield to_spark(batch, offsets.topic, offsets.partition, timestamp_type, schema)

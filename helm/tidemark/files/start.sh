@@ -1,6 +1,6 @@
 #!/bin/sh
 # Completes server.properties with what only the pod knows, formats its directory on the first start,
-# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET and RACK_* come from the pod.
+# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET, LOG_LEVEL and RACK_* come from the pod.
 set -eu
 ordinal=${POD_NAME##*-}
 properties=/run/tidemark/server.properties
@@ -22,4 +22,4 @@ properties=/run/tidemark/server.properties
   if [ -n "$rack" ]; then echo "broker.rack=$rack"; fi
 } > "$properties"
 tidemark storage format --cluster-id "$(cat /etc/tidemark/cluster-id)" --config "$properties" --ignore-formatted
-exec tidemark server --config "$properties"
+exec tidemark server --config "$properties" --log-level "$LOG_LEVEL"
