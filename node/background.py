@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from commitlog.log_manager import LogManager
@@ -68,7 +68,7 @@ class BackgroundWork:
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
-    def _begin(self, name, interval_ms, work):  # type: ignore[no-untyped-def]
+    def _begin(self, name: str, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
 
     async def stop(self) -> None:

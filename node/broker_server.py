@@ -1,10 +1,10 @@
 """A broker: its logs, partitions, fetchers, lifecycle and services, put together.
 
-Order of a start: logs are opened (recovered where the last stop was not clean) -> Raft runs, so
-metadata arrives -> the listener serves (not ready yet) -> registration -> the image has caught up
-with the registration -> replicas are made of it -> ready: the heartbeat asks to be unfenced ->
-health says SERVING. A stop goes the other way round, after the controller moved the leaderships
-away.
+Order of a start: Raft runs, so metadata arrives -> the listener serves (not ready yet) ->
+registration -> the image has caught up with it -> logs are opened, with their topics' settings, and
+recovered where the last stop was not clean -> replicas are made of the image -> ready: the
+heartbeat asks to be unfenced -> health says SERVING. A stop goes the other way round, after the
+controller moved the leaderships away.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _STOP_GRACE_S = 1.0
 
 
 class BrokerServer:
-    """One per process. `open_logs`, `start`, then `controlled_shutdown` and `stop`."""
+    """One per process. `start`, then `controlled_shutdown` and `stop`."""
 
     def __init__(
         self,
@@ -72,10 +72,14 @@ class BrokerServer:
         self._health = Health(_SERVICES)
         self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
         self._logs = LogManager(
-            list(storage.log_directories(config).values()), config, now_ms=clock.wall_ms
+            list(storage.log_directories(config).values()),
+            config,
+            now_ms=clock.wall_ms,
+            topic_config=self._topic_config,
+            locked=True,
         )
         self._tier = make_tier(config, clock)
-        self._started = False
+        self._logs_open = False
         self._wire_up()
 
     def _wire_up(self) -> None:
@@ -106,7 +110,7 @@ class BrokerServer:
             config,
             self._storage.cluster_id,
             [self._storage.directory_ids[path] for path in config.log_dirs],
-            -1,
+            self._storage.previous_broker_epoch(config),
             self._client,
             lambda: self._loader.image.offset,
         )
@@ -134,17 +138,15 @@ class BrokerServer:
     def is_ready(self) -> bool:
         return self.lifecycle.unfenced.is_set()
 
-    async def open_logs(self) -> None:
-        """Locks the directories and opens all logs; StorageError when another process holds
-        them."""
-        previous_epoch = await asyncio.to_thread(self._logs.open)
-        self.lifecycle.previous_broker_epoch = previous_epoch
-        self._started = True
+    def _topic_config(self, topic: str) -> TopicConfig | None:
+        """What the image says of a topic whose log is opened; None: it knows none."""
+        if topic not in self._loader.image.topics:
+            return None
+        return self.replicas.topic_config(topic, self._loader.image)
 
     async def start(self) -> None:
         """Serves, and begins to register; returns before the broker is ready."""
         await self._listen()
-        self.background.start()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
@@ -194,12 +196,17 @@ class BrokerServer:
         )
 
     async def _become_ready(self) -> None:
-        """Ready when the image holds our own registration: every replica we host is made then."""
+        """Ready when the image holds our own registration, the logs are open (their topics'
+        settings decide how), and every replica we host is made of them.
+        """
         await self.lifecycle.registered.wait()
-        self._loader.add_publisher(self.replicas)
         await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
+        await asyncio.to_thread(self._logs.open)
+        self._logs_open = True
+        self._loader.add_publisher(self.replicas)
         if self._tier is not None:
             await self._tier.start()
+        self.background.start()
         self.lifecycle.set_ready()
 
     async def _keep_health(self) -> None:
@@ -226,7 +233,7 @@ class BrokerServer:
         if self._tier is not None:
             await self._tier.stop()
         await self._client.close()
-        if self._started:
+        if self._logs_open:
             offsets = self.replicas.high_watermarks()
             epoch = self.lifecycle.broker_epoch
             await asyncio.to_thread(self._logs.close, clean, offsets, epoch)

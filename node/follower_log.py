@@ -10,15 +10,12 @@ before it and lets the next fetch ask again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from node.hosted import HostedPartition
 from tidemark.records import iter_batches
 from tidemark.wire import FetchPartitionData
 
 log = logging.getLogger(__name__)
-
-Buffer = bytes | memoryview
 
 
 def last_fetched_epoch(hosted: HostedPartition) -> int | None:
@@ -36,12 +33,10 @@ def append(
     Batches of an epoch newer than the one the request was made in are left for a later fetch
     (KAFKA-18723).
     """
-    appended = 0
-    for buffer in _buffers(answer):
-        whole = _acceptable_bytes(buffer, request_epoch)
-        if whole:
-            hosted.log.append_as_follower(memoryview(buffer)[:whole], now_ms)
-            appended += whole
+    payload = memoryview(answer.payload)
+    appended = _acceptable_bytes(payload, request_epoch)
+    if appended:
+        hosted.log.append_as_follower(payload[:appended], now_ms)
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
     if core.on_leader_high_watermark(answer.high_watermark):
@@ -52,12 +47,7 @@ def append(
     return appended
 
 
-def _buffers(answer: FetchPartitionData) -> Sequence[Buffer]:
-    records = answer.records
-    return (records,) if isinstance(records, bytes | memoryview) else records
-
-
-def _acceptable_bytes(buffer: Buffer, request_epoch: int) -> int:
+def _acceptable_bytes(buffer: memoryview, request_epoch: int) -> int:
     """Where the whole batches of epochs up to `request_epoch` end."""
     end = 0
     for position, header in iter_batches(buffer):

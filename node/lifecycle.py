@@ -109,7 +109,8 @@ class BrokerLifecycle:
         self._wake.set()
         timeout_s = 2 * self._config.broker_session_timeout_ms / 1000
         try:
-            await asyncio.wait_for(self.may_stop.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.may_stop.wait()
         except TimeoutError:
             log.warning("the controller did not let us go in %.0f s: going anyway", timeout_s)
         self.state = BrokerState.SHUTTING_DOWN
@@ -121,7 +122,8 @@ class BrokerLifecycle:
 
     async def _pause(self, interval_ms: int) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), interval_ms / 1000)
+            async with asyncio.timeout(interval_ms / 1000):
+                await self._wake.wait()
         except TimeoutError:
             return
 

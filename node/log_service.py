@@ -58,7 +58,7 @@ class LogService:
         self._request_timeout_ms = request_timeout_ms
         self._fetch_max_bytes = fetch_max_bytes
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What a server adds (`add_generic_rpc_handlers`)."""
         return (
             grpc.method_handlers_generic_handler(
@@ -270,17 +270,17 @@ def _produce_response(results: Sequence[ProduceResult]) -> pb.ProduceResponse:
 # they are.
 
 
-def _raw(method: Any) -> grpc.RpcMethodHandler:
+def _raw(method: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
         method, response_serializer=pb.ProduceResponse.SerializeToString
     )
 
 
-def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler:
+def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
 
 
-def _unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
+def _unary(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
         method,
         request_deserializer=request.FromString,

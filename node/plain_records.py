@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemark.errors import ErrorCode, TidemarkError, code_of
+from tidemark.errors import TidemarkError, code_of
 from tidemark.records import Record, decode_batch, encode_batch, iter_batches
 from tidemark.v1 import common_pb2
 from tidemark.wire import FetchPartitionData
@@ -33,22 +33,19 @@ def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
 def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
     """Replaces the batches of an answer by the records from `fetch_offset` on; control batches are
     left out."""
-    records = answer.records
-    buffers = (records,) if isinstance(records, bytes | memoryview) else records
+    payload = answer.payload
     plain: list[common_pb2.Record] = []
     try:
-        for buffer in buffers:
-            for position, header in iter_batches(buffer):
-                if not header.is_control:
-                    found = decode_batch(buffer, position)
-                    plain.extend(_plain(r) for r in found if r.offset >= fetch_offset)
+        for position, header in iter_batches(payload):
+            if not header.is_control:
+                found = decode_batch(payload, position)
+                plain.extend(_plain(r) for r in found if r.offset >= fetch_offset)
     except TidemarkError as error:
         answer.error_code = int(code_of(error))
         answer.error_message = str(error)
         plain = []
     answer.records = ()
     answer.plain_records = tuple(plain)
-    assert answer.error_code != ErrorCode.NONE or not answer.records, "plain or batches, not both"
 
 
 def _plain(record: Record) -> common_pb2.Record:

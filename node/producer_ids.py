@@ -12,7 +12,6 @@ from node.controller_calls import ControllerCaller
 from tidemark.errors import raise_for
 from tidemark.v1 import controller_pb2 as pb
 
-
 _TIMEOUT_MS = 15_000
 
 

@@ -27,6 +27,7 @@ class PartitionRegistry:
         self.fatal = on_fatal
         self.leader_in_image: Callable[[TopicPartition], tuple[int, int] | None] = lambda _: None
         self.topic_name: Callable[[UUID], str | None] = lambda _: None
+        self.offline: dict[TopicPartition, str] = {}  # logs that could not be opened
         self._hosted: dict[TopicPartition, HostedPartition] = {}
 
     def __iter__(self) -> Iterator[HostedPartition]:
@@ -60,6 +61,8 @@ class PartitionRegistry:
         key = TopicPartition(topic, partition)
         hosted = self._hosted.get(key)
         if hosted is None:
+            if key in self.offline:
+                raise KafkaStorageError(f"{key} is offline: {self.offline[key]}")
             if self.leader_in_image(key) is None:
                 raise UnknownTopicOrPartitionError(f"{key}: no such topic or partition (yet)")
             raise NotLeaderOrFollowerError(f"node {self.node_id} holds no replica of {key}")

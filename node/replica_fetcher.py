@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from node import follower_log
 from node.clock import Clock
 from node.hosted import HostedPartition
 from node.replication_client import ReplicationClient
-from node.tier_bootstrap import TierBootstrap, leader_offset
 from node.tasks import spawn
+from node.tier_bootstrap import TierBootstrap, leader_offset
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ErrorCode,
@@ -34,6 +34,8 @@ from tidemark.v1 import log_pb2 as pb
 from tidemark.wire import FetchPartitionData, FetchResponse
 
 log = logging.getLogger(__name__)
+
+_GRAIN_S = 0.001  # what is due within this is due now
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class PeerFetcher:
         while True:
             self._changed.clear()
             now = loop.time()
-            ready = [f for f in self._followed.values() if not f.busy and f.retry_at <= now]
+            ready = [f for f in self._followed.values() if not f.busy and f.retry_at < now + _GRAIN_S]
             if not ready:
                 await self._wait_for_work(now)
                 continue
@@ -131,8 +133,10 @@ class PeerFetcher:
     async def _wait_for_work(self, now: float) -> None:
         later = [f.retry_at for f in self._followed.values() if not f.busy]
         timeout = max(0.0, min(later) - now) if later else None
+        # Not wait_for: in Python 3.11 it can lose a cancellation that comes with the event.
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
         except TimeoutError:
             return
 
@@ -225,7 +229,7 @@ class PeerFetcher:
 
     # --- asking the leader where to go on ------------------------------------------------------
 
-    def _aside(self, item: _Followed, work) -> None:  # type: ignore[no-untyped-def]
+    def _aside(self, item: _Followed, work: Awaitable[None]) -> None:
         """Does the work in a task of its own; the other partitions go on fetching."""
         item.busy = True
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
+from uuid import UUID
 
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
@@ -106,14 +107,15 @@ class ReplicaManager:
             self._peers_changed(set(delta.brokers_changed))
         if self._tier is not None and (leaders or followers):
             self._tier.on_leadership_change(leaders, followers)
-        self._saw_image = True
+        if not self._saw_image:
+            self._saw_image = True
+            self._set_strays_aside()
 
-    def drop_strays(self) -> None:
-        """Once at start, when the image has caught up: logs that no partition of the image claims
-        are set aside."""
+    def _set_strays_aside(self) -> None:
+        """Once at start: logs that no partition of the image claims."""
         node_id = self._config.node_id
         strays = []
-        for tail in list(self._logs.logs()):
+        for tail in self._logs.logs():
             topic = self.image.topics.get(tail.topic_partition.topic)
             registration = None
             if topic is not None and tail.topic_id in (None, topic.topic_id):
@@ -138,8 +140,14 @@ class ReplicaManager:
         if hosted is not None and hosted.topic_id != identity.topic_id:
             self._stop(hosted.core.identity, delete=True)
             hosted = None
-        if hosted is None:
-            hosted = self._host(identity)
+        try:
+            hosted = hosted or self._host(identity)
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            log.error("%s is offline: %s", identity.topic_partition, error)
+            self.partitions.offline[identity.topic_partition] = str(error)
+            return
         if hosted.offline:
             return
         new_epoch = hosted.core.apply(
@@ -164,7 +172,7 @@ class ReplicaManager:
 
     def _host(self, identity: TopicIdPartition) -> HostedPartition:
         """Opens or makes the log; a log that can not be opened leaves an offline partition."""
-        config = self._topic_config(identity.topic)
+        config = self.topic_config(identity.topic, self.image)
         core = Partition(
             identity=identity,
             node_id=self._config.node_id,
@@ -255,15 +263,15 @@ class ReplicaManager:
             for index in topic.partitions if topic is not None else ():
                 hosted = self.partitions.find(TopicPartition(resource.name, index))
                 if hosted is not None:
-                    config = self._topic_config(resource.name)
+                    config = self.topic_config(resource.name, self.image)
                     hosted.config = hosted.log.config = config
                     hosted.core.min_insync_replicas = config.min_insync_replicas
 
-    def _topic_config(self, topic: str) -> TopicConfig:
+    def topic_config(self, topic: str, image: MetadataImage) -> TopicConfig:
         """The topic's effective settings; a setting this version does not know leaves the
         defaults."""
         try:
-            return effective_topic_config(self._defaults, self.image.topic_configs(topic))
+            return effective_topic_config(self._defaults, image.topic_configs(topic))
         except TidemarkError as error:
             log.error("settings of topic %s: %s; using the defaults", topic, error)
             return self._defaults
@@ -277,7 +285,7 @@ class ReplicaManager:
             return None
         return (-1 if found.leader is None else found.leader), found.leader_epoch
 
-    def _topic_name(self, topic_id):  # type: ignore[no-untyped-def]
+    def _topic_name(self, topic_id: UUID) -> str | None:
         topic = self.image.topics.by_id(topic_id)
         return None if topic is None else topic.name
 

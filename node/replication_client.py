@@ -8,9 +8,12 @@ channel per peer.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import grpc
+import grpc.aio
+from google.protobuf.message import Message
 
 from tidemark.errors import NetworkError, raise_for
 from tidemark.types import Endpoint
@@ -19,6 +22,9 @@ from tidemark.wire import CHANNEL_OPTIONS, REPLICA_FETCH, FetchResponse, decode_
 
 _LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
 _EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
+
+
+T = TypeVar("T")
 
 
 class ReplicationClient(Protocol):
@@ -47,17 +53,17 @@ class GrpcReplicationClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._channel = grpc.aio.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
-        self._fetch = self._channel.unary_unary(
+        self._fetch: Callable[..., Awaitable[FetchResponse]] = self._channel.unary_unary(
             REPLICA_FETCH,
             request_serializer=pb.ReplicaFetchRequest.SerializeToString,
             response_deserializer=decode_fetch_response,
         )
-        self._list = self._channel.unary_unary(
+        self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,
             request_serializer=pb.ListOffsetsRequest.SerializeToString,
             response_deserializer=pb.ListOffsetsResponse.FromString,
         )
-        self._epoch = self._channel.unary_unary(
+        self._epoch: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _EPOCH_END,
             request_serializer=pb.OffsetForLeaderEpochRequest.SerializeToString,
             response_deserializer=pb.OffsetForLeaderEpochResponse.FromString,
@@ -70,7 +76,7 @@ class GrpcReplicationClient:
         self, request: pb.ListOffsetsRequest, timeout_ms: int
     ) -> pb.ListOffsetsResponse.PartitionResponse:
         response = await self._call(self._list, request, timeout_ms)
-        answer = response.partitions[0]
+        answer: pb.ListOffsetsResponse.PartitionResponse = response.partitions[0]
         raise_for(answer.error_code, answer.error_message)
         return answer
 
@@ -78,11 +84,13 @@ class GrpcReplicationClient:
         self, request: pb.OffsetForLeaderEpochRequest, timeout_ms: int
     ) -> pb.OffsetForLeaderEpochResponse.Partition:
         response = await self._call(self._epoch, request, timeout_ms)
-        answer = response.partitions[0]
+        answer: pb.OffsetForLeaderEpochResponse.Partition = response.partitions[0]
         raise_for(answer.error_code)
         return answer
 
-    async def _call(self, method, request, timeout_ms):  # type: ignore[no-untyped-def]
+    async def _call(
+        self, method: Callable[..., Awaitable[T]], request: Message, timeout_ms: int
+    ) -> T:
         try:
             return await method(request, timeout=timeout_ms / 1000)
         except grpc.aio.AioRpcError as error:
@@ -96,4 +104,4 @@ class GrpcReplicationClient:
             raise NetworkError(f"{self._endpoint.address}: the call was cancelled") from None
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)

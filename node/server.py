@@ -48,9 +48,10 @@ class Server:
     async def start(self) -> None:
         """Raises StorageError, ConfigError or FatalError that says what to do; then nothing is left
         running."""
-        self._storage = open_storage(self.config)
+        storage = self._storage = open_storage(self.config)
+        storage.lock()
         try:
-            await self._start(self._storage)
+            await self._start(storage)
         except BaseException:
             await self._shut_down()
             raise
@@ -72,7 +73,6 @@ class Server:
             self.broker = BrokerServer(
                 config, storage, self.raft, self.loader, self._clock, self.on_fatal
             )
-            await self.broker.open_logs()
         self.raft.register(self.loader)
         if config.is_controller:
             self.controller = ControllerServer(
@@ -148,6 +148,8 @@ class Server:
         if self.raft is not None:
             await self.raft.shutdown()
             self.raft = None
+        if self._storage is not None:
+            self._storage.release()
 
 
 async def _serve(config: ServerConfig) -> None:

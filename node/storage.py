@@ -7,12 +7,12 @@ mounted at the wrong place must not be written to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
-from commitlog.checkpoints import META_PROPERTIES, MetaProperties
-from commitlog.files import OsDirectory
+from commitlog.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
+from commitlog.files import DirectoryLock, OsDirectory
 from tidemark.config import ServerConfig
 from tidemark.errors import StorageError
 from tidemark.types import random_uuid, uuid_to_text
@@ -74,6 +74,29 @@ class NodeStorage:
     cluster_id: str
     directories: dict[str, OsDirectory]
     directory_ids: dict[str, UUID]
+    locks: list[DirectoryLock] = field(default_factory=list)
+
+    def lock(self) -> None:
+        """Takes every directory for this process; StorageError when another one holds it."""
+        try:
+            for directory in self.directories.values():
+                self.locks.append(directory.lock())
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the directories back."""
+        while self.locks:
+            self.locks.pop().release()
+
+    def previous_broker_epoch(self, config: ServerConfig) -> int:
+        """The broker epoch of a clean stop before this start; -1 after any other (KIP-966)."""
+        found = {
+            CleanShutdown(directory).broker_epoch()
+            for directory in self.log_directories(config).values()
+        }
+        return found.pop() if len(found) == 1 else -1
 
     def metadata(self, config: ServerConfig) -> tuple[OsDirectory, UUID]:
         """Where `__cluster_metadata-0` lives."""

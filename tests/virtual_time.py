@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# Added at each jump: a sum of floats must not end just before the timer it was made for.
+_GRAIN_S = 1e-8
+
 
 class Deadlock(AssertionError):
     """Every task waits for something that can not come."""
@@ -32,7 +35,7 @@ class _NoSelector(selectors.SelectSelector):
             return ready
         if timeout is None:
             raise Deadlock("no task is ready and no timer is set")
-        self.now_s += timeout
+        self.now_s += timeout + _GRAIN_S
         return ready
 
 
