@@ -3,7 +3,7 @@
 What RaftClient promises holds: appends are atomic and have consecutive offsets, listeners hear
 committed batches once and in order, the leader hears of its leadership after all that was
 committed, and what is not committed when the leadership goes is lost.
-`tests/controller/test_fake_raft.py` runs the same suite over it and over the real server.
+`tests/controller/test_raft_contract.py` runs the same suite over it and over the real server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import grpc.aio
 
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch, QuorumInfo, RaftListener
 from snapshot.names import SnapshotId
@@ -166,6 +168,9 @@ class FakeRaft:
     def leader_endpoint(self) -> Endpoint | None:
         leader_id = self._quorum.leader_id
         return None if leader_id is None else self.endpoints.get(leader_id)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Other nodes of the fake reach this one through their FakeQuorum."""
 
     async def start(self) -> None:
         return None
