@@ -36,7 +36,7 @@ from node.tier_bootstrap import TierBootstrap
 from quorum.controller_client import ControllerClient
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import RaftClient
-from tidemark.config import ServerConfig
+from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint
 from tidemark.v1 import admin_pb2_grpc

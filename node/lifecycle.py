@@ -214,7 +214,8 @@ class BrokerLifecycle:
             self.may_stop.set()
         if response.is_fenced:
             if self.unfenced.is_set():
-                log.warning("the controller fenced this broker")
+                if self.state is BrokerState.RUNNING:
+                    log.warning("the controller fenced this broker")
                 self._set_fenced(True)
         elif self._ready and not self.unfenced.is_set():
             if self.state is BrokerState.RECOVERY:

@@ -112,7 +112,8 @@ class PeerFetcher:
         while True:
             self._changed.clear()
             now = loop.time()
-            ready = [f for f in self._followed.values() if not f.busy and f.retry_at < now + _GRAIN_S]
+            due = now + _GRAIN_S
+            ready = [f for f in self._followed.values() if not f.busy and f.retry_at < due]
             if not ready:
                 await self._wait_for_work(now)
                 continue
