@@ -1,9 +1,9 @@
 """A whole cluster of real processes on this machine: what `tidemark dev`, the quickstart and the
 end-to-end tests run.
 
-Controllers have ids 1..n, brokers n+1..n+m; each is `tidemark server` on a loopback port of its own,
-with its data in `<directory>/<role>-<id>`, its settings in `<directory>/config` and its output in
-`<directory>/output`. Every process dies with this one, however it ends (PR_SET_PDEATHSIG): the
+Controllers have ids 1..n, brokers n+1..n+m; each is `tidemark server` on a loopback port of its
+own, with its data in `<directory>/<role>-<id>`, its settings in `<directory>/config` and its
+output in `<directory>/output`. Every process dies with this one, however it ends (PR_SET_PDEATHSIG): the
 signal comes when the thread that spawned a process ends, so a thread of its own spawns them all.
 """
 
@@ -27,7 +27,7 @@ from tidemark.config.properties import format_properties
 from tidemark.errors import ApiError, TidemarkError
 from tidemark.types import random_uuid, uuid_to_text
 
-# Below the range that the kernel takes outgoing ports from: a killed node finds its port free again.
+# Below those the kernel takes for outgoing calls: a killed node finds its port free again.
 _PORTS = range(20_000, 32_000)
 _LOG_TAIL_LINES = 15
 _POLL_S = 0.1
@@ -70,9 +70,9 @@ class LocalNode:
 class LocalCluster:
     """Controllers and brokers as processes; a context manager that starts and stops them.
 
-    `overrides` are settings of every node, `controller_overrides` and `broker_overrides` of a role,
-    `node_overrides` of one node, by Kafka's names; the later ones win. `racks` go round the brokers.
-    `ports`: of the nodes in order of their ids; free ones by default.
+    `overrides` are settings of all nodes, `controller_overrides` and `broker_overrides` of a role,
+    `node_overrides` of one node, by Kafka's names; the later ones win. `racks` go round the
+    brokers. `ports`: of the nodes in order of their ids; free ones by default.
     """
 
     def __init__(

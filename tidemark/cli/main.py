@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -18,9 +17,9 @@ from tidemark.errors import TidemarkError
 
 
 class _Group(TyperGroup):
-    """Errors of ours become a line and an exit status; everything else is a bug and shows itself."""
+    """Errors of ours become a line and an exit status; anything else is a bug and shows."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
         except TidemarkError as error:

@@ -20,7 +20,7 @@ from tidemark.client.fetcher import Fetcher, PartitionState
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.offsets import EARLIEST, LATEST, OffsetLookup
-from tidemark.client.records import RawBatches, Records, decode
+from tidemark.client.records import RawBatches, Records, decode, kernels_loaded
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ConfigError, RequestTimedOutError
 from tidemark.types import TopicPartition
@@ -258,7 +258,7 @@ class AsyncConsumer:
             raw = self._fetcher.take(state)
             if raw is None:
                 return False
-            if len(raw.buffer) <= _INLINE_BYTES:
+            if len(raw.buffer) <= _INLINE_BYTES and kernels_loaded():
                 batch = decode(raw)
             else:
                 batch = await self._loop.run_in_executor(None, decode, raw)

@@ -5,6 +5,7 @@ at them.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,11 @@ def decode(raw: RawBatches) -> Any:
     from tidemark import records
 
     return records.decode_arrow(without_aborted(raw), min_offset=raw.first_offset)
+
+
+def kernels_loaded() -> bool:
+    """Whether the record kernels are compiled: until then no event loop should encode or decode."""
+    return "tidemark.records.kernels" in sys.modules
 
 
 class Records:

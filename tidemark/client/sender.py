@@ -20,6 +20,7 @@ from tidemark.client.accumulator import Accumulator, must_cut
 from tidemark.client.batch import Batch, Stamp
 from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache
+from tidemark.client.records import kernels_loaded
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import (
     ApiError,
@@ -178,7 +179,7 @@ class Sender:
 
         for batch in batches:
             job = EncodeJob.of(batch)
-            if batch.size_bytes <= _INLINE_BYTES:
+            if batch.size_bytes <= _INLINE_BYTES and kernels_loaded():
                 try:
                     payload = encode(job, self._compression_type)
                 except (TidemarkError, ValueError, TypeError) as error:

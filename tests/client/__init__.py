@@ -1,0 +1,1 @@
+"""The client, against a fake Log service and against real nodes."""
