@@ -1,0 +1,162 @@
+"""Planning and reading of slices through the real client, over gRPC, against a fake broker."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tests.spark.fake_log import FakeLog, FakePartition, records, serving
+from tidemark.errors import ConfigError, RequestTimedOutError
+from tidemark.spark.offsets import DataLossError, OffsetRange
+from tidemark.spark.options import parse_options
+from tidemark.spark.planning import plan
+from tidemark.spark.slices import ahead, read_slice
+from tidemark.spark.source import SlicePartition, TidemarkDataSource, source_schema
+from tidemark.types import TopicPartition
+
+TP = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeLog]:
+    """Topic t: partition 0 has offsets 0 to 99 in batches of 10, partition 1 has none."""
+    log = FakePartition()
+    for first in range(0, 100, 10):
+        log.append(records(first, 10))
+    with serving({TP: log, TopicPartition("t", 1): FakePartition()}) as server:
+        yield server
+
+
+def options_of(fake: FakeLog, **more: str) -> dict[str, str]:
+    return {"bootstrap.servers": fake.bootstrap_servers, "subscribe": "t"} | more
+
+
+def rows_of(fake: FakeLog, start: int, end: int, **more: str) -> pa.Table:
+    options = parse_options(options_of(fake, **more))
+    schema = to_arrow_schema(source_schema(options.include_headers), timezone="UTC")
+    batches = list(read_slice(options, OffsetRange("t", 0, start, end), schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def test_a_slice_reads_exactly_its_offsets(fake: FakeLog) -> None:
+    rows = rows_of(fake, 13, 47)
+    assert rows["offset"].to_pylist() == list(range(13, 47))
+    assert rows["value"].to_pylist() == [f"v{o}".encode() for o in range(13, 47)]
+
+
+def test_columns_are_those_of_sparks_kafka_source(fake: FakeLog) -> None:
+    row = rows_of(fake, 15, 17, includeHeaders="true").to_pylist()
+    at = datetime.datetime.fromtimestamp(1.015, datetime.UTC)
+    assert row[0] == {
+        "key": None,
+        "value": b"v15",
+        "topic": "t",
+        "partition": 0,
+        "offset": 15,
+        "timestamp": at,
+        "timestampType": 0,
+        "headers": [{"key": "n", "value": b"15"}, {"key": "none", "value": None}],
+    }
+    assert row[1]["key"] == b"k16"
+
+
+def test_the_brokers_clock_shows_as_timestamp_type(fake: FakeLog) -> None:
+    fake.partitions[TP].append(
+        records(100, 3), timestamp_type="LogAppendTime", max_timestamp_ms=5_000
+    )
+    rows = rows_of(fake, 98, 103)
+    assert rows["timestampType"].to_pylist() == [0, 0, 1, 1, 1]
+    assert rows["offset"].to_pylist() == [98, 99, 100, 101, 102]
+
+
+def test_a_hole_at_the_end_of_a_slice_does_not_make_it_wait(fake: FakeLog) -> None:
+    fake.partitions[TP].append(records(150, 5))
+    assert rows_of(fake, 95, 120)["offset"].to_pylist() == [95, 96, 97, 98, 99]
+
+
+def test_a_log_that_moved_on_after_planning_is_loss(fake: FakeLog) -> None:
+    fake.partitions[TP].log_start_offset = 30
+    with pytest.raises(
+        DataLossError, match="offset 10 of 10 to 49 is not in the log, which has 30"
+    ):
+        rows_of(fake, 10, 50)
+    rest = rows_of(fake, 10, 50, failOnDataLoss="false")
+    assert rest["offset"].to_pylist() == list(range(30, 50))
+
+
+def test_a_log_that_ends_before_the_slice_is_loss(fake: FakeLog) -> None:
+    log = fake.partitions[TP]
+    log.batches, log.log_end_offset = log.batches[:5], 50
+    with pytest.raises(DataLossError, match="offset 60"):
+        rows_of(fake, 60, 80)
+    assert rows_of(fake, 60, 80, failOnDataLoss="false").num_rows == 0
+
+
+def test_a_partition_that_stays_silent_times_out(fake: FakeLog) -> None:
+    with pytest.raises(RequestTimedOutError, match="nothing came at offset 100"):
+        rows_of(fake, 90, 101, **{"kafkaConsumer.pollTimeoutMs": "1"})
+
+
+def test_planning_gives_one_slice_per_partition_with_records(fake: FakeLog) -> None:
+    assert plan(parse_options(options_of(fake))) == [OffsetRange("t", 0, 0, 100)]
+
+
+def test_planning_splits_and_limits(fake: FakeLog) -> None:
+    said = options_of(fake, startingOffsets='{"t":{"0":20,"1":-2}}', maxRecordsPerPartition="50")
+    slices = plan(parse_options(said))
+    assert slices == [OffsetRange("t", 0, 20, 60), OffsetRange("t", 0, 60, 100)]
+
+
+def test_planning_by_timestamp(fake: FakeLog) -> None:
+    said = options_of(fake, startingTimestamp="1015", endingTimestamp="1041")
+    with pytest.raises(ConfigError, match="t-1 has no record at or after 1015 ms"):
+        plan(parse_options(said))
+    said["startingOffsetsByTimestampStrategy"] = "latest"
+    assert plan(parse_options(said)) == [OffsetRange("t", 0, 10, 40)]
+
+
+def test_planning_tells_loss_before_any_task_runs(fake: FakeLog) -> None:
+    fake.partitions[TP].log_start_offset = 30
+    said = options_of(fake, startingOffsets='{"t":{"0":20,"1":0}}')
+    with pytest.raises(DataLossError, match="offsets 20 to 29 are gone"):
+        plan(parse_options(said))
+
+
+def test_source_and_slices_pickle(fake: FakeLog) -> None:
+    source = pickle.loads(pickle.dumps(TidemarkDataSource(options_of(fake))))
+    reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
+    (partition,) = reader.partitions()
+    batches = list(reader.read(pickle.loads(pickle.dumps(partition))))
+    assert sum(b.num_rows for b in batches) == 100
+
+
+def test_an_empty_plan_reads_nothing(fake: FakeLog) -> None:
+    reader = TidemarkDataSource(options_of(fake)).reader(source_schema(False))
+    assert list(reader.read(InputPartition(None))) == []
+    assert list(reader.read(None)) == []
+    assert isinstance(SlicePartition(OffsetRange("t", 0, 0, 1)), InputPartition)
+
+
+def test_a_schema_of_ones_own_is_refused(fake: FakeLog) -> None:
+    source = TidemarkDataSource(options_of(fake))
+    with pytest.raises(ConfigError, match="fixed schema"):
+        source.reader(source_schema(True))
+
+
+def test_reading_ahead_keeps_order_and_gives_errors_where_they_happened() -> None:
+    def batches() -> Iterator[int]:
+        yield from range(5)
+        raise DataLossError("gone")
+
+    taken = []
+    with pytest.raises(DataLossError, match="gone"):
+        taken.extend(ahead(batches()))  # type: ignore[arg-type]
+    stream = ahead(iter(range(1000)))  # type: ignore[arg-type]
+    assert [next(stream), next(stream)] == [0, 1]
+    stream.close()  # the taker stops early: the thread ends, nothing hangs
