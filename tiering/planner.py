@@ -96,24 +96,28 @@ def is_within_leader_epochs(
     """Whether every record of the remote segment belongs to the lineage `epochs`.
 
     Source: RemoteLogManager.isRemoteSegmentWithinLeaderEpochs. Epochs without records in the
-    segment say nothing.
+    segment say nothing, and, unlike in Kafka, neither do records below the lineage's first offset
+    (the log start may lie in the middle of a segment).
     """
-    if segment.end_offset >= log_end_offset:
+    if segment.end_offset >= log_end_offset or not epochs:
         return False
     starts = {entry.epoch: entry.start_offset for entry in epochs}
     ends = {entry.epoch: later.start_offset for entry, later in pairwise(epochs)}
+    floor = epochs[0].start_offset  # the lineage below the log start is forgotten: nobody reads it
+    checked = False
     for entry in segment.segment_leader_epochs:
         bounds = segment.epoch_range(entry.epoch)
-        if bounds is None or bounds[0] > bounds[1]:
+        if bounds is None or bounds[0] > bounds[1] or bounds[1] < floor:
             continue
+        first, last = max(bounds[0], floor), bounds[1]
         if entry.epoch not in starts:
             return False
-        first, last = bounds
         if first < starts[entry.epoch] or last >= ends.get(entry.epoch, log_end_offset):
             return False
-        if first > segment.start_offset and first != starts[entry.epoch]:
+        if first > max(segment.start_offset, floor) and first != starts[entry.epoch]:
             return False
-    return True
+        checked = True
+    return checked
 
 
 @dataclass(frozen=True, slots=True)
