@@ -107,3 +107,10 @@ def test_slices_cover_every_offset_once(
         assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
         assert most is None or max(sizes) <= most
     assert least is None or len(slices) >= min(least, sum(r.size for r in ranges))
+
+
+def test_a_single_lost_offset_is_loss_and_the_first_kept_one_is_not() -> None:
+    with pytest.raises(DataLossError, match="offsets 9 to 9 are gone"):
+        plan_ranges({A0: 9}, {A0: 20}, EARLIEST, LATEST, fail_on_data_loss=True)
+    ranges = plan_ranges({A0: 10}, {A0: 100}, EARLIEST, LATEST, fail_on_data_loss=True)
+    assert ranges == [OffsetRange("a", 0, 10, 100)]

@@ -1,0 +1,289 @@
+"""Settings: Kafka's names and defaults, bounds, errors that say what to do, files and variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.config import (
+    ServerConfig,
+    TopicConfig,
+    effective_topic_config,
+    load_server_config,
+    parse_server_config,
+    server_defaults,
+    validate_topic_configs,
+)
+from tidemark.config.definition import key_of, keys_of
+from tidemark.config.properties import environment_overrides, format_properties, parse_properties
+from tidemark.errors import ConfigError, ErrorCode, InvalidConfigError
+from tidemark.types import Endpoint
+
+BROKER = {
+    "process.roles": "broker",
+    "node.id": "4",
+    "listeners": "PLAINTEXT://127.0.0.1:9092",
+    "controller.quorum.voters": "1@a:9093,2@b:9093,3@[::1]:9093",
+}
+
+
+def server(**more: str) -> ServerConfig:
+    """A broker's settings and some more, `_` for `.` in the names."""
+    return parse_server_config(BROKER | {key.replace("_", "."): v for key, v in more.items()})
+
+
+def test_texts_become_typed_values() -> None:
+    config = server(
+        log_segment_bytes=" 1048576 ",
+        controlled_shutdown_enable="FALSE",
+        log_cleaner_min_cleanable_ratio="0.25",
+        log_dirs="/a, /b,",
+    )
+    assert config.log_segment_bytes == 1 << 20
+    assert config.controlled_shutdown_enable is False
+    assert config.log_cleaner_min_cleanable_ratio == 0.25
+    assert config.log_dirs == ("/a", "/b")
+    assert config.metadata_directory == "/a"
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("log.segment.byte", "log.segment.bytes"),
+        ("node.idd", "node.id"),
+        ("min.in.sync.replicas", "min.insync.replicas"),
+        ("controller.quorum.voter", "controller.quorum.voters"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{key}'; did you mean '{nearest}'"):
+        parse_server_config(BROKER | {key: "1"})
+
+
+def test_a_key_like_no_other_is_named_without_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'zzz'$"):
+        parse_server_config(BROKER | {"zzz": "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("log.segment.bytes", "1 MiB", "is not of type int"),
+        ("log.segment.bytes", "13", "below the least allowed value 14"),
+        ("log.segment.bytes", str(2**31), "above the greatest allowed value"),
+        ("controlled.shutdown.enable", "yes", "is not true or false"),
+        ("log.cleaner.min.cleanable.ratio", "1.5", "above the greatest allowed value 1"),
+        ("compression.type", "brotli", "'brotli' is none of producer"),
+        ("process.roles", "broker,king", "'king' is none of controller, broker"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(key: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=key) as caught:
+        parse_server_config(BROKER | {key: text})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["process.roles", "node.id"])
+def test_a_required_setting_is_asked_for(missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{missing}' is required"):
+        parse_server_config({k: v for k, v in BROKER.items() if k != missing})
+
+
+def test_voters_by_id_with_names_and_v6_addresses() -> None:
+    assert server().voters() == {
+        1: Endpoint("a", 9093),
+        2: Endpoint("b", 9093),
+        3: Endpoint("::1", 9093),
+    }
+    assert server().voters()[3].address == "[::1]:9093"
+
+
+@pytest.mark.parametrize("text", ["1@a", "a:9093", "x@a:9093", "1@a:99999"])
+def test_a_broken_voter_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not id@host:port"):
+        server(controller_quorum_voters=text)
+
+
+def test_someone_must_know_the_quorum() -> None:
+    with pytest.raises(ConfigError, match=r"set controller\.quorum\.voters or"):
+        server(controller_quorum_voters="")
+    assert server(
+        controller_quorum_voters="", controller_quorum_bootstrap_servers="a:1"
+    ).controller_quorum_bootstrap_servers == ("a:1",)
+
+
+def test_advertised_listeners_go_over_listeners() -> None:
+    config = server(
+        listeners="PLAINTEXT://:9092,INTERNAL://:9094",
+        advertised_listeners="PLAINTEXT://broker.example:19092",
+    )
+    assert config.listener_endpoints()["PLAINTEXT"] == Endpoint("", 9092)
+    assert config.advertised_endpoints() == {
+        "PLAINTEXT": Endpoint("broker.example", 19092),
+        "INTERNAL": Endpoint("", 9094),
+    }
+
+
+def test_a_controller_needs_its_listener_and_a_broker_one_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="a controller needs the listener 'CONTROLLER'"):
+        server(process_roles="controller")
+    with pytest.raises(ConfigError, match="a broker needs a listener beside"):
+        server(listeners="CONTROLLER://:9093")
+    both = server(process_roles="controller,broker", listeners="CONTROLLER://:1,PLAINTEXT://:2")
+    assert both.is_controller and both.is_broker
+    assert both.broker_listeners() == {"PLAINTEXT": Endpoint("", 2)}
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9092", "PLAINTEXT://host", "://h:1", "A://h:port"])
+def test_a_broken_listener_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not NAME://host:port"):
+        server(listeners=text)
+
+
+def test_settings_of_plugins_are_passed_on() -> None:
+    config = parse_server_config(BROKER | {"rsm.config.bucket": " tide ", "rlmm.config.x.y": "1"})
+    assert config.rsm_config == {"bucket": "tide"}
+    assert config.rlmm_config == {"x.y": "1"}
+
+
+def test_variables_go_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(format_properties(BROKER | {"log.segment.bytes": "100"}))
+    environment = {
+        "TIDEMARK_LOG_SEGMENT_BYTES": "200",
+        "TIDEMARK_S3_ENDPOINT": "a tool's own",
+        "LOG_SEGMENT_BYTES": "300",
+    }
+    assert load_server_config(path, environment).log_segment_bytes == 200
+    assert load_server_config(path, {}).log_segment_bytes == 100
+
+
+def test_a_wrong_variable_is_an_error_of_its_setting(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(format_properties(BROKER))
+    with pytest.raises(ConfigError, match=r"node\.id='four'"):
+        load_server_config(path, {"TIDEMARK_NODE_ID": "four"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# a\nnode.id=1\nlisteners\n", "line 3: 'listeners' is not key=value"),
+        ("node.id=1\n\nnode.id=2\n", "line 3: 'node.id' is set twice"),
+        ("=1\n", "line 1: '=1' is not key=value"),
+        ("node.id=1\nlog.dirs=/a,\\\n", "line 2: the file ends within a continued line"),
+        ("a=1\\\n2\nb\n", "line 3: 'b' is not key=value"),
+    ],
+)
+def test_a_broken_properties_file_names_the_file_and_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_server_config(path, {})
+    assert str(caught.value) == f"{path}, {said}"
+
+
+def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can not read .*nowhere"):
+        load_server_config(tmp_path / "nowhere", {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"can not read .*binary"):
+        load_server_config(tmp_path / "binary", {})
+
+
+def test_lines_join_comments_go_and_values_may_hold_equals_signs() -> None:
+    text = "# c\n! c\n a = b=c \nlong = x,\\\n  y\n"
+    assert parse_properties(text) == {"a": "b=c", "long": "x,y"}
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9.]{0,20}", fullmatch=True)
+VALUES = st.from_regex(r"([A-Za-z0-9:/@.,=-][A-Za-z0-9:/@., =-]{0,20})?", fullmatch=True)
+
+
+@given(st.dictionaries(NAMES, VALUES.map(str.strip)))
+def test_what_is_written_reads_the_same(values: dict[str, str]) -> None:
+    assert parse_properties(format_properties(values)) == values
+
+
+@pytest.mark.parametrize("settings", [ServerConfig, TopicConfig])
+def test_every_setting_has_a_doc_and_a_default_within_its_bounds(settings: type) -> None:
+    for key, field in keys_of(settings).items():
+        assert field.metadata["doc"], key
+        assert environment_overrides({"TIDEMARK_" + field.name.upper(): "x"}, [key]) == {key: "x"}
+        low, high = field.metadata["at_least"], field.metadata["at_most"]
+        if field.default is not dataclasses.MISSING and low is not None:
+            assert low <= field.default, key
+        if field.default is not dataclasses.MISSING and high is not None:
+            assert field.default <= high, key
+
+
+def test_a_topic_takes_the_servers_defaults_by_their_synonyms() -> None:
+    config = server(
+        log_segment_bytes="2000000",
+        log_roll_ms="11",
+        message_max_bytes="12",
+        log_segment_delete_delay_ms="13",
+        log_local_retention_ms="14",
+        min_insync_replicas="2",
+        log_cleanup_policy="compact",
+    )
+    defaults = server_defaults(config)
+    assert (defaults.segment_bytes, defaults.segment_ms, defaults.max_message_bytes) == (
+        2_000_000,
+        11,
+        12,
+    )
+    assert (defaults.file_delete_delay_ms, defaults.local_retention_ms) == (13, 14)
+    assert defaults.min_insync_replicas == 2
+    assert defaults.is_compacted and not defaults.is_deleted
+
+
+def test_defaults_of_server_and_topic_agree() -> None:
+    assert server_defaults(server()) == TopicConfig()
+
+
+def test_a_topics_own_settings_go_over_the_defaults() -> None:
+    config = effective_topic_config(TopicConfig(retention_ms=5), {"segment.bytes": "100"})
+    assert (config.segment_bytes, config.retention_ms) == (100, 5)
+    assert validate_topic_configs({"retention.ms": "7"}) == {"retention_ms": 7}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"segment.byte": "1"}, "did you mean 'segment.bytes'"),
+        ({"segment.bytes": "small"}, "is not of type int"),
+        ({"remote.storage.enable": "true", "cleanup.policy": "compact"}, "cleanup.policy=delete"),
+        ({"remote.storage.enable": "true", "cleanup.policy": "delete,compact"}, "cleanup.policy"),
+        ({"retention.ms": "10", "local.retention.ms": "11"}, "local.retention.ms=11 is above"),
+        ({"retention.ms": "10", "local.retention.ms": "-1"}, "local.retention.ms=-1 is above"),
+        ({"retention.bytes": "10", "local.retention.bytes": "11"}, "local.retention.bytes=11"),
+        ({"local.retention.ms": "-3"}, "below the least allowed value -2"),
+    ],
+)
+def test_what_kafka_refuses_of_a_topic_is_invalid_config(
+    overrides: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        validate_topic_configs(overrides)
+    assert said in str(caught.value)
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(("own", "effective_ms"), [({}, 100), ({"local.retention.ms": "40"}, 40)])
+def test_local_retention_follows_the_total_unless_set(
+    own: dict[str, str], effective_ms: int
+) -> None:
+    config = effective_topic_config(TopicConfig(), {"retention.ms": "100"} | own)
+    assert config.effective_local_retention_ms == effective_ms
+    assert config.effective_local_retention_bytes == -1
+
+
+def test_names_are_attributes_with_dots() -> None:
+    assert key_of("log_segment_bytes") == "log.segment.bytes"
