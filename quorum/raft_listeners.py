@@ -38,6 +38,10 @@ class Listeners:
     def add(self, listener: RaftListener) -> None:
         self._positions.append(_Position(listener))
 
+    def next_offset(self, listener: RaftListener) -> int:
+        """The offset that this listener gets next."""
+        return next(p.next_offset for p in self._positions if p.listener is listener)
+
     def deliver(self) -> bool:
         """One round; True when there is more to deliver."""
         more = False

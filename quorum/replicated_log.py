@@ -152,6 +152,11 @@ class ReplicatedLog:
         return self._log.log_end_offset
 
     @property
+    def durable_offset(self) -> int:
+        """Everything below is on disk for good."""
+        return self._log.recovery_point
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last record, or of the checkpoint the log begins at; 0 for an empty log."""
         latest = self.latest_snapshot

@@ -205,6 +205,9 @@ def _transition(
         if not broker.fenced:
             return []
         mark.broker_registration_change.fenced = False
+        if broker.in_controlled_shutdown:
+            # It was fenced on its way down and thought better of it: it may lead again.
+            mark.broker_registration_change.in_controlled_shutdown = False
         return [mark, *elections.broker_in_service(image, broker.broker_id, unclean_allowed)]
     if state.fenced:
         if broker.fenced:

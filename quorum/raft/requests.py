@@ -77,8 +77,12 @@ class RequestManager:
             del self._pending[node_id]
             self.back_off(node_id, now_ms)
 
-    def pending_fetch_count(self) -> int:
-        return len(self._pending)
+    def pending_request(self, correlation_id: int) -> Request | None:
+        """The request of a correlation id that is still under way."""
+        for pending in self._pending.values():
+            if pending.correlation_id == correlation_id:
+                return pending.request
+        return None
 
     def has_pending(self) -> bool:
         return bool(self._pending)

@@ -1,0 +1,280 @@
+"""The invariants I1-I8 of the quorum, checked as things happen; each names itself in its message.
+
+I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote per epoch; I3 the high
+watermark never goes back, and a majority of voters holds everything below it durably; I4 a leader has every committed
+record; I5 logs are equal below the high watermark; I6 nothing below the high watermark is cut; I7 a checkpoint is at or below
+the high watermark, a log that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is the
+same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from quorum.raft.effects import ElectionState, LeaderAndEpoch
+from quorum.raft.roles import Leader
+from quorum.raft.voters import ReplicaKey
+from snapshot import SnapshotId
+from snapshot.framing import decode_batches
+
+if TYPE_CHECKING:
+    from tests.sim.node import SimNode
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checks:
+    """What has been seen so far in one world."""
+
+    def __init__(self, voter_ids: list[int]) -> None:
+        self._voter_ids = voter_ids
+        self._leaders: dict[int, int] = {}
+        self._persisted: dict[int, ElectionState] = {}
+        self._votes: dict[tuple[int, int], ReplicaKey] = {}
+        self._granted: dict[tuple[int, int], ReplicaKey] = {}
+        self._high_watermarks: dict[int, int] = {}
+        self._compared: dict[int, int] = {}
+        self._committed: dict[int, tuple[int, bytes]] = {}  # base offset -> (epoch, batch)
+        self.committed_end = 0
+        self._committed_epoch = 0
+        self._digests: dict[int, str] = {}
+        self._snapshots: dict[SnapshotId, str] = {}
+        self.elections = 0
+        self.snapshots_installed = 0
+        self.truncations = 0
+
+    def _require(self, holds: bool, rule: str, node: SimNode, **facts: object) -> None:
+        if not holds:
+            raise Violation(f"{rule} at node {node.node_id}: {facts}")
+
+    # --- elections (I1, I2) ---------------------------------------------------------------------
+
+    def on_start(self, node: SimNode) -> None:
+        """What the disk remembers is not older than what was promised."""
+        self._high_watermarks.pop(node.node_id, None)
+        self._compared.pop(node.node_id, None)
+        before = self._persisted.get(node.node_id)
+        if before is not None:
+            found = node.replica.election_state
+            self._require(
+                found == before, "I2 quorum-state survives a crash", node, found=found, was=before
+            )
+
+    def on_persist(self, node: SimNode, state: ElectionState) -> None:
+        before = self._persisted.get(node.node_id, ElectionState())
+        self._require(
+            state.epoch >= before.epoch, "I2 the epoch never goes back", node, now=state, was=before
+        )
+        if state.epoch == before.epoch and before.leader_id is not None:
+            self._require(
+                state.leader_id == before.leader_id, "I1 one leader", node, now=state, was=before
+            )
+        self._persisted[node.node_id] = state
+        if state.voted is not None:
+            self._vote(self._votes, node, state.epoch, state.voted)
+
+    def on_vote_granted(self, node: SimNode, epoch: int, candidate: ReplicaKey) -> None:
+        """A vote left the node: it must be the one on disk."""
+        self._vote(self._granted, node, epoch, candidate)
+
+    def _vote(
+        self,
+        votes: dict[tuple[int, int], ReplicaKey],
+        node: SimNode,
+        epoch: int,
+        voted: ReplicaKey,
+    ) -> None:
+        known = votes.setdefault((node.node_id, epoch), voted)
+        self._require(
+            known == voted, "I2 one vote per epoch", node, epoch=epoch, first=known, then=voted
+        )
+
+    def on_leader_told(self, node: SimNode, leader: LeaderAndEpoch) -> None:
+        if leader.is_leader(node.node_id):
+            role = node.replica.role
+            assert isinstance(role, Leader)
+            position = node.listeners.next_offset(node.image)
+            self._require(
+                position > role.epoch_start_offset,
+                "a leader is told only when it has applied everything",
+                node,
+                position=position,
+                epoch_start=role.epoch_start_offset,
+            )
+
+    # --- after every event (I1, I3, I4, I5, I7) ---------------------------------------------------
+
+    def after_event(self, node: SimNode) -> None:
+        replica, log = node.replica, node.log
+        if isinstance(replica.role, Leader):
+            known = self._leaders.get(replica.epoch)
+            if known is None:
+                self.elections += 1
+                self._leaders[replica.epoch] = node.node_id
+                self._check_leader_is_complete(node)
+            self._require(
+                known in (None, node.node_id), "I1 one leader per epoch", node, other=known
+            )
+        self._check_high_watermark(node)
+        latest, earliest = log.latest_snapshot, log.earliest_snapshot
+        if latest is not None:
+            self._require(
+                latest.end_offset <= (replica.high_watermark or 0),
+                "I7 a checkpoint is at most at the high watermark",
+                node,
+                snapshot=latest,
+                high_watermark=replica.high_watermark,
+            )
+        if log.start_offset > 0:
+            self._require(
+                earliest is not None and earliest.end_offset == log.start_offset,
+                "I7 the log start has a checkpoint",
+                node,
+                start=log.start_offset,
+                earliest=earliest,
+            )
+
+    def _check_leader_is_complete(self, node: SimNode) -> None:
+        if self.committed_end == 0:
+            return
+        role = node.replica.role
+        assert isinstance(role, Leader)
+        self._require(
+            role.epoch_start_offset >= self.committed_end,
+            "I4 a leader has every committed record",
+            node,
+            leader_end=role.epoch_start_offset,
+            committed=self.committed_end,
+        )
+        self._compare(node, max(node.log.start_offset, self._compared.get(node.node_id, 0)))
+
+    def _check_high_watermark(self, node: SimNode) -> None:
+        high_watermark = node.replica.high_watermark
+        if high_watermark is None:
+            return
+        before = self._high_watermarks.get(node.node_id, 0)
+        self._require(
+            high_watermark >= before,
+            "I3 the high watermark never goes back",
+            node,
+            now=high_watermark,
+            was=before,
+        )
+        if high_watermark == before:
+            return
+        self._high_watermarks[node.node_id] = high_watermark
+        role = node.replica.role
+        if high_watermark > self.committed_end:
+            self._check_commit(node, high_watermark)
+        if isinstance(role, Leader) and before > 0:
+            self._require(
+                high_watermark > role.epoch_start_offset,
+                "I3 only over a record of the leader's own epoch",
+                node,
+                high_watermark=high_watermark,
+                epoch_start=role.epoch_start_offset,
+            )
+        self._compare(node, max(before, node.log.start_offset))
+
+    def _check_commit(self, node: SimNode, high_watermark: int) -> None:
+        """Somebody says that more is committed: a majority must hold it for good."""
+        nodes = node.world.nodes
+        durable = {n: nodes[n].durable_offset for n in self._voter_ids}
+        holding = [n for n, offset in durable.items() if offset >= high_watermark]
+        self._require(
+            2 * len(holding) > len(self._voter_ids),
+            "I3 a majority holds everything below the high watermark durably",
+            node,
+            high_watermark=high_watermark,
+            durable=durable,
+        )
+        role = node.replica.role
+        if isinstance(role, Leader):
+            self._require(
+                high_watermark > role.epoch_start_offset,
+                "I3 only over a record of the leader's own epoch",
+                node,
+                high_watermark=high_watermark,
+                epoch_start=role.epoch_start_offset,
+            )
+        self._read(node, max(self.committed_end, node.log.start_offset), high_watermark, add=True)
+        self.committed_end = high_watermark
+
+    def _compare(self, node: SimNode, begin: int) -> None:
+        """I5: what a node holds below the high watermark is what was committed."""
+        high_watermark = node.replica.high_watermark or 0
+        end = min(high_watermark, self.committed_end)
+        if isinstance(node.replica.role, Leader):
+            end = min(self.committed_end, node.log.end_offset)
+        if begin < end:
+            self._read(node, begin, end, add=False)
+            self._compared[node.node_id] = end
+
+    def _read(self, node: SimNode, begin: int, end: int, *, add: bool) -> None:
+        offset = begin
+        while offset < end:
+            records = node.log.read(offset, 1 << 20)
+            position = 0
+            for batch in decode_batches(records):
+                raw = records[position : position + batch.size_bytes]
+                position += batch.size_bytes
+                if batch.base_offset >= end:
+                    return
+                offset = batch.next_offset
+                if batch.base_offset < begin:
+                    continue
+                if add:
+                    self._committed[batch.base_offset] = (batch.epoch, raw)
+                    self._committed_epoch = batch.epoch
+                known = self._committed.get(batch.base_offset)
+                if known is not None:
+                    self._require(
+                        known == (batch.epoch, raw),
+                        "I5 logs are equal below the high watermark",
+                        node,
+                        offset=batch.base_offset,
+                        epochs=(known[0], batch.epoch),
+                    )
+
+    # --- log and checkpoints (I6, I7, I8) ---------------------------------------------------------
+
+    def on_truncate(self, node: SimNode, offset: int) -> None:
+        self.truncations += 1
+        self._require(
+            offset >= (node.replica.high_watermark or 0),
+            "I6 nothing below the high watermark is cut",
+            node,
+            cut_at=offset,
+            high_watermark=node.replica.high_watermark,
+        )
+
+    def on_install(self, node: SimNode, snapshot_id: SnapshotId) -> None:
+        self.snapshots_installed += 1
+        self._require(
+            not isinstance(node.replica.role, Leader),
+            "I7 a leader loads no checkpoint",
+            node,
+            snapshot=snapshot_id,
+        )
+
+    def on_applied(self, node: SimNode, offset: int, digest: str) -> None:
+        known = self._digests.setdefault(offset, digest)
+        self._require(known == digest, "I8 the image is the same everywhere", node, offset=offset)
+
+    def on_snapshot_loaded(self, node: SimNode, snapshot_id: SnapshotId, digest: str) -> None:
+        known = self._digests.get(snapshot_id.end_offset)
+        self._require(
+            known is None or known == digest,
+            "I8 a checkpoint holds the image of its offset",
+            node,
+            snapshot=snapshot_id,
+        )
+
+    def on_snapshot_frozen(self, node: SimNode, snapshot_id: SnapshotId) -> None:
+        data = node.log.read_snapshot_piece(snapshot_id, 0, 1 << 30)
+        digest = hashlib.sha256(data).hexdigest()
+        known = self._snapshots.setdefault(snapshot_id, digest)
+        self._require(known == digest, "I8 checkpoints are equal", node, snapshot=snapshot_id)

@@ -1,0 +1,321 @@
+"""One simulated node: replica, log on a memory disk, state machine; carries out effects as RaftServer does, in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from commitlog.memory_files import MemoryDirectory
+from quorum.raft import messages as m
+from quorum.raft.core import ReplicaConfig
+from quorum.raft.effects import (
+    Effects,
+    Event,
+    LeaderAndEpoch,
+    LogAppended,
+    LogFlushed,
+    ReadRecords,
+    ReadSnapshot,
+    Reply,
+    Resign,
+    Shutdown,
+    SnapshotInstalled,
+    SnapshotRejected,
+    Tick,
+)
+from quorum.raft.replica import Replica
+from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft_client import CommittedBatch
+from quorum.raft_listeners import Listeners
+from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from tests.sim.canaries import Canary
+from tidemark.errors import (
+    CorruptMessageError,
+    ErrorCode,
+    OffsetOutOfRangeError,
+    PositionOutOfRangeError,
+    SnapshotNotFoundError,
+)
+from tidemark.types import Endpoint
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+CLUSTER_ID = "simulated-cluster"
+LOG_CONFIG = MetadataLogConfig(
+    segment_bytes=1024, segment_ms=1 << 40, retention_bytes=2000, retention_ms=-1
+)
+
+
+class Crash(Exception):
+    """The node loses power at this very point."""
+
+
+def endpoint_of(node_id: int) -> Endpoint:
+    return Endpoint("sim", node_id)
+
+
+class Image:
+    """The state machine: keys and values; its digest stands for the metadata image (I8)."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.values: dict[bytes, bytes] = {}
+        self.offset = 0
+
+    def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
+        for batch in batches:
+            assert batch.base_offset >= self.offset, (batch.base_offset, self.offset)
+            for value in batch.values:
+                key, _, text = value.partition(b"=")
+                self.values[key] = text
+            self.offset = batch.last_offset + 1
+            self._node.world.checks.on_applied(self._node, self.offset, self.digest())
+
+    def handle_load_snapshot(self, reader) -> None:
+        values = [value for batch in reader.batches() for value in batch]
+        self.values = dict(value.split(b"=", 1) for value in values)
+        self.offset = reader.id.end_offset
+        self._node.world.checks.on_snapshot_loaded(self._node, reader.id, self.digest())
+
+    def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
+        self._node.world.checks.on_leader_told(self._node, leader)
+
+    def records(self) -> list[bytes]:
+        return [key + b"=" + value for key, value in sorted(self.values.items())]
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"\n".join(self.records())).hexdigest()[:16]
+
+
+class SimNode:
+    """A node of the world; `step` gives its replica an event."""
+
+    def __init__(self, world: World, node_id: int, *, voters: list[int], canary: Canary) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.canary = canary
+        self.disk = MemoryDirectory(seed=world.seed * 1000 + node_id)
+        self.alive = False
+        self.incarnation = 0
+        self.durable_when_down = 0
+        voter_set = VoterSet.static({n: endpoint_of(n) for n in voters})
+        is_voter = node_id in voters
+        self.is_voter = is_voter
+        self.config = ReplicaConfig(
+            cluster_id=CLUSTER_ID,
+            key=ReplicaKey(node_id, UUID(int=node_id + 1)),
+            voters=voter_set,
+            endpoint=endpoint_of(node_id) if is_voter else None,
+            bootstrap=() if is_voter else tuple(endpoint_of(n) for n in voters),
+            election_timeout_ms=300,
+            fetch_timeout_ms=600,
+            request_timeout_ms=400,
+            election_backoff_max_ms=300,
+            fetch_max_bytes=1500,
+            fetch_snapshot_max_bytes=300,
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """(Re)starts from what the disk kept."""
+        self.incarnation += 1
+        self.alive = True
+        now_ms = self.world.now_ms
+        directory = self.disk.subdirectory("__cluster_metadata-0")
+        self.disk.fsync()
+        self.log = ReplicatedLog(directory, LOG_CONFIG, now_ms)
+        rng = random.Random(self.world.rng.randrange(1 << 30))
+        state = self.log.quorum_state.read()
+        self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
+        self.listeners = Listeners(self.replica, self.log)
+        self.image = Image(self)
+        self.listeners.add(self.image)
+        self.tokens: dict[int, tuple[int, int, int]] = {}
+        self.flush_scheduled = False
+        self.world.checks.on_start(self)
+        self.run(lambda: self.carry_out(self.replica.start(now_ms)))
+
+    def crash(self) -> None:
+        """Loses power: what was not synced may be gone, the last write may be torn."""
+        if not self.alive:
+            return
+        self.durable_when_down = self.durable_offset
+        self.alive = False
+        self.disk.crash()
+        self.world.trace(self, "crash")
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below survives a crash."""
+        if not self.alive:
+            return self.durable_when_down
+        latest = self.log.latest_snapshot
+        return max(self.log.durable_offset, latest.end_offset if latest is not None else 0)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        if self.alive:
+            self.world.trace(self, type(event).__name__)
+            self.run(lambda: self._step(event))
+
+    def _step(self, event: Event) -> None:
+        self.carry_out(self.replica.step(event, self.world.now_ms))
+
+    def run(self, work) -> None:
+        """Does something, then what follows every event: delivery, checks, the next timer."""
+        try:
+            work()
+            while self.listeners.deliver():
+                continue
+        except Crash:
+            self.crash()
+            return
+        self.replica.validate()
+        self.world.checks.after_event(self)
+        self.world.schedule_tick(self)
+
+    def tick(self, incarnation: int) -> None:
+        if self.alive and incarnation == self.incarnation:
+            deadline_ms = self.replica.next_deadline_ms()
+            if deadline_ms is not None and deadline_ms <= self.world.now_ms:
+                self.step(Tick())
+
+    def propose(self, values: list[bytes]) -> bool:
+        """The client of this node appends; False where it does not lead."""
+        if not self.alive or not self.replica.can_append(self.replica.epoch):
+            return False
+        self.log.append_values(values, self.replica.epoch, self.world.now_ms)
+        self.step(LogAppended())
+        return True
+
+    def resign(self) -> None:
+        if self.alive:
+            self.step(Resign(self.replica.epoch))
+
+    def shut_down(self) -> None:
+        self.step(Shutdown())
+
+    def make_snapshot(self) -> None:
+        """Writes the image as a checkpoint and cleans the log; may lose power half way."""
+        if not self.alive or self.image.offset == 0:
+            return
+        high_watermark = self.replica.high_watermark
+        if self.image.offset <= self.log.start_offset:
+            return
+        snapshot_id = self.log.snapshot_id_for(self.image.offset, high_watermark)
+        if snapshot_id is None:
+            return
+        timestamp_ms = self.log.last_timestamp_ms(self.image.offset)
+        writer = self.log.snapshot_writer(snapshot_id, timestamp_ms)
+        writer.append(self.image.records())
+        if self.world.chance(0.05):
+            self.crash()
+            return
+        writer.freeze()
+        self.world.trace(self, f"snapshot {snapshot_id.name}")
+        if self.world.chance(0.05):
+            self.crash()
+            return
+        self.log.snapshot_frozen(snapshot_id)
+        self.world.checks.on_snapshot_frozen(self, snapshot_id)
+        self.log.clean(self.world.now_ms)
+        self.run(lambda: None)
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def carry_out(self, effects: Effects) -> None:
+        if effects.election_state is not None:
+            self.world.checks.on_persist(self, effects.election_state)
+            self.canary.write_state(self.log.quorum_state, effects.election_state)
+        self._change_log(effects)
+        if effects.flush and not self.flush_scheduled:
+            self._begin_flush()
+        if effects.install_snapshot is not None:
+            self.world.after(self.world.rng.randrange(1, 20), self, self._installed(effects))
+        if (effects.election_state or effects.changes_log) and self.world.chance(0.002):
+            raise Crash
+        for reply in effects.replies:
+            self._answer(reply)
+        for send in effects.sends:
+            self.world.send_request(self, send)
+        if effects.high_watermark is not None:
+            self.log.update_high_watermark(effects.high_watermark)
+        if effects.changes_log:
+            self._step(LogAppended())
+
+    def _change_log(self, effects: Effects) -> None:
+        if effects.truncate_to is not None:
+            self.world.checks.on_truncate(self, effects.truncate_to)
+            self.log.truncate_to(effects.truncate_to)
+        if effects.append_leader_change is not None:
+            self.log.append_leader_change(effects.append_leader_change, self.world.now_ms)
+        if effects.append_records:
+            self.log.append_fetched(effects.append_records)
+        if effects.snapshot_piece is not None:
+            piece = effects.snapshot_piece
+            self.log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
+
+    def _begin_flush(self) -> None:
+        """An fsync takes time; meanwhile everything else goes on."""
+        if self.canary.skips_fsync:
+            self.flush_scheduled = True
+            self.world.after(1, self, lambda: self._flushed(self.log.end_offset))
+            return
+        self.flush_scheduled = True
+        end_offset, pending = self.log.prepare_flush()
+
+        def done() -> None:
+            if pending is not None:
+                pending.run()
+                self.log.complete_flush(pending)
+            self._flushed(end_offset)
+
+        self.world.after(self.world.rng.randrange(1, 15), self, done)
+
+    def _flushed(self, end_offset: int) -> None:
+        self.flush_scheduled = False
+        if not self.canary.skips_fsync and end_offset < self.log.end_offset:
+            self._begin_flush()
+        self.step(LogFlushed(end_offset))
+
+    def _installed(self, effects: Effects):
+        snapshot_id = effects.install_snapshot
+        assert snapshot_id is not None
+
+        def done() -> None:
+            self.world.checks.on_install(self, snapshot_id)
+            try:
+                self.log.freeze_fetched_snapshot(snapshot_id)
+            except (CorruptMessageError, SnapshotNotFoundError):
+                self.step(SnapshotRejected(snapshot_id))
+                return
+            self.log.start_at_fetched_snapshot(snapshot_id)
+            self.world.trace(self, f"installed {snapshot_id.name}")
+            self.step(SnapshotInstalled(snapshot_id))
+
+        return done
+
+    def _answer(self, reply: Reply) -> None:
+        source, correlation_id, incarnation = self.tokens.pop(reply.token)
+        response, read = reply.response, reply.read
+        try:
+            if isinstance(response, m.FetchResponse) and isinstance(read, ReadRecords):
+                records = self.log.read(read.offset, read.max_bytes)
+                response = replace(response, records=records)
+            elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
+                data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
+                response = replace(response, data=data)
+        except OffsetOutOfRangeError:
+            self.world.trace(self, "cleaned under a fetch")
+        except (SnapshotNotFoundError, PositionOutOfRangeError):
+            header = replace(response.header, error=ErrorCode.SNAPSHOT_NOT_FOUND)
+            response = m.FetchSnapshotResponse(header)
+        self.world.send_response(self, source, correlation_id, incarnation, response)
+

@@ -1,0 +1,332 @@
+"""The simulated world: virtual time, a network that loses, repeats, reorders, delays and cuts one way, and what goes wrong when.
+
+First a time of faults, then everything is healed and liveness is asked for: a leader, every pending write answered, all
+replicas equal. Everything is drawn from one seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quorum.raft import messages as m
+from quorum.raft.effects import RequestFailed, RequestReceived, ResponseReceived, Send
+from quorum.raft.roles import Leader
+from tests.sim.canaries import Canary
+from tests.sim.checks import Checks, Violation
+from tests.sim.node import SimNode
+
+FAULT_TIME_MS = 8_000
+HEAL_TIME_MS = 12_000
+MAX_EVENTS = 200_000
+
+
+@dataclass
+class Outcome:
+    """What one seed did."""
+
+    seed: int
+    events: int
+    trace_hash: str
+    elections: int
+    committed: int
+    crashes: int
+    truncations: int
+    snapshots_installed: int
+
+
+class World:
+    """Nodes, network and clock of one seed."""
+
+    def __init__(self, seed: int, canary: Canary | None = None, *, verbose: bool = False) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now_ms = 0
+        self.verbose = verbose
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._tokens = 0
+        self._hash = hashlib.sha256()
+        self.events = 0
+        self.crashes = 0
+        voters = list(range(1, self.rng.choice([3, 3, 3, 5, 1, 2, 4]) + 1))
+        observers = list(range(11, 11 + self.rng.choice([0, 1, 2])))
+        self.checks = Checks(voters)
+        chosen = canary or Canary()
+        self.nodes = {
+            n: SimNode(self, n, voters=voters, canary=chosen) for n in (*voters, *observers)
+        }
+        self.voters = voters
+        self.drop_rate = self.rng.choice([0.0, 0.02, 0.1])
+        self.duplicate_rate = self.rng.choice([0.0, 0.02, 0.1])
+        self.delay_max_ms = self.rng.choice([5, 30, 150])
+        self.cut: set[tuple[int, int]] = set()  # one-way: (source, target)
+        self.faulty = True
+        self._next_value = 0
+        self._ticks: dict[int, int] = {}
+        self.quiet = False
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def chance(self, probability: float) -> bool:
+        return self.faulty and self.rng.random() < probability
+
+    def at(self, moment_ms: int, work: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, (moment_ms, self._sequence, work))
+
+    def after(self, delay_ms: int, node: SimNode, work: Callable[[], None]) -> None:
+        """Later, if the node has not crashed meanwhile."""
+        incarnation = node.incarnation
+
+        def alive() -> None:
+            if node.alive and node.incarnation == incarnation:
+                work()
+
+        self.at(self.now_ms + delay_ms, alive)
+
+    def schedule_tick(self, node: SimNode) -> None:
+        deadline_ms = node.replica.next_deadline_ms()
+        if deadline_ms is None:
+            return
+        moment_ms = max(deadline_ms, self.now_ms + 1)
+        planned_ms = self._ticks.get(node.node_id)
+        if planned_ms is not None and self.now_ms < planned_ms <= moment_ms:
+            return  # it will look again then
+        self._ticks[node.node_id] = moment_ms
+        self.at(moment_ms, lambda: self._tick(node, moment_ms))
+
+    def _tick(self, node: SimNode, moment_ms: int) -> None:
+        if self._ticks.get(node.node_id) == moment_ms:
+            del self._ticks[node.node_id]
+            if node.alive:
+                node.tick(node.incarnation)
+                self.schedule_tick(node)
+
+    def trace(self, node: SimNode, what: str) -> None:
+        self.events += 1
+        replica, log = node.replica, node.log
+        line = (
+            f"{self.now_ms:6} n{node.node_id} {what:24} {type(replica.role).__name__:11}"
+            f" e{replica.epoch} [{log.start_offset},{log.end_offset}) hw={replica.high_watermark}"
+        )
+        self._hash.update(line.encode())
+        if self.verbose:
+            print(line)
+
+    # --- network --------------------------------------------------------------------------------
+
+    def _passes(self, source: int, target: int) -> bool:
+        return (source, target) not in self.cut and not self.chance(self.drop_rate)
+
+    def _delay_ms(self) -> int:
+        return 1 + self.rng.randrange(self.delay_max_ms if self.faulty else 3)
+
+    def _carry(self, source: int, target: int, work: Callable[[], None]) -> None:
+        if self._passes(source, target):
+            self.at(self.now_ms + self._delay_ms(), work)
+            if self.chance(self.duplicate_rate):
+                self.at(self.now_ms + 3 * self._delay_ms(), work)
+
+    def send_request(self, source: SimNode, send: Send) -> None:
+        target = self.nodes[send.endpoint.port]
+        incarnation, correlation_id = source.incarnation, send.correlation_id
+
+        def arrive() -> None:
+            if not target.alive:
+                if self.rng.random() < 0.5:  # the connection is refused; else silence
+                    self.after_of(source, incarnation, lambda: RequestFailed(correlation_id))
+                return
+            self._tokens += 1
+            token = self._tokens
+            target.tokens[token] = (source.node_id, correlation_id, incarnation)
+            target.step(RequestReceived(token, send.request))
+
+        self._carry(source.node_id, target.node_id, arrive)
+
+    def after_of(self, node: SimNode, incarnation: int, event: Callable[[], RequestFailed]) -> None:
+        if node.alive and node.incarnation == incarnation:
+            node.step(event())
+
+    def send_response(
+        self,
+        source: SimNode,
+        target_id: int,
+        correlation_id: int,
+        incarnation: int,
+        response: m.Response,
+    ) -> None:
+        target = self.nodes[target_id]
+        if isinstance(response, m.VoteResponse) and response.vote_granted:
+            pending = target.incarnation == incarnation and target.alive
+            asked = target.replica.requests.pending_request(correlation_id) if pending else None
+            if isinstance(asked, m.VoteRequest) and not asked.pre_vote:
+                self.checks.on_vote_granted(source, asked.epoch, asked.candidate)
+
+        def arrive() -> None:
+            if target.alive and target.incarnation == incarnation:
+                target.step(ResponseReceived(correlation_id, response))
+
+        self._carry(source.node_id, target_id, arrive)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        rng = self.rng
+        verbs: list[tuple[int, Callable[[], None]]] = [
+            (rng.choice([400, 1500, 6000]), self._crash_one),
+            (rng.choice([500, 2000, 9000]), self._cut_some),
+            (rng.choice([300, 1000]), self._snapshot_one),
+            (rng.choice([2000, 9000]), self._trouble_leader),
+        ]
+        for mean_ms, verb in verbs:
+            moment_ms = 0
+            while (moment_ms := moment_ms + 1 + rng.randrange(2 * mean_ms)) < FAULT_TIME_MS:
+                self.at(moment_ms, verb)
+        moment_ms = 0
+        while (moment_ms := moment_ms + 1 + rng.randrange(80)) < FAULT_TIME_MS:
+            self.at(moment_ms, self._append_some)
+
+    def _any_node(self) -> SimNode:
+        return self.nodes[self.rng.choice(sorted(self.nodes))]
+
+    def _crash_one(self) -> None:
+        victims = list(self.nodes.values()) if self.rng.random() < 0.1 else [self._any_node()]
+        for node in victims:
+            node.crash()
+            self.crashes += 1
+        for node in victims:
+            self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda n=node: self._restart(n))
+
+    def _restart(self, node: SimNode) -> None:
+        if not node.alive:
+            node.start()
+
+    def _cut_some(self) -> None:
+        """One way or both, one node or halves of the cluster; healed after a while."""
+        ids = sorted(self.nodes)
+        side = set(self.rng.sample(ids, self.rng.randrange(1, len(ids) + 1)))
+        ways = {(a, b) for a in side for b in ids if b not in side}
+        kind = self.rng.random()
+        if kind < 0.4:
+            ways |= {(b, a) for a, b in ways}
+        elif kind < 0.7:
+            ways = {(b, a) for a, b in ways}
+        self.cut |= ways
+        self.at(self.now_ms + 1 + self.rng.randrange(2500), lambda: self.cut.difference_update(ways))
+
+    def _snapshot_one(self) -> None:
+        self._any_node().make_snapshot()
+
+    def _trouble_leader(self) -> None:
+        leaders = [n for n in self._leaders()]
+        if not leaders:
+            return
+        leader = leaders[0]
+        kind = self.rng.random()
+        if kind < 0.3:
+            leader.resign()
+        elif kind < 0.6:
+            leader.shut_down()
+            self.at(self.now_ms + 200, leader.crash)
+            self.at(self.now_ms + 700, lambda: self._restart(leader))
+        else:
+            leader.crash()
+            self.at(self.now_ms + 400, lambda: self._restart(leader))
+
+    def _leaders(self) -> list[SimNode]:
+        return [
+            n for n in self.nodes.values() if n.alive and isinstance(n.replica.role, Leader)
+        ]
+
+    def _append_some(self) -> None:
+        for leader in self._leaders():  # more than one: an old one that does not know it yet
+            count = 1 + self.rng.randrange(4)
+            values = []
+            for _ in range(count):
+                self._next_value += 1
+                key = self.rng.randrange(20)
+                values.append(b"key%d=value%d" % (key, self._next_value))
+            leader.propose(values)
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Faults, then healing and liveness. Violation or any other error is the seed's finding."""
+        for node_id in self.nodes:
+            self.at(self.rng.randrange(100), lambda n=node_id: self._restart(self.nodes[n]))
+        self._plan_faults()
+        self._run_until(FAULT_TIME_MS)
+        self._heal()
+        self._run_until(FAULT_TIME_MS + HEAL_TIME_MS)
+        self._require_liveness()
+        checks = self.checks
+        return Outcome(
+            self.seed,
+            self.events,
+            self._hash.hexdigest(),
+            checks.elections,
+            checks.committed_end,
+            self.crashes,
+            checks.truncations,
+            checks.snapshots_installed,
+        )
+
+    def _run_until(self, end_ms: int) -> None:
+        while self._queue and self._queue[0][0] <= end_ms and not self.quiet:
+            self.now_ms, _, work = heapq.heappop(self._queue)
+            work()
+            if self.events > MAX_EVENTS:
+                raise Violation(f"more than {MAX_EVENTS} events: somebody is busy for nothing")
+
+    def _heal(self) -> None:
+        self.faulty = False
+        self.cut.clear()
+        for node in self.nodes.values():
+            self.at(self.now_ms + 1, lambda n=node: self._revive(n))
+        for moment_ms in range(self.now_ms + 500, FAULT_TIME_MS + HEAL_TIME_MS, 50):
+            self.at(moment_ms, self._look)
+
+    def _look(self) -> None:
+        self.quiet = self._is_quiet()
+
+    def _revive(self, node: SimNode) -> None:
+        if node.alive and node.replica.shutting_down:
+            node.crash()
+        self._restart(node)
+
+    def _is_quiet(self) -> bool:
+        """A leader committed a record written after the healing, and all replicas have it."""
+        leaders = self._leaders()
+        if len(leaders) != 1:
+            return False
+        leader = leaders[0]
+        end_offset = leader.log.end_offset
+        everywhere = all(
+            n.alive and n.log.end_offset == end_offset and n.replica.high_watermark == end_offset
+            for n in self.nodes.values()
+        )
+        if everywhere and b"probe" not in leader.image.values:
+            leader.propose([b"probe=written after the healing"])
+            return False
+        return everywhere
+
+    def _require_liveness(self) -> None:
+        if not self.quiet:
+            states = {
+                n.node_id: (type(n.replica.role).__name__, n.replica.epoch, n.log.end_offset,
+                            n.replica.high_watermark)
+                for n in self.nodes.values()
+            }
+            raise Violation(f"liveness: {HEAL_TIME_MS} ms after healing still {states}")
+        digests = {n.image.digest() for n in self.nodes.values()}
+        if len(digests) != 1:
+            raise Violation(f"I8 the images differ at the end: {digests}")
+
+
+def run_seed(seed: int, canary: Canary | None = None, *, verbose: bool = False) -> Outcome:
+    """Runs one seed to its end."""
+    return World(seed, canary, verbose=verbose).run()
