@@ -208,9 +208,9 @@ def decode_arrow(
     last = 2**63 - 1 if max_offset is None else max_offset
     batches = []
     for position, header in iter_batches(buffer):
+        check_counts(header)
         if header.is_control or header.last_offset < min_offset or header.base_offset >= last:
             continue
-        check_counts(header)
         if check_crcs:
             verify_crc(buffer, position, header)
         batches.append((position, header))
