@@ -36,6 +36,8 @@ Context = grpc.aio.ServicerContext[Any, Any] | Any
 
 # For a request that names no time of its own.
 _DEFAULT_TIMEOUT_MS = 30_000
+# Whoever asks about the quorum while it has no leader wants to hear so soon.
+_QUORUM_TIMEOUT_MS = 3_000
 
 
 def failure(response: type[R], error: BaseException) -> R:
@@ -136,7 +138,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """The leader's answer, or, when none answers, what this node itself knows."""
         try:
             answer: raft_pb2.DescribeQuorumResponse = await self._forward(
-                "DescribeMetadataQuorum", request, 0, context
+                "DescribeMetadataQuorum", request, _QUORUM_TIMEOUT_MS, context
             )
         except TidemarkError:
             answer = admin_answers.describe_quorum(self._quorum.describe())

@@ -28,7 +28,7 @@ from quorum.controller.topics import TopicControl
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import feature_record, producer_ids_record
-from tidemark.config import ServerConfig, effective_topic_config, server_defaults
+from tidemark.config import ServerConfig
 from tidemark.errors import NotControllerError
 from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -39,6 +39,7 @@ PRODUCER_ID_BLOCK_SIZE = 1_000
 PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000
 UNCLEAN_ELECTION_INTERVAL_MS = 300_000
 _FENCE_PASSES_PER_SESSION = 8
+_UNCLEAN_SETTING = "unclean.leader.election.enable"
 
 # The level a new cluster starts with: the records of proto/tidemark/v1/metadata.proto.
 METADATA_VERSION_LEVEL = 1
@@ -67,7 +68,6 @@ class ControllerCore:
 
     def __init__(self, config: ServerConfig, cluster_id: str, rng: random.Random) -> None:
         self._config = config
-        self._defaults = server_defaults(config)
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._cluster = ClusterControl(cluster_id, self._sessions)
         self._topics = TopicControl(config, rng)
@@ -224,12 +224,13 @@ class ControllerCore:
                 assert leader is None or self._image.is_active(leader), f"{name}: leader is fenced"
 
     def _unclean_allowed(self) -> Callable[[str], bool]:
-        image = self.image
+        """The topic's own setting, else the cluster's default. Asked for each partition of a fenced
+        broker: so the one setting is looked at, not the whole configuration."""
+        image, default = self.image, self._config.unclean_leader_election_enable
 
         def allowed(topic: str) -> bool:
-            configs = image.topic_configs(topic)
-            effective = effective_topic_config(self._defaults, configs)
-            return effective.unclean_leader_election_enable
+            value = image.topic_configs(topic).get(_UNCLEAN_SETTING)
+            return default if value is None else value.lower() == "true"
 
         return allowed
 

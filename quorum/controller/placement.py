@@ -38,15 +38,20 @@ class _Deck:
 
     def draw(self, used: set[int]) -> int | None:
         """The next broker that is not in `used`, or None when all are."""
-        if all(broker in used for broker in self._brokers):
-            return None
-        if all(broker in used for broker in self._left):
+        chosen = self._take(used)
+        if chosen is None and any(broker not in used for broker in self._brokers):
             fresh = list(self._brokers)
             self._rng.shuffle(fresh)
             self._left.extend(fresh)
-        chosen = next(broker for broker in self._left if broker not in used)
-        self._left.remove(chosen)
+            chosen = self._take(used)
         return chosen
+
+    def _take(self, used: set[int]) -> int | None:
+        for position, broker in enumerate(self._left):
+            if broker not in used:
+                del self._left[position]
+                return broker
+        return None
 
 
 class _Rack:
