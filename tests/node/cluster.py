@@ -1,7 +1,9 @@
-"""Several brokers in one process on virtual time: real replica managers and logs, memory disks, calls by reference.
+"""Several brokers in one process on virtual time: real replica managers and logs, memory disks,
+calls by reference.
 
-`Cluster` plays the controller: it holds the metadata image, hands (delta, image) to every broker, and answers AlterPartition as the real
-one would in its order of checks. Links between nodes can be cut. Everything runs on `tests.virtual_time`.
+`Cluster` plays the controller: it holds the metadata image, hands (delta, image) to every broker,
+and answers AlterPartition as the real one would in its order of checks. Links between nodes can be
+cut. Everything runs on `tests.virtual_time`.
 """
 
 from __future__ import annotations
@@ -339,7 +341,8 @@ class Cluster:
         return ErrorCode.NONE
 
     async def settle(self, node_ids: tuple[int, ...] = ()) -> None:
-        """Lets replication come to rest: every running replica has the leader's log and watermark."""
+        """Lets replication come to rest: every running replica has the leader's log and
+        watermark."""
         for _ in range(400):
             await asyncio.sleep(0.05)
             leader = self.nodes.get(self.partition.leader)

@@ -1,4 +1,5 @@
-"""Fakes that several tests of the node use: a controller that answers calls, a clock on the loop's time."""
+"""Fakes that several tests of the node use: a controller that answers calls, a clock on the loop's
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a node answers to requests that are wrong: a code of the error table per partition, nothing written."""
+"""What a node answers to requests that are wrong: a code of the error table per partition, nothing
+written."""
 
 from __future__ import annotations
 

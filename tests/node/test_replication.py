@@ -1,4 +1,5 @@
-"""Leaders and followers over real logs: acks, long polls, ISR, truncation after leader changes, restarts."""
+"""Leaders and followers over real logs: acks, long polls, ISR, truncation after leader changes,
+restarts."""
 
 from __future__ import annotations
 
