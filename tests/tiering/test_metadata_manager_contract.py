@@ -1,4 +1,4 @@
-"""One contract for the fake metadata manager and the topic-based one; then what only the latter has."""
+"""One contract for the fake metadata manager and the topic-based one; then the latter alone."""
 
 from __future__ import annotations
 
