@@ -110,12 +110,20 @@ def _recover(
     epochs: LeaderEpochCache,
     config: TopicConfig,
 ) -> Loaded:
+    noted = dict(epochs.entries())
     epochs.truncate_from_end(segments[first].base_offset)
+    seen = segments[first].base_offset
 
     def on_batch(header: Header, _: memoryview) -> None:
-        latest = epochs.latest_epoch
-        if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
-            epochs.assign(header.leader_epoch, header.base_offset)
+        nonlocal seen
+        latest, epoch = epochs.latest_epoch, header.leader_epoch
+        if epoch >= 0 and (latest is None or epoch > latest):
+            # the epoch's first batches may have been compacted away: the note of it still holds
+            start = noted.get(epoch, header.base_offset)
+            epochs.assign(
+                epoch, start if seen <= start < header.base_offset else header.base_offset
+            )
+        seen = header.next_offset
 
     cut_bytes = recovered = 0
     expected = segments[first - 1].next_offset if first else segments[0].base_offset

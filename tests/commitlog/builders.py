@@ -1,0 +1,76 @@
+"""Batches and logs for the tests of the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commitlog.files import Directory
+from commitlog.log import Log
+from commitlog.memory_files import MemoryDirectory
+from tidemark.config import TopicConfig
+from tidemark.records import Record, decode_batch, encode_batch, iter_batches
+from tidemark.types import TopicPartition
+
+TP = TopicPartition("events", 0)
+NOW = 1_700_000_000_000
+
+
+def config(**settings: Any) -> TopicConfig:
+    """Small segments with dense indexes, so that a test rolls and indexes."""
+    small: dict[str, Any] = {
+        "segment_bytes": 2000,
+        "index_interval_bytes": 300,
+        "file_delete_delay_ms": 1000,
+        "retention_ms": -1,
+    }
+    return TopicConfig(**{**small, **settings})
+
+
+def batch(
+    count: int = 1, *, timestamp: int = NOW, step: int = 1, size: int = 20, **options: Any
+) -> bytes:
+    """A batch of `count` records whose timestamps begin at `timestamp`."""
+    records = [
+        Record(0, timestamp + i * step, f"k{i}".encode(), bytes([65 + i % 26]) * size, ())
+        for i in range(count)
+    ]
+    return encode_batch(records, **options)
+
+
+def open_log(
+    directory: Directory | None = None, settings: TopicConfig | None = None, **options: Any
+) -> Log:
+    """Opens a log; by default a new one in memory, as after an unclean stop."""
+    where = MemoryDirectory() if directory is None else directory
+    options.setdefault("now_ms", NOW)
+    return Log.open(where, TP, settings or config(), **options)
+
+
+def filled(
+    directory: Directory | None = None, batches: int = 30, settings: TopicConfig | None = None
+) -> Log:
+    """A log of `batches` batches of three records each, one per 10 ms, all below the watermark."""
+    log = open_log(directory, settings)
+    for number in range(batches):
+        log.append_as_leader(batch(3, timestamp=NOW + number * 10), 1, NOW)
+    log.update_high_watermark(log.log_end_offset)
+    return log
+
+
+def records_of(log: Log, max_bytes: int = 500) -> list[Record]:
+    """All local records, read piece by piece."""
+    found: list[Record] = []
+    offset = log.local_log_start_offset
+    while offset < log.log_end_offset:
+        result = log.read(offset, max_bytes)
+        if not result.records:
+            break
+        for position, _ in iter_batches(result.records):
+            found += decode_batch(result.records, position)
+        offset = result.next_offset
+    return [record for record in found if record.offset >= log.local_log_start_offset]
+
+
+def offsets_of(log: Log) -> list[int]:
+    """The offsets of all local records."""
+    return [record.offset for record in records_of(log)]
