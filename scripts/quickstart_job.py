@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from quickstart_data import FLIGHTS, Flights, load_flights, same_events
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -198,13 +199,12 @@ def wait_for_tier(admin: Admin) -> Table:
     for column in table.columns:
         column.justify = "right"
     total = 0
-    for row in sorted(
-        (p for p in admin.describe_log_dirs([TOPIC]) if p.is_leader), key=lambda p: p.partition
-    ):
+    leaders = [r for r in replicas_of_topic(admin) if r.is_leader]
+    for row in sorted(leaders, key=lambda r: r.topic_partition):
         numbers = (
             row.log_start_offset,
             row.local_log_start_offset,
-            row.highest_remote_offset or -1,
+            -1 if row.highest_remote_offset is None else row.highest_remote_offset,
             row.high_watermark,
         )
         sizes = (row.size_bytes, row.remote_log_size_bytes)
@@ -238,10 +238,10 @@ def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int,
                     contiguous and last - next_offset[tp] + 1 == len(offsets),
                     f"{tp} has a gap at {next_offset[tp]}",
                 )
-                for index in range(len(offsets)) if tp.partition not in first else ():
-                    if batch.column("timestamp")[index].value >= LOOKUP_MS:
-                        first[tp.partition] = offsets[index].as_py()
-                        break
+                if tp.partition not in first:
+                    later = pc.index(pc.greater_equal(batch.column("timestamp"), LOOKUP_MS), True)
+                    if later.as_py() >= 0:
+                        first[tp.partition] = offsets[later.as_py()].as_py()
                 next_offset[tp], count = last + 1, count + len(offsets)
                 batches.append(batch)
             show(count)
@@ -253,7 +253,6 @@ def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int,
             f"{tp}: {LOOKUP_TEXT} is at {first[tp.partition]}, found {found[tp]}",
         )
     read = pa.Table.from_batches(batches).select(["key", "value", "timestamp"])
-    read = read.set_column(2, "timestamp", read["timestamp"].cast(pa.int64()))
     difference = same_events(pa.Table.from_batches([flights.events]), read)
     check(difference is None, difference or "")
     return seconds, first
