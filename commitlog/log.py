@@ -515,8 +515,9 @@ class Log:
 
     def _after_truncation(self, end_offset: int) -> None:
         self._log_end_offset = end_offset
+        self._log_start_offset = min(self._log_start_offset, end_offset)
         self._high_watermark = min(self._high_watermark, end_offset)
-        self._high_watermark = max(self._high_watermark, min(self._log_start_offset, end_offset))
+        self._high_watermark = max(self._high_watermark, self._log_start_offset)
         self._recovery_point = min(self._recovery_point, end_offset)
         self.epochs.truncate_from_end(end_offset)
         self.epochs.flush()
