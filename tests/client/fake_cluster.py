@@ -1,9 +1,9 @@
-"""A cluster in this process: the Log service of several nodes over real gRPC on loopback, with faults
-by script.
+"""A cluster in this process: the Log service of several nodes over real gRPC on loopback, with
+faults by script.
 
 Logs are lists of record batches. Duplicates and gaps of idempotent producers are judged as a
-partition leader judges them (KIP-98). A script is a list of faults per partition; each produce takes
-the next one.
+partition leader judges them (KIP-98). A script is a list of faults per partition; each produce
+takes the next one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tidemark.v1 import log_pb2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one produce: `code` is answered without a write; `lose` loses the answer after
-    the write, `drop` before it; `wait_for` delays it; `move_to` first gives the partition to another
-    leader.
+    """What happens to one produce: `code` is answered without a write; `lose` loses the answer
+    after the write, `drop` before it; `wait_for` delays it; `move_to` first gives the partition to
+    another leader.
     """
 
     code: ErrorCode = ErrorCode.NONE

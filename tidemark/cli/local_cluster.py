@@ -3,8 +3,9 @@ end-to-end tests run.
 
 Controllers have ids 1..n, brokers n+1..n+m; each is `tidemark server` on a loopback port of its
 own, with its data in `<directory>/<role>-<id>`, its settings in `<directory>/config` and its
-output in `<directory>/output`. Every process dies with this one, however it ends (PR_SET_PDEATHSIG): the
-signal comes when the thread that spawned a process ends, so a thread of its own spawns them all.
+output in `<directory>/output`. Every process dies with this one, however it ends
+(PR_SET_PDEATHSIG): the signal comes when the thread that spawned a process ends, so a thread of
+its own spawns them all.
 """
 
 from __future__ import annotations

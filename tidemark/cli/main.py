@@ -19,7 +19,7 @@ from tidemark.errors import TidemarkError
 class _Group(TyperGroup):
     """Errors of ours become a line and an exit status; anything else is a bug and shows."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TidemarkError as error:

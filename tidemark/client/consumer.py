@@ -173,7 +173,7 @@ class AsyncConsumer:
             left_s = deadline - self._loop.time()
             if left_s <= 0:
                 raise RequestTimedOutError(f"{partition} got no position in {limit_ms:.0f} ms")
-            await self._fetcher.news(left_s)
+            await self._fetcher.news(self._fetcher.version, left_s)
         return state.position
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -208,6 +208,7 @@ class AsyncConsumer:
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
+            seen = self._fetcher.version
             found: list[tuple[TopicPartition, Any]] = []
             left = max_records
             for state in list(self._fetcher.states.values()):
@@ -216,7 +217,7 @@ class AsyncConsumer:
                     found.append((state.topic_partition, batch))
                     left -= batch.num_rows
                     self._advance(state, batch)
-            if found or not await self._wait(deadline):
+            if found or not await self._wait(seen, deadline):
                 return Records(found)
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
@@ -225,6 +226,7 @@ class AsyncConsumer:
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
+            seen = self._fetcher.version
             states = list(self._fetcher.states.values())
             await asyncio.gather(*(self._load(state) for state in states))
             found: dict[TopicPartition, Any] = {}
@@ -232,7 +234,7 @@ class AsyncConsumer:
                 if state.decoded is not None and not state.paused:
                     found[state.topic_partition] = batch = state.decoded
                     self._advance(state, batch)
-            if found or not await self._wait(deadline):
+            if found or not await self._wait(seen, deadline):
                 return found
 
     async def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
@@ -241,12 +243,13 @@ class AsyncConsumer:
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
+            seen = self._fetcher.version
             found = []
             for state in list(self._fetcher.states.values()):
                 while (raw := self._fetcher.take(state)) is not None:
                     state.position = raw.next_offset
                     found.append(raw)
-            if found or not await self._wait(deadline):
+            if found or not await self._wait(seen, deadline):
                 return found
 
     async def _load(self, state: PartitionState) -> bool:
@@ -279,7 +282,7 @@ class AsyncConsumer:
             state.decoded = None
             state.position = state.decoded_next
 
-    async def _wait(self, deadline: float) -> bool:
+    async def _wait(self, seen: int, deadline: float) -> bool:
         """False when time is up; raises a partition's error."""
         if self._closed:
             raise ClientClosedError("the consumer is closed")
@@ -287,7 +290,7 @@ class AsyncConsumer:
         left_s = deadline - self._loop.time()
         if left_s <= 0:
             return False
-        await self._fetcher.news(left_s)
+        await self._fetcher.news(seen, left_s)
         return True
 
     # Look-ups.

@@ -109,6 +109,7 @@ class Fetcher:
         self._resetting: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.version = 0  # counts what was fetched or failed
         self._news: list[asyncio.Future[None]] = []
         self._scheduled = False
         self._closed = False
@@ -161,8 +162,12 @@ class Fetcher:
                     self.schedule()
                 raise error
 
-    async def news(self, timeout_s: float) -> None:
-        """Returns when something was fetched or failed, or after `timeout_s`."""
+    async def news(self, seen: int, timeout_s: float) -> None:
+        """Returns when there is more than the `version` seen before one looked, or after
+        `timeout_s`.
+        """
+        if self.version != seen:
+            return
         future = self._loop.create_future()
         self._news.append(future)
         self.schedule()
@@ -243,6 +248,7 @@ class Fetcher:
         return task
 
     def _tell(self) -> None:
+        self.version += 1
         waiting, self._news = self._news, []
         for future in waiting:
             if not future.done():

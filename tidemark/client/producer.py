@@ -365,6 +365,11 @@ class AsyncProducer:
         """The limit of `buffered_bytes` beyond which sends wait."""
         return self._buffer_memory
 
+    @property
+    def max_block_ms(self) -> float:
+        """How long a send may wait for room or for its topic's metadata."""
+        return self._max_block_ms
+
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
         """The partitions of a topic; raises UnknownTopicOrPartitionError after max.block.ms."""
         found = await self._metadata.topic(topic, self._max_block_ms)

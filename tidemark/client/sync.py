@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tidemark.client.admin import AsyncAdmin
+from tidemark.client.batch import RECORD_OVERHEAD_BYTES
 from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.delivery import ArrowDelivery, Delivery
-from tidemark.client.errors import ClientClosedError
+from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import (
     BatchMetadata,
     ClusterDescription,
@@ -178,6 +179,8 @@ class Producer(_Face):
         self._core: AsyncProducer
         self._staged: deque[tuple[Any, ...]] = deque()
         self._staged_bytes = 0
+        self._lock = threading.Lock()
+        self._following: asyncio.Task[None] | None = None
         self._waking = False
         self._closed = False
 
@@ -209,32 +212,54 @@ class Producer(_Face):
             raise ClientClosedError("the producer is closed")
         if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
             raise TypeError("key and value are bytes or None")
-        size = len(value or b"") + len(key or b"")
-        self._staged_bytes += size
-        if self._core.buffered_bytes + self._staged_bytes > self._core.buffer_memory:
+        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+        if self._core.buffered_bytes + self._staged_bytes + size > self._core.buffer_memory:
             self._wait_for_room()
         delivery = Delivery()
-        self._staged.append((size, delivery, topic, value, key, partition, timestamp_ms, headers))
-        # One wake-up for all that is staged until the loop gets to it.
-        if not self._waking:
-            self._waking = True
+        with self._lock:
+            self._staged_bytes += size
+            self._staged.append(
+                (size, delivery, topic, value, key, partition, timestamp_ms, headers)
+            )
+            # One wake-up for all that is staged until the loop gets to it.
+            wake, self._waking = not self._waking, True
+        if wake:
             self._thread.loop.call_soon_threadsafe(self._unstage)
         return SyncDelivery(delivery, self._thread)
 
     def _unstage(self) -> None:
-        self._waking = False
+        """On the loop: what is staged goes to the core while that has room; the rest follows."""
+        with self._lock:
+            self._waking = False
         while self._staged:
-            size, delivery, *fields = self._staged.popleft()
-            self._staged_bytes -= size
+            if self._core.buffered_bytes >= self._core.buffer_memory:
+                if self._following is None or self._following.done():
+                    self._following = self._thread.loop.create_task(self._unstage_all())
+                return
+            with self._lock:
+                size, delivery, *fields = self._staged.popleft()
+                self._staged_bytes -= size
             try:
                 self._core.enqueue(delivery, *fields)
             except TidemarkError as error:
                 delivery.fail(error)
 
+    async def _unstage_all(self) -> None:
+        while self._staged:
+            await self._core.drain()
+            self._unstage()
+
     def _wait_for_room(self) -> None:
         async def room() -> None:
-            self._unstage()
-            await self._core.drain()
+            limit_s = self._core.max_block_ms / 1000
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._unstage_all()
+                    await self._core.drain()
+            except TimeoutError:
+                raise BufferExhaustedError(
+                    f"buffer.memory stayed full for max.block.ms={limit_s * 1000:.0f}"
+                ) from None
 
         self._thread.run(room())
 
@@ -246,7 +271,7 @@ class Producer(_Face):
         """
 
         async def accept() -> ArrowDelivery:
-            self._unstage()
+            await self._unstage_all()
             delivery = self._core.send_arrow(topic, data, partition=partition)
             await delivery.accepted()
             return delivery
@@ -257,7 +282,7 @@ class Producer(_Face):
         """Waits until all that was sent is acknowledged or has failed; TimeoutError."""
 
         async def flush() -> None:
-            self._unstage()
+            await self._unstage_all()
             await self._core.flush()
 
         self._thread.run(flush(), timeout_s)
@@ -266,8 +291,10 @@ class Producer(_Face):
         """Flushes for at most `timeout_ms`, then closes."""
 
         async def close() -> None:
-            self._unstage()
+            if timeout_ms is None:
+                await self._unstage_all()
             await self._core.close(timeout_ms)
+            self._unstage()
 
         self._closed = True
         self._thread.run(close())

@@ -1,0 +1,120 @@
+"""Commands against a real controller and broker; processes that stop, are killed, and leave nothing
+behind.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark.cli.local_cluster import LocalCluster, LocalClusterError
+from tidemark.cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), controllers=1, brokers=1) as cluster:
+        cluster.wait_ready(60)
+        yield cluster
+
+
+def call(cluster: LocalCluster, *arguments: str, stdin: str | None = None) -> str:
+    options = ["--bootstrap-server", cluster.bootstrap_servers]
+    result = runner.invoke(app, [*arguments, *options], input=stdin)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_topics_produce_consume_quorum_and_log_dirs(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert "created topic words" in call(cluster, "topics", "create", "words", "--partitions", "2")
+    assert "words\t2\t1" in call(cluster, "topics", "list")
+    assert "PARTITION\tLEADER" in call(cluster, "topics", "describe", "words")
+    again = runner.invoke(
+        app, ["topics", "create", "words", "--bootstrap-server", cluster.bootstrap_servers]
+    )
+    assert again.exit_code == 1
+    assert "TopicAlreadyExistsError" in again.stderr
+    call(cluster, "topics", "create", "words", "--if-not-exists")
+    call(cluster, "produce", "words", "--key-separator", "=", stdin="a=1\nb=2\nc=3\n")
+    lines = tmp_path / "lines"
+    lines.write_text("d\ne\n")
+    produced = call(cluster, "produce", "words", "--file", str(lines), "--json")
+    assert json.loads(produced) == {"topic": "words", "records": 2}
+    read = call(cluster, "consume", "words", "--from-beginning", "--max-messages", "5", "--json")
+    rows = [json.loads(line) for line in read.splitlines()]
+    assert sorted(row["value"] for row in rows) == ["1", "2", "3", "d", "e"]
+    keyed = call(
+        cluster, "consume", "words", "--from-timestamp", "0", "--timeout", "0.5", "--print-key"
+    )
+    assert "a\t1" in keyed.splitlines()
+    status = json.loads(call(cluster, "quorum", "describe", "--status", "--json"))
+    assert (status["LeaderId"], status["ClusterId"]) == (1, cluster.cluster_id)
+    replication = json.loads(call(cluster, "quorum", "describe", "--replication", "--json"))
+    assert [row["Status"] for row in replication] == ["Leader", "Observer"]
+    dirs = json.loads(call(cluster, "log-dirs", "describe", "--topic", "words", "--json"))
+    assert len(dirs["2"][0]["replicas"]) == 2
+    assert "words-0" in call(cluster, "log-dirs", "describe")
+    assert "deleted" in call(cluster, "topics", "delete", "words")
+
+
+def test_nodes_are_paused_killed_and_restarted(cluster: LocalCluster) -> None:
+    cluster.pause(2)
+    cluster.resume(2)
+    cluster.kill(2)
+    assert not cluster.node(2).is_running
+    with pytest.raises(LocalClusterError, match="does not run"):
+        cluster.pause(2)
+    cluster.restart(2)
+    cluster.wait_ready(60)
+    assert cluster.node(2).is_running
+    with pytest.raises(ValueError, match="none of"):
+        cluster.node(9)
+
+
+def test_a_node_that_can_not_start_is_shown_with_its_output(tmp_path: Path) -> None:
+    broken = LocalCluster(tmp_path, controllers=1, brokers=1)
+    broken.start()
+    try:
+        broken.kill(2)
+        broken.node(2).properties_file.write_text("node.id=2\n")
+        broken.restart(2)
+        with pytest.raises(LocalClusterError, match=r"(?s)broker 2 ended with 1.*process\.roles"):
+            broken.wait_ready(30)
+    finally:
+        broken.stop()
+
+
+def test_nothing_stays_behind_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from tidemark.cli.local_cluster import LocalCluster\n"
+        f"c = LocalCluster(Path({str(tmp_path)!r}), controllers=1, brokers=1)\n"
+        "c.start()\nc.wait_ready(60)\nc.pause(2)\n"
+        "print(*[c.node(n).process.pid for n in (1, 2)], flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def _gone(pid: int) -> bool:
+    """Waits for the kernel to deliver the signal; a zombie that nobody reaped counts as gone."""
+    status = Path(f"/proc/{pid}/status")
+    for _ in range(100_000):
+        try:
+            if "State:\tZ" in status.read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+    return False

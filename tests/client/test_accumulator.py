@@ -1,0 +1,237 @@
+"""The producer's core alone, under the test's clock: order, sequences, limits, random walks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.client.accumulator import Accumulator
+from tidemark.client.batch import MAX_SEQUENCE, Batch, Stamp, next_sequence
+from tidemark.client.retry import RetryPolicy
+from tidemark.errors import (
+    DuplicateSequenceNumberError,
+    InvalidRecordError,
+    NetworkError,
+    OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
+)
+from tidemark.types import TopicPartition
+
+ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def make(idempotent: bool = True, **settings: int) -> Accumulator:
+    policy = RetryPolicy(settings.pop("timeout_ms", 1000), 10, 100, 0)
+    chosen: dict[str, int] = {"batch_size": 200, "linger_ms": 5} | settings
+    return Accumulator(retry=policy, idempotent=idempotent, rng=Random(1), **chosen)
+
+
+def send(
+    accumulator: Accumulator, partition: TopicPartition, now_ms: float, size: int = 20
+) -> Batch:
+    queue = accumulator.queue(partition)
+    return accumulator.append(queue, None, b"x" * size, 0, (), now_ms)
+
+
+def encode(accumulator: Accumulator) -> list[Batch]:
+    batches = accumulator.take_encodable()
+    for batch in batches:
+        assert batch.stamp is not None
+        accumulator.encoded(batch, b"x" * batch.size_bytes, batch.stamp)
+    return batches
+
+
+def drain(accumulator: Accumulator, now_ms: float, limit: int = 1 << 20) -> list[Batch]:
+    requests = accumulator.drain(now_ms, lambda _: 1, lambda _: True, limit)
+    return requests.get(1, [])
+
+
+def test_a_batch_closes_when_it_lingered_and_is_sent_once() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    accumulator.close_due(4)
+    assert not encode(accumulator)
+    assert accumulator.next_deadline_ms(4) == 5
+    accumulator.close_due(5)
+    assert encode(accumulator) == [batch]
+    assert drain(accumulator, 5) == [batch]
+    assert drain(accumulator, 6) == []
+    accumulator.succeeded(batch, 42)
+    assert (batch.done, batch.base_offset, accumulator.buffered_bytes) == (True, 42, 0)
+    accumulator.validate()
+
+
+def test_a_full_batch_closes_at_once_and_the_tail_grows_while_the_head_is_under_way() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    first = send(accumulator, ONE, 0)
+    while (last := send(accumulator, ONE, 0)) is first:
+        pass
+    assert first.closed
+    encode(accumulator)
+    assert drain(accumulator, 0) == [first]
+    accumulator.close_due(1000)
+    assert not last.closed, "nothing can be sent anyway: let it grow"
+    accumulator.succeeded(first, 0)
+    accumulator.close_due(1000)
+    assert last.closed
+
+
+def test_only_one_batch_of_a_partition_is_in_flight_and_a_retry_comes_before_its_successors() -> (
+    None
+):
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    batches = []
+    for now in range(3):
+        batches.append(send(accumulator, ONE, now))
+        accumulator.close_due(now, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 3) == batches[:1]
+    assert accumulator.failed(batches[0], NetworkError(), 3)
+    assert drain(accumulator, 3) == []
+    assert accumulator.next_deadline_ms(3) == 13
+    assert drain(accumulator, 13) == batches[:1]
+    accumulator.succeeded(batches[0], 0)
+    assert drain(accumulator, 13) == batches[1:2]
+    stamps = [batch.stamp for batch in batches]
+    assert stamps == [Stamp(7, 0, 0), Stamp(7, 0, 1), Stamp(7, 0, 2)]
+
+
+def test_batches_wait_for_a_producer_id() -> None:
+    accumulator = make()
+    send(accumulator, ONE, 0)
+    accumulator.close_due(0, everything=True)
+    assert not encode(accumulator)
+    assert accumulator.needs_identity
+    accumulator.set_identity(7, 3)
+    (batch,) = encode(accumulator)
+    assert batch.stamp == Stamp(7, 3, 0)
+    assert not accumulator.needs_identity
+
+
+def test_a_batch_lost_after_it_was_sent_bumps_the_epoch_of_its_partition_only() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    lost, next_one, other = (send(accumulator, p, 0, 150) for p in (ONE, ONE, TWO))
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    drain(accumulator, 0)
+    assert not accumulator.failed(lost, InvalidRecordError(), 0)
+    assert isinstance(lost.error, InvalidRecordError)
+    assert next_one.stamp == Stamp(7, 1, 0)
+    assert other.stamp == Stamp(7, 0, 0)
+    accumulator.validate()
+
+
+def test_a_batch_that_was_never_sent_leaves_no_gap_when_it_expires() -> None:
+    accumulator = make(timeout_ms=100)
+    accumulator.set_identity(7, 0)
+    sent, stale = send(accumulator, ONE, 0, 150), send(accumulator, ONE, 10, 150)
+    late = send(accumulator, ONE, 80, 150)
+    accumulator.close_due(80, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 80) == [sent]
+    assert accumulator.expire(115) == [stale]
+    assert isinstance(stale.error, RequestTimedOutError)
+    assert late.stamp == Stamp(7, 0, 1)
+    accumulator.succeeded(sent, 0)
+    accumulator.validate()
+
+
+def test_a_gap_that_the_leader_sees_restarts_the_sequences_and_sends_again() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    drain(accumulator, 0)
+    assert accumulator.failed(batch, OutOfOrderSequenceNumberError(), 0)
+    assert batch.stamp == Stamp(7, 1, 0)
+    assert batch.payload_stamp == Stamp(7, 0, 0), "the sender stamps the bytes anew"
+
+
+def test_after_the_last_epoch_comes_a_new_producer_id() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 2**15 - 1)
+    batch = send(accumulator, ONE, 0)
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    drain(accumulator, 0)
+    assert accumulator.failed(batch, OutOfOrderSequenceNumberError(), 0)
+    assert accumulator.needs_identity
+    assert drain(accumulator, 1000) == []
+    accumulator.set_identity(8, 0)
+    accumulator.take_encodable()
+    assert drain(accumulator, 1000) == [batch]
+    assert batch.stamp == Stamp(8, 0, 0)
+
+
+def test_a_duplicate_is_a_success_at_an_unknown_offset() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    drain(accumulator, 0)
+    assert not accumulator.failed(batch, DuplicateSequenceNumberError(), 0)
+    assert (batch.done, batch.error, batch.base_offset) == (True, None, -1)
+
+
+def test_requests_respect_their_size_and_nobody_starves() -> None:
+    accumulator = make(idempotent=False, batch_size=120)
+    sent = []
+    for number in range(4):
+        send(accumulator, TopicPartition("t", number), 0, 30)
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    for _ in range(4):
+        (batch,) = drain(accumulator, 0, limit=150)
+        sent.append(batch.topic_partition.partition)
+        accumulator.succeeded(batch, 0)
+    assert sorted(sent) == [0, 1, 2, 3]
+
+
+def test_sequences_wrap_to_zero() -> None:
+    assert next_sequence(MAX_SEQUENCE, 1) == 0
+    assert next_sequence(MAX_SEQUENCE - 1, 3) == 1
+
+
+STEPS = st.sampled_from(["send", "send", "send", "tick", "pump", "ok", "lost", "refuse", "gap"])
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEPS, max_size=60), seed=st.integers(0, 2**16))
+def test_random_walks_keep_the_invariants(idempotent: bool, steps: list[str], seed: int) -> None:
+    rng = Random(seed)
+    accumulator = make(idempotent=idempotent, timeout_ms=500)
+    accumulator.set_identity(7, 0)
+    now = 0.0
+    flying: list[Batch] = []
+    order: dict[TopicPartition, list[float]] = {ONE: [], TWO: []}
+    for step in steps:
+        if step == "send":
+            send(accumulator, rng.choice([ONE, TWO]), now, rng.randrange(150))
+        elif step == "tick":
+            now += rng.choice([1, 5, 50, 200])
+            accumulator.expire(now)
+        elif step == "pump":
+            accumulator.close_due(now)
+            encode(accumulator)
+            flying += drain(accumulator, now, limit=300)
+        elif flying:
+            batch = flying.pop(rng.randrange(len(flying)))
+            if step == "ok":
+                order[batch.topic_partition].append(batch.created_ms)
+                accumulator.succeeded(batch, 0)
+            else:
+                errors = {"lost": NetworkError(), "refuse": InvalidRecordError()}
+                error = errors.get(step) or OutOfOrderSequenceNumberError()
+                accumulator.failed(batch, error, now)
+        accumulator.validate()
+    assert all(created == sorted(created) for created in order.values())

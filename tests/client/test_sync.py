@@ -1,0 +1,105 @@
+"""The blocking faces, from plain threads, over the fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from tests.client.fake_cluster import FakeCluster, Fault
+from tidemark.client import Admin, ClientClosedError, Consumer, Producer
+from tidemark.errors import ErrorCode, InvalidTimestampError, NetworkError
+from tidemark.types import TopicPartition
+
+ONE = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """A fake cluster on the loop of the blocking clients: gRPC likes one loop per process best."""
+    from tidemark.client.sync import shared_loop
+
+    fake = FakeCluster(1)
+    fake.create_topic("t", 1)
+    shared_loop().run(fake.__aenter__())
+    yield fake
+    shared_loop().run(fake.__aexit__())
+
+
+def test_records_there_and_back(cluster: FakeCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        deliveries = [producer.send("t", b"%d" % n, key=b"k") for n in range(500)]
+        assert deliveries[499].result(10).offset == 499
+        assert all(d.done() for d in deliveries)
+        producer.send_arrow("t", pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})).result(10)
+        assert producer.partitions_for("t") == [ONE]
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign([ONE])
+        consumer.seek_to_beginning()
+        assert consumer.position(ONE) == 0
+        found: list[bytes | None] = []
+        while len(found) < 502:
+            found += [record.value for record in consumer.poll(10_000, max_records=200)]
+        assert found == [b"%d" % n for n in range(500)] + [b"a", b"b"]
+        consumer.seek(ONE, 500)
+        assert consumer.poll_arrow(10_000)[ONE].column("value").to_pylist() == [b"a", b"b"]
+        assert consumer.end_offsets([ONE]) == {ONE: 502}
+
+
+def test_errors_reach_the_caller(cluster: FakeCluster) -> None:
+    cluster.faults[ONE].append(Fault(ErrorCode.INVALID_TIMESTAMP))
+    with Producer(cluster.bootstrap_servers) as producer:
+        refused = producer.send("t", b"a")
+        with pytest.raises(InvalidTimestampError):
+            refused.result(10)
+        assert isinstance(refused.exception(), InvalidTimestampError)
+        with pytest.raises(TypeError):
+            producer.send("t", "text")  # type: ignore[arg-type]
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"b")
+
+
+def test_a_full_buffer_blocks_the_sending_thread_until_there_is_room(cluster: FakeCluster) -> None:
+    with Producer(cluster.bootstrap_servers, buffer_memory=4096, linger_ms=0) as producer:
+        for number in range(400):
+            producer.send("t", b"%d" % number * 10)
+        producer.flush(10)
+    assert cluster.values("t") == [b"%d" % number * 10 for number in range(400)]
+
+
+def test_many_threads_may_share_a_producer(cluster: FakeCluster) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+
+        def work(name: bytes) -> None:
+            for number in range(200):
+                producer.send("t", b"%s %d" % (name, number))
+
+        threads = [threading.Thread(target=work, args=(b"ABCD"[n : n + 1],)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    values = [value for value in cluster.values("t") if value is not None]
+    assert len(values) == 800
+    for name in (b"A", b"B", b"C", b"D"):
+        assert [v for v in values if v.startswith(name)] == [
+            b"%s %d" % (name, n) for n in range(200)
+        ]
+
+
+def test_a_cluster_that_is_not_there_is_a_network_error() -> None:
+    with Admin("127.0.0.1:1", default_api_timeout_ms=100) as admin, pytest.raises(NetworkError):
+        admin.list_topics()
+
+
+def test_a_blocking_call_on_its_own_loop_is_refused(cluster: FakeCluster) -> None:
+    from tidemark.client.sync import shared_loop
+
+    async def misuse() -> None:
+        shared_loop().run(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="its own event loop"):
+        shared_loop().run(misuse())
