@@ -12,7 +12,6 @@ Modelled on Kafka's NodeToControllerChannelManager (KIP-590).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,14 +25,13 @@ from tidemark.types import Endpoint
 from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.wire import CHANNEL_OPTIONS
 
-_log = logging.getLogger(__name__)
-
 FORWARDED = ("tidemark-forwarded", "1")
 
-# A connection that says nothing for this long is given up for the next leader (a stopped process
-# keeps its sockets open); the call itself may last longer.
+# A connection that says nothing for this long is given up (a stopped process keeps its sockets
+# open); sooner when another leader is known. The call itself may last longer.
 _ATTEMPT_MS_MAX = 5_000
 _BACKOFF_MS = 50
+_LEADER_CHECK_S = 0.25
 _RETRIED_STATUS = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -138,7 +136,10 @@ class ControllerClient:
         )
         timeout_s = min(left_ms, self._attempt_ms_max) / 1000
         try:
-            answer = await call(request, timeout=timeout_s, metadata=(FORWARDED,))
+            under_way = call(request, timeout=timeout_s, metadata=(FORWARDED,))
+            if not await self._answers(under_way, endpoint):
+                return None, f"{endpoint.address} leads no more"
+            answer = await under_way
         except grpc.aio.AioRpcError as error:
             if error.code() not in _RETRIED_STATUS:
                 raise error_for(
@@ -149,6 +150,23 @@ class ControllerClient:
         if answer.error_code == ErrorCode.NOT_CONTROLLER:
             return None, f"{endpoint.address} is not the active controller"
         return answer, ""
+
+    async def _answers(self, under_way: Any, endpoint: Endpoint) -> bool:
+        """Waits for the end of the call; False, and the call is cancelled, when another node leads
+        meanwhile."""
+        while not under_way.done():
+            waiting = asyncio.ensure_future(_ended(under_way))
+            try:
+                await asyncio.wait((waiting,), timeout=_LEADER_CHECK_S)
+            except asyncio.CancelledError:
+                under_way.cancel()  # whoever called has given up
+                raise
+            finally:
+                waiting.cancel()
+            if not under_way.done() and self._leader() not in (None, endpoint):
+                under_way.cancel()
+                return False
+        return True
 
     def _connect(self, endpoint: Endpoint) -> grpc.aio.Channel:
         if self._channel is not None and self._endpoint == endpoint:
@@ -171,3 +189,10 @@ class ControllerClient:
         task = asyncio.ensure_future(channel.close(self._attempt_ms_max / 1000))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
+
+
+async def _ended(under_way: Any) -> None:
+    """Waits for a call to end, one way or the other; being cancelled leaves the call alone."""
+    ended = asyncio.get_running_loop().create_future()
+    under_way.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    await ended

@@ -14,7 +14,6 @@ when nothing was written for a while, so that every replica's offset goes on and
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ from tidemark.config import ServerConfig
 from tidemark.errors import NotControllerError
 from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
-
-_log = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK_SIZE = 1_000
 PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000

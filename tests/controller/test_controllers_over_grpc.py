@@ -21,7 +21,7 @@ from tests.controller.cluster import (
 )
 from tidemark.errors import BrokerNotAvailableError, InvalidRequestError, RequestTimedOutError
 from tidemark.types import Endpoint
-from tidemark.v1 import admin_pb2, admin_pb2_grpc, controller_pb2, raft_pb2
+from tidemark.v1 import admin_pb2, admin_pb2_grpc, controller_pb2, controller_pb2_grpc, raft_pb2
 
 
 def creation(name: str, partitions: int = 6) -> admin_pb2.CreateTopicsRequest:
@@ -37,7 +37,10 @@ async def admin_call(node: RealNode, method: str, request: Any, **options: Any) 
         return await getattr(stub, method)(request, timeout=25, **options)
 
 
-def test_a_topic_made_through_a_follower_survives_the_active_controller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_a_topic_made_through_a_follower_survives_the_active_controller(
+    tmp_path: Path, end: str
+) -> None:
     async def main() -> None:
         async with real_controllers(tmp_path) as nodes:
             first = await active(nodes)
@@ -48,7 +51,7 @@ def test_a_topic_made_through_a_follower_survives_the_active_controller(tmp_path
             answer = await admin_call(follower, "CreateTopics", creation("flights"))
             assert [t.error_code for t in answer.topics] == [0]
 
-            await nodes.pop(first.node_id).stop()
+            await getattr(nodes.pop(first.node_id), end)()
             second = await active(nodes)
             assert second is not first
             other = next(n for n in nodes.values() if n is not second)
@@ -148,5 +151,40 @@ def test_the_client_gives_up_in_time_and_says_why() -> None:
             await client.close()
             with pytest.raises(BrokerNotAvailableError):
                 await client.call("BrokerHeartbeat", request, 300)
+
+    asyncio.run(main())
+
+
+def test_the_client_leaves_a_leader_that_is_silent_for_the_next() -> None:
+    async def main() -> None:
+        asked: list[str] = []
+        moved = asyncio.Event()
+
+        class Silent(controller_pb2_grpc.ControllerServicer):
+            async def BrokerHeartbeat(self, request: Any, context: Any) -> Any:
+                asked.append("silent")
+                moved.set()
+                await asyncio.Event().wait()
+
+        class Next(controller_pb2_grpc.ControllerServicer):
+            async def BrokerHeartbeat(self, request: Any, context: Any) -> Any:
+                asked.append("next")
+                return controller_pb2.BrokerHeartbeatResponse(is_caught_up=True)
+
+        servers, endpoints = [], []
+        for servicer in (Silent(), Next()):
+            server = grpc.aio.server()
+            controller_pb2_grpc.add_ControllerServicer_to_server(servicer, server)
+            endpoints.append(Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0")))
+            await server.start()
+            servers.append(server)
+        client = ControllerClient(lambda: endpoints[1 if moved.is_set() else 0])
+        request = controller_pb2.BrokerHeartbeatRequest(broker_id=1)
+        answer = await client.call("BrokerHeartbeat", request, 60_000)
+        assert answer.is_caught_up
+        assert asked == ["silent", "next"]
+        await client.close()
+        for server in servers:
+            await server.stop(0)
 
     asyncio.run(main())
