@@ -1,0 +1,290 @@
+"""Reads of the tier under trouble: slow, broken and overloaded stores, small caches, corrupt
+indexes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.memory_files import MemoryDirectory
+from tests.tiering.builders import PARTITION, segment
+from tests.tiering.world import World, batch
+from tidemark.errors import CorruptMessageError, RequestTimedOutError
+from tiering.chunk_cache import ChunkCache
+from tiering.errors import (
+    RemoteReadBusyError,
+    RemoteStorageError,
+    RemoteStorageNotReadyError,
+    RetriableRemoteStorageError,
+)
+from tiering.index_cache import RemoteIndexCache
+from tiering.metrics import RemoteMetrics
+from tiering.remote_indexes import RemoteIndexes
+from tiering.segment_scan import batch_bounds
+from tiering.storage import IndexType
+
+
+class SlowStorage:
+    """A storage whose log fetches wait for a gate; everything is counted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.fetches: list[tuple[int, int | None]] = []
+        self.index_fetches = 0
+
+    def fetch_log_segment(self, metadata: Any, start: int, end: int | None = None) -> bytes:
+        self.fetches.append((start, end))
+        self.begun.release()
+        assert self.gate.wait(30)
+        content: bytes = self.inner.fetch_log_segment(metadata, start, end)
+        return content
+
+    def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
+        self.index_fetches += 1
+        content: bytes = self.inner.fetch_index(metadata, index_type)
+        return content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def tiered_world(
+    path: Path, *, segments: int = 2, settings: dict[str, object] | None = None, **topic: Any
+) -> tuple[World, SlowStorage]:
+    """Segments of 20 records each in the tier, behind a storage that can be slowed down."""
+    world = World(path, settings=settings, **topic)
+    storage = SlowStorage(world.storage)
+    world.storage = storage
+    world.manager = world.new_manager()
+    world.lead()
+    for _ in range(segments):
+        world.produce_segment()
+    world.produce(1)
+    storage.gate.set()
+    asyncio.run(world.once())
+    world.manager = world.new_manager()
+    world.lead()
+    return world, storage
+
+
+def test_a_read_whose_caller_left_goes_on_into_the_cache(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
+    storage.gate.clear()
+
+    async def scenario() -> None:
+        reading = asyncio.ensure_future(world.manager.read(PARTITION, world.log, 0, 500))
+        await asyncio.to_thread(storage.begun.acquire)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        storage.gate.set()
+        records = await world.manager.read(PARTITION, world.log, 0, 500)
+        assert records == bytes(world.log.read(0, 500).records)
+
+    asyncio.run(scenario())
+    assert len(storage.fetches) == 1
+
+
+def test_a_read_that_takes_too_long_times_out_and_the_next_one_has_its_bytes(
+    tmp_path: Path,
+) -> None:
+    world, storage = tiered_world(tmp_path, settings={"remote_log_reader_timeout_ms": 1})
+    storage.gate.clear()
+
+    async def scenario() -> None:
+        with pytest.raises(RequestTimedOutError):
+            await world.manager.read(PARTITION, world.log, 0, 500)
+        assert world.manager.metrics.remote_fetch_timeouts == 1
+        assert world.manager.metrics.reader_pending_tasks == 0
+        storage.gate.set()
+
+    asyncio.run(scenario())
+
+
+def test_reads_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:
+    settings = {"remote_log_reader_max_pending_tasks": 2, "remote_log_reader_threads": 1}
+    world, storage = tiered_world(tmp_path, settings=settings)
+    storage.gate.clear()
+
+    async def scenario() -> None:
+        reads = [
+            asyncio.ensure_future(world.manager.read(PARTITION, world.log, offset, 500))
+            for offset in (0, 20)
+        ]
+        await asyncio.to_thread(storage.begun.acquire)
+        with pytest.raises(RemoteReadBusyError):
+            await world.manager.read(PARTITION, world.log, 0, 500)
+        storage.gate.set()
+        assert all(await asyncio.gather(*reads))
+        assert await world.manager.read(PARTITION, world.log, 0, 500)
+
+    asyncio.run(scenario())
+    assert world.manager.metrics.remote_fetch_busy == 1
+
+
+def test_several_readers_of_one_chunk_fetch_it_once(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
+
+    async def scenario() -> None:
+        answers = await asyncio.gather(
+            *(world.manager.read(PARTITION, world.log, offset, 200) for offset in range(20))
+        )
+        assert all(answers)
+
+    asyncio.run(scenario())
+    assert len(storage.fetches) == 1
+
+
+def test_a_sequential_reader_finds_the_next_segment_loaded(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path, segments=4)
+
+    async def scenario() -> None:
+        await world.manager.read(PARTITION, world.log, 0, 1 << 20)
+        for _ in range(2):
+            await asyncio.to_thread(storage.begun.acquire)
+        assert len(storage.fetches) == 2
+        assert await world.read_all(0, 80, 1 << 20) == world.local_bytes(0, 80)
+
+    asyncio.run(scenario())
+    assert world.manager.metrics.chunk_prefetches >= 3
+    assert len(storage.fetches) == 4
+
+
+def test_a_short_or_corrupt_answer_is_not_kept(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
+    fetch = storage.fetch_log_segment
+
+    async def scenario() -> None:
+        storage.fetch_log_segment = lambda *args: fetch(*args)[:-1]  # type: ignore[method-assign]
+        with pytest.raises(RetriableRemoteStorageError):
+            await world.manager.read(PARTITION, world.log, 0, 500)
+        storage.fetch_log_segment = lambda *args: bytes(len(fetch(*args)))  # type: ignore[method-assign]
+        with pytest.raises(CorruptMessageError):
+            await world.manager.read(PARTITION, world.log, 0, 500)
+        storage.fetch_log_segment = fetch  # type: ignore[method-assign]
+        expected = bytes(world.log.read(0, 500).records)
+        assert await world.manager.read(PARTITION, world.log, 0, 500) == expected
+
+    asyncio.run(scenario())
+
+
+def test_before_the_metadata_is_read_a_read_is_retriable(tmp_path: Path) -> None:
+    world, _ = tiered_world(tmp_path)
+    world.metadata.on_stop_partitions([PARTITION])
+    with pytest.raises(RemoteStorageNotReadyError) as caught:
+        asyncio.run(world.manager.read(PARTITION, world.log, 0, 500))
+    assert caught.value.retriable
+
+
+def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path)
+    asyncio.run(world.read_all(0, 40))
+    assert storage.index_fetches == 4
+    cache = tmp_path / "cache-1"
+    names = sorted(path.name for path in cache.iterdir())
+    assert [name.partition("_")[0] for name in names] == ["0", "0", "20", "20"]
+    (cache / names[0]).write_bytes(b"torn!")
+    (cache / (names[1] + ".123.tmp")).write_bytes(b"half written")
+    world.manager = world.new_manager()
+    world.lead()
+    assert asyncio.run(world.read_all(0, 40)) == world.local_bytes(0, 40)
+    assert storage.index_fetches == 6
+    assert world.manager.metrics.index_cache_refetches == 1
+    assert sorted(path.name for path in cache.iterdir()) == names
+
+
+class Indexes:
+    """A storage of 100-byte offset indexes alone."""
+
+    def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
+        if index_type is IndexType.TIMESTAMP:
+            return b""
+        return b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in range(1, 13))
+
+
+def test_the_index_cache_keeps_to_its_limit() -> None:
+    disk = MemoryDirectory()
+    storage: Any = Indexes()
+    cache = RemoteIndexCache(disk, 300, storage, RemoteMetrics())
+    for number in range(10):
+        cache.load(segment(number * 10, number * 10 + 9, number + 1))
+        assert cache.size_bytes <= 300
+    assert len(cache) == 3
+    assert {name.partition("_")[0] for name in disk.list()} == {"70", "80", "90"}
+    smaller = RemoteIndexCache(disk, 100, storage, RemoteMetrics())
+    assert len(smaller) == 1
+    smaller.remove(segment(90, 99, 10).id)
+    assert len(disk.list()) <= 2
+
+
+def test_a_full_disk_does_not_stop_reads_through_the_index_cache() -> None:
+    disk = MemoryDirectory()
+    disk.set_capacity(10)
+    storage: Any = Indexes()
+    cache = RemoteIndexCache(disk, 300, storage, RemoteMetrics())
+    assert cache.load(segment(0, 9, 1)).position_of(5) == 5
+
+
+def test_indexes_that_can_not_be_true_are_corrupt() -> None:
+    def entries(*pairs: tuple[int, int]) -> bytes:
+        return b"".join(a.to_bytes(4, "big") + b.to_bytes(4, "big") for a, b in pairs)
+
+    good = RemoteIndexes.parse(100, 1000, entries((5, 10), (9, 90)), b"")
+    assert [good.position_of(offset) for offset in (100, 104, 105, 108, 109, 500)] == [
+        0,
+        0,
+        10,
+        10,
+        90,
+        90,
+    ]
+    for wrong in (
+        b"1234567",
+        entries((5, 10), (5, 20)),
+        entries((5, 10), (6, 9)),
+        entries((1, 1000)),
+    ):
+        with pytest.raises(CorruptMessageError):
+            RemoteIndexes.parse(100, 1000, wrong, b"")
+    with pytest.raises(CorruptMessageError):
+        RemoteIndexes.parse(100, 1000, b"", bytes(11))
+
+
+def test_the_chunk_cache_keeps_to_its_limit_and_forgets_failures() -> None:
+    async def scenario() -> None:
+        cache = ChunkCache(250, RemoteMetrics())
+
+        async def load() -> bytes:
+            return bytes(100)
+
+        async def fail() -> bytes:
+            raise RemoteStorageError("no")
+
+        one = segment(0, 9, 1).id
+        for number in range(5):
+            assert len(await cache.get((one, number), load)) == 100
+            assert cache.size_bytes <= 250
+        assert (one, 4) in cache and (one, 0) not in cache
+        with pytest.raises(RemoteStorageError):
+            await cache.get((one, 0), fail)
+        assert len(await cache.get((one, 0), load)) == 100
+        cache.drop(one)
+        assert cache.size_bytes == 0
+        await cache.close()
+
+    asyncio.run(scenario())
+
+
+def test_bounds_are_read_from_the_header_alone() -> None:
+    content = batch(0, 5)
+    bounds = batch_bounds(content, 0)
+    assert (bounds.base_offset, bounds.last_offset, bounds.size_bytes) == (0, 4, len(content))
+    with pytest.raises(CorruptMessageError):
+        batch_bounds(bytes(61), 0)
