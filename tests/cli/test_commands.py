@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tidemark.cli.main import app
 from tidemark.cli.output import settings_of
 from tidemark.cli.produce import split_line
 from tidemark.cli.quorum import replication_of, status_of
+from tidemark.client import sync
 from tidemark.client.models import ConsumerRecord, QuorumDescription, QuorumReplica
 from tidemark.errors import ConfigError
 from tidemark.records import Record, encode_batch
@@ -96,13 +98,8 @@ def test_a_broken_properties_file_is_one_line_and_a_traceback_with_debug(tmp_pat
 
 
 def test_an_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidemark.client import admin
-
-    monkeypatch.setattr(
-        admin,
-        "RetryPolicy",
-        lambda *_: __import__("tidemark.client.retry").client.retry.RetryPolicy(50),
-    )
+    impatient = functools.partial(sync.Admin, default_api_timeout_ms=50)
+    monkeypatch.setattr(sync, "Admin", impatient)
     result = runner.invoke(app, ["topics", "list", "--bootstrap-server", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert result.stderr.startswith("tidemark: NetworkError: 127.0.0.1:1")

@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "none"
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # a TopicPartition has a text of its own
         return ",".join(map(str, value))
     return str(value)
 
