@@ -153,6 +153,18 @@ def test_a_follower_being_added_holds_the_watermark_already() -> None:
     assert leader.core.high_watermark == 20
 
 
+def test_a_follower_being_added_holds_the_watermark_even_when_it_falls_silent() -> None:
+    """Whether the controller took it in is not known: only the answer may tell."""
+    leader = Leader(isr=(1, 2))
+    leader.fetch(3, 0)
+    assert leader.core.maybe_expand_isr(3) is not None
+    leader.brokers[3] = BrokerView(103, False)
+    leader.now_ms += LAG_MS + 1
+    leader.append(20)
+    leader.fetch(2, 20)
+    assert leader.core.high_watermark == 0
+
+
 def test_a_replica_being_removed_holds_the_watermark_until_the_answer() -> None:
     leader = Leader()
     leader.append(10)
@@ -319,7 +331,7 @@ def test_random_walks_keep_the_invariants(steps: list[tuple[str, int, int]], min
     core = leader.core
     controller = Registration((1, 2, 3), (1, 2, 3), 1, 5, 7)
     for action, replica, amount in steps:
-        leader.now_ms += amount * 500
+        leader.now_ms += amount * 2_500
         before, proposal = core.high_watermark, core.pending
         if action == "append":
             leader.append(core.log_end_offset + amount)
