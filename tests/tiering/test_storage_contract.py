@@ -8,18 +8,25 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from uuid import UUID
 
 import pytest
+from minio.error import S3Error, ServerError
+from urllib3 import HTTPResponse
+from urllib3.exceptions import ProtocolError
 
 from commitlog.files import OsDirectory
 from commitlog.memory_files import MemoryDirectory
-from tests.minio_fixture import ObjectStore
+from tests.minio_fixture import MinioServer, ObjectStore, minio_binary
 from tests.tiering.builders import PARTITION, STARTED, segment, server_config
 from tidemark.errors import ConfigError
 from tiering.directory_storage import DirectoryRemoteStorageManager
-from tiering.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiering.metadata import RemoteLogSegmentMetadata
 from tiering.s3_storage import S3RemoteStorageManager, settings_with_environment
 from tiering.storage import (
@@ -237,4 +244,112 @@ def test_the_environment_fills_what_the_settings_leave_open() -> None:
     environment = {"TIDEMARK_S3_BUCKET": "from-environment", "AWS_ACCESS_KEY_ID": "key"}
     merged = settings_with_environment({"access.key": "own"}, environment)
     assert merged == {"bucket": "from-environment", "access.key": "own"}
-    assert UUID(int=1)
+
+
+def s3_error(code: str, status: int) -> S3Error:
+    """What the client raises for an error answer of the store."""
+
+    class Response:
+        pass
+
+    response = Response()
+    response.status = status  # type: ignore[attr-defined]
+    return S3Error(response, code, code, None, None, None)
+
+
+class Answers:
+    """A client whose `get_object` and `put_object` give these answers in turn."""
+
+    def __init__(self, *answers: Exception | bytes) -> None:
+        self.answers = list(answers)
+        self.put: list[bytes] = []
+
+    def get_object(self, *_: object) -> object:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return HTTPResponse(body=BytesIO(answer), preload_content=False)
+
+    def put_object(self, bucket: str, key: str, stream: BytesIO, *_: object, **__: object) -> None:
+        content = stream.read()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        self.put.append(content)
+
+
+def scripted(*answers: Exception | bytes, attempts: int = 5) -> tuple[S3RemoteStorageManager, list]:  # type: ignore[type-arg]
+    waits: list[float] = []
+    manager = S3RemoteStorageManager(sleep=waits.append)
+    manager.configure({"bucket": "b", "access.key": "a", "secret.key": "s"})
+    manager._client = Answers(*answers)
+    return manager, waits
+
+
+OVERLOAD = [
+    s3_error("SlowDown", 503),
+    s3_error("InternalError", 500),
+    s3_error("TooManyRequests", 429),
+    ServerError("bad gateway", 502),
+    ProtocolError("broken"),
+    ConnectionResetError("reset"),
+]
+
+
+def test_an_overloaded_store_is_asked_again_with_random_waits(
+    metadata: RemoteLogSegmentMetadata,
+) -> None:
+    for error in OVERLOAD:
+        manager, waits = scripted(error, error, b"content")
+        assert manager.fetch_log_segment(metadata, 0, 7) == b"content"
+        assert len(waits) == manager.retries == 2
+
+
+def test_an_overload_that_lasts_is_retriable_and_other_answers_are_not(
+    metadata: RemoteLogSegmentMetadata,
+) -> None:
+    for error in OVERLOAD:
+        manager, waits = scripted(*[error] * 5)
+        with pytest.raises(RetriableRemoteStorageError):
+            manager.fetch_log_segment(metadata, 0, 7)
+        assert len(waits) == 4
+    manager, waits = scripted(s3_error("AccessDenied", 403))
+    with pytest.raises(RemoteStorageError, match="AccessDenied"):
+        manager.fetch_log_segment(metadata, 0, 7)
+    manager._client = Answers(s3_error("NoSuchBucket", 404))
+    with pytest.raises(RemoteStorageError, match="create the bucket"):
+        manager.fetch_log_segment(metadata, 0, 7)
+    assert waits == []
+
+
+def test_a_put_that_is_repeated_begins_at_the_first_byte(
+    metadata: RemoteLogSegmentMetadata,
+) -> None:
+    manager, _ = scripted(*[b""] * 4, s3_error("SlowDown", 503), b"")
+    manager.copy_log_segment_data(metadata, data())
+    assert manager._client.put[-1] == LOG
+
+
+def test_a_malformed_endpoint_is_refused() -> None:
+    for endpoint in ("http://host/path", "http://", ""):
+        with pytest.raises(ConfigError):
+            S3RemoteStorageManager().configure({"bucket": "b", "endpoint": endpoint})
+
+
+@pytest.mark.minio
+def test_an_outage_of_the_store_ends_with_the_outage(
+    metadata: RemoteLogSegmentMetadata,
+) -> None:
+    if minio_binary() is None:
+        pytest.skip("needs a server of its own: run scripts/install-tools")
+    server = MinioServer()
+    with server as store:
+        manager = S3RemoteStorageManager(sleep=lambda _: None)
+        manager.configure({**store.rsm_config(), "retry.max.attempts": "2"})
+        manager.copy_log_segment_data(metadata, data())
+        server.stop()
+        with pytest.raises(RetriableRemoteStorageError):
+            manager.fetch_log_segment(metadata, 0, 10)
+        server.start()
+        assert manager.fetch_log_segment(metadata, 0, 10) == LOG[:10]
+        manager.close()
