@@ -39,14 +39,19 @@ def tag(field: int, wire_type: int) -> bytes:
     return varint(field << 3 | wire_type)
 
 
+# Tags of the field numbers that our messages use, made once.
+_VARINT_TAGS = [tag(field, VARINT) for field in range(16)]
+_BYTES_TAGS = [tag(field, LENGTH_DELIMITED) for field in range(16)]
+
+
 def int_field(field: int, value: int) -> bytes:
     """A varint field; nothing for proto3's default of 0."""
-    return tag(field, VARINT) + varint(value) if value else b""
+    return _VARINT_TAGS[field] + varint(value) if value else b""
 
 
 def bytes_field(field: int, value: bytes) -> bytes:
     """A small length-delimited field; nothing when it is empty."""
-    return tag(field, LENGTH_DELIMITED) + varint(len(value)) + value if value else b""
+    return _BYTES_TAGS[field] + varint(len(value)) + value if value else b""
 
 
 def string_field(field: int, value: str) -> bytes:
@@ -56,6 +61,8 @@ def string_field(field: int, value: str) -> bytes:
 
 def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     """The unsigned 64-bit varint at `position`, and where it ends; raises InvalidRequestError."""
+    if position < end and (byte := data[position]) < 0x80:  # most of them by far
+        return byte, position + 1
     result = 0
     shift = 0
     while position < end:
@@ -72,6 +79,8 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 def read_tag(data: bytes, position: int, end: int) -> tuple[int, int, int]:
     """Field number, wire type, and where the tag ends."""
+    if position < end and 8 <= (byte := data[position]) < 0x80:
+        return byte >> 3, byte & 7, position + 1
     value, position = read_varint(data, position, end)
     field = value >> 3
     if not 0 < field <= _MAX_FIELD_NUMBER:
