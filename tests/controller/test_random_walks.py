@@ -7,7 +7,11 @@ by pytest as the parameter of its test.
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +151,28 @@ def test_no_history_breaks_the_rules_of_partitions(seed: int) -> None:
     walk.run(150)
     replayed = walk.replayed()
     assert list(replayed.values()) == list(walk.s.image.values())
+
+
+_TRACE = """
+import hashlib
+from quorum.image.records import encode_record
+from tests.controller.test_random_walks import Walk
+walk = Walk(7)
+walk.run(120)
+print(hashlib.sha256(b"".join(encode_record(r) for r in walk.s.log)).hexdigest())
+"""
+
+
+def test_the_same_seed_writes_the_same_log_whatever_the_order_of_sets() -> None:
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", _TRACE],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "4242")
+    }
+    assert len(hashes) == 1
