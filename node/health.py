@@ -14,6 +14,11 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+# A probe of this name asks whether the loop turns, whatever the state of the cluster: a broker that
+# is fenced must not be restarted for it.
+LIVENESS = "liveness"
+
+
 class Health:
     """The health of some services, and of the node as a whole (the empty name)."""
 
@@ -30,3 +35,4 @@ class Health:
     async def set(self, serving: bool) -> None:
         for name in self._names:
             await self._servicer.set(name, _SERVING if serving else _NOT_SERVING)
+        await self._servicer.set(LIVENESS, _SERVING)

@@ -139,7 +139,10 @@ class ControllerServer:
             raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
         await server.start()
         self._server = server
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        # "liveness" stays as it is: a probe of it asks whether the loop turns, nothing of the
+        # cluster.
+        for name in ("", "liveness"):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         _log.info("listener %s answers on %s (port %d)", name, address, self._port)
 
     async def stop(self) -> None:
