@@ -10,8 +10,11 @@ agrees. Run it by `scripts/quickstart`.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -258,55 +261,26 @@ def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int,
     return seconds, first
 
 
-def read_with_spark(cluster: LocalCluster, flights: Flights) -> float:
-    """Step 7: row count, rows and mean departure delay per carrier, equal to the CSV's; returns
-    seconds of the queries.
+def read_with_spark(cluster: LocalCluster, flights: Flights, root: Path) -> float:
+    """Step 7: row count, rows and mean departure delay per carrier, equal to the CSV's; returns the
+    seconds it took, Spark's start included.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as f
-
-    builder = SparkSession.builder.master("local[2]").appName("tidemark-quickstart")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    try:
-        spark.sparkContext.setLogLevel("ERROR")
-        started = time.monotonic()
-        rows = (
-            spark.read.format("tidemark")
-            .option("bootstrap.servers", cluster.bootstrap_servers)
-            .option("subscribe", TOPIC)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
-        flight = f.from_json(
-            f.col("value").cast("string"), "carrier string, dep_delay double"
-        ).alias("flight")
-        grouped = (
-            rows.select(flight)
-            .groupBy("flight.carrier")
-            .agg(f.count("*").alias("n"), f.avg("flight.dep_delay").alias("mean"))
-        )
-        found = {row.carrier: (row.n, row.mean) for row in grouped.collect()}
-        seconds = time.monotonic() - started
-    finally:
-        spark.stop()
+    script = Path(__file__).with_name("quickstart_spark.py")
+    command = [sys.executable, str(script), cluster.bootstrap_servers, TOPIC]
+    log, started = root / "spark.log", time.monotonic()
+    with log.open("wb") as stderr:
+        spark = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False)
+    seconds = time.monotonic() - started
+    if spark.returncode != 0:
+        tail = log.read_text(errors="replace").splitlines()[-12:]
+        raise Mismatch("the Spark job failed:\n" + "\n".join(tail))
+    found = json.loads(spark.stdout.splitlines()[-1])
     check(sum(n for n, _ in found.values()) == FLIGHTS, "Spark counted other rows than the CSV has")
     check(found.keys() == flights.per_carrier.keys(), "Spark found other carriers than the CSV has")
     for carrier, (count, mean) in flights.per_carrier.items():
         n, delay = found[carrier]
-        check(
-            n == count and abs(delay - mean) < 1e-9 * max(1.0, abs(mean)),
-            f"carrier {carrier}: Spark {n}, {delay}; CSV {count}, {mean}",
-        )
+        equal = n == count and math.isclose(delay, mean, rel_tol=1e-9)
+        check(equal, f"carrier {carrier}: Spark has {n}, {delay}; the CSV {count}, {mean}")
     return seconds
 
 
@@ -354,7 +328,7 @@ def run(root: Path, keep: bool) -> None:
                 f"  first flight at or after {LOOKUP_TEXT}: {dict(sorted(first.items()))}"
             )
             with console.status("reading the topic with Spark"):
-                seconds = read_with_spark(cluster, flights)
+                seconds = read_with_spark(cluster, flights, root)
             carriers = len(flights.per_carrier)
             console.print(
                 f"[bold]7[/] Spark: {FLIGHTS:,} rows, {carriers} carriers, "
