@@ -20,6 +20,13 @@ from tidemark.types import Endpoint
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire import CHANNEL_OPTIONS, REPLICA_FETCH, FetchResponse, decode_fetch_response
 
+# A peer that comes back is found within a second; gRPC's own backoff goes up to two minutes.
+_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
 _LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
 _EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
 
@@ -52,7 +59,7 @@ class GrpcReplicationClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
         self._fetch: Callable[..., Awaitable[FetchResponse]] = self._channel.unary_unary(
             REPLICA_FETCH,
             request_serializer=pb.ReplicaFetchRequest.SerializeToString,
