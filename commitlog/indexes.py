@@ -165,7 +165,8 @@ class TimeIndex(_IndexFile):
         """Reads the file; CorruptIndexError where it is no index."""
         timestamps, offsets = array("q"), array("i")
         for timestamp, offset in TIME_ENTRY.iter_unpack(self._read()):
-            if offset < 0 or (timestamps and (timestamp <= timestamps[-1] or offset < offsets[-1])):
+            previous = timestamps[-1] if timestamps else -1
+            if timestamp <= previous or offset < (offsets[-1] if offsets else 0):
                 raise CorruptIndexError(f"the entries of {self.name} do not rise")
             timestamps.append(timestamp)
             offsets.append(offset)

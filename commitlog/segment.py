@@ -258,25 +258,29 @@ class Segment:
             self.rebuild_indexes()
 
     def _learn_end(self) -> None:
-        """Reads the headers behind the last index entry; CorruptIndexError where one is missing."""
-        offset, position = self.offset_index.last_entry
-        if position and (
-            position + HEADER_BYTES > self._size or self.header_at(position).last_offset != offset
+        """Checks the last entries against their batches, and reads the headers behind them.
+
+        CorruptIndexError where an entry does not fit, or where one that is due is missing.
+        """
+        offset, indexed = self.offset_index.last_entry
+        if indexed and (
+            indexed + HEADER_BYTES > self._size or self.header_at(indexed).last_offset != offset
         ):
             raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
         timestamp, timestamp_offset = self.time_index.last_entry
         if timestamp >= 0 and not self._has_timestamp(timestamp, timestamp_offset):
             raise CorruptIndexError(f"{self.time_index_file} does not fit its log")
         self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
-        self._last_indexed = position
+        self._last_indexed = indexed
         self._next_offset = self.base_offset
-        self._sound_end = position
-        for header in scan_headers(self.file, position, self._size):
-            if header.position - position > self.config.index_interval_bytes:
+        self._sound_end = 0
+        start = min(indexed, self.offset_index.lookup(timestamp_offset)[1])
+        for header in scan_headers(self.file, start, self._size):
+            if header.position - indexed > self.config.index_interval_bytes:
                 raise CorruptIndexError(f"{self.offset_index_file} lacks entries")
             if header.max_timestamp_ms > self._max_timestamp_ms:
-                if self.is_rolled:
-                    raise CorruptIndexError(f"{self.time_index_file} lacks its last entry")
+                if self.is_rolled or (indexed and header.position <= indexed):
+                    raise CorruptIndexError(f"{self.time_index_file} lacks entries")
                 self._max_timestamp_ms = header.max_timestamp_ms
                 self._max_timestamp_offset = header.last_offset
             self._next_offset = header.next_offset
@@ -290,11 +294,14 @@ class Segment:
     def _has_timestamp(self, timestamp_ms: int, offset: int) -> bool:
         """Is `timestamp_ms` the greatest timestamp of the batch that holds `offset`?"""
         entry_offset, position = self.offset_index.lookup(offset)
-        for header in scan_headers(self.file, position, self._size):
-            if header.position == position and position and header.last_offset != entry_offset:
-                return False
-            if header.last_offset >= offset:
-                return header.base_offset <= offset and header.max_timestamp_ms == timestamp_ms
+        try:
+            for header in scan_headers(self.file, position, self._size):
+                if header.position == position and position and header.last_offset != entry_offset:
+                    return False
+                if header.last_offset >= offset:
+                    return header.base_offset <= offset and header.max_timestamp_ms == timestamp_ms
+        except CorruptMessageError:
+            return False
         return False
 
     def _reset(self) -> None:

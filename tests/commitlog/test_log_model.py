@@ -176,10 +176,10 @@ class LogMachine(RuleBasedStateMachine):
         assert end >= self.durable_end, "what was flushed is lost"
         assert end <= max(self.end, start)
         self.cut(end)
-        assert self.end == end or not self.batches
-        # a deletion that was not synced may be undone: the records are below the log start
+        # where the end was lost down to below the log start, the log begins anew at its start
         first = self.log.segments[0].base_offset
         self.batches = [b for b in self.batches if b.first >= first]
+        assert self.end == end or not self.batches
         self.durable_end = end
         self.epoch += 1
 
