@@ -110,9 +110,10 @@ def partition_record(topic_id: UUID, index: int, p: PartitionRegistration) -> pb
 
 
 def partition_from_record(record: pb.PartitionRecord) -> PartitionRegistration:
+    replicas, isr = intern_ids(record.replicas), intern_ids(record.isr)
     return PartitionRegistration(
-        replicas=intern_ids(record.replicas),
-        isr=intern_ids(record.isr),
+        replicas=replicas,
+        isr=replicas if isr == replicas else isr,
         leader=leader_from_wire(record.leader),
         leader_epoch=record.leader_epoch,
         partition_epoch=record.partition_epoch,
@@ -136,9 +137,10 @@ def partition_after_change(
         return intern_ids(getattr(change, field).ids) if change.HasField(field) else old  # type: ignore[arg-type]
 
     elects = change.HasField("leader")
+    replicas, isr = ids("replicas", before.replicas), ids("isr", before.isr)
     return PartitionRegistration(
-        replicas=ids("replicas", before.replicas),
-        isr=ids("isr", before.isr),
+        replicas=replicas,
+        isr=replicas if isr == replicas else isr,
         leader=leader_from_wire(change.leader) if elects else before.leader,
         leader_epoch=before.leader_epoch + 1 if elects else before.leader_epoch,
         partition_epoch=before.partition_epoch + 1,
