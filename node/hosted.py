@@ -19,7 +19,7 @@ from commitlog.log import Log
 from node.partition import Partition, Role
 from tidemark.config import TopicConfig
 from tidemark.errors import ErrorCode
-from tidemark.types import TopicPartition
+from tidemark.types import TopicIdPartition, TopicPartition
 
 Wakeable = asyncio.Future[None]
 
@@ -45,6 +45,8 @@ class HostedPartition:
     data_waiters: set[Wakeable] = field(default_factory=set)
     commit_waiters: set[Wakeable] = field(default_factory=set)
     acks: deque[PendingAck] = field(default_factory=deque)
+    on_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
+    _nudged_base: int = 0
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -70,6 +72,15 @@ class HostedPartition:
         self.log.update_high_watermark(self.core.high_watermark)
         _wake(self.commit_waiters)
         self.answer_acks()
+        if self.on_copyable is not None:
+            self._nudge_tier(self.on_copyable)
+
+    def _nudge_tier(self, on_copyable: Callable[[TopicIdPartition], None]) -> None:
+        """A rolled segment is wholly below the high watermark now: it may be copied."""
+        base = self.log.active_segment.base_offset
+        if self._nudged_base < base <= self.core.high_watermark:
+            self._nudged_base = base
+            on_copyable(self.core.identity)
 
     def role_changed(self) -> None:
         """Everybody who waits must look again; produces of an older epoch fail."""

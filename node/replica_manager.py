@@ -45,6 +45,8 @@ class TierFollower(Protocol):
         followers: Mapping[TopicIdPartition, Log],
     ) -> None: ...
 
+    def segment_rolled(self, partition: TopicIdPartition) -> None: ...
+
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool
     ) -> None: ...
@@ -182,6 +184,7 @@ class ReplicaManager:
         )
         tail = self._logs.get_or_create(identity.topic_partition, identity.topic_id, config)
         hosted = HostedPartition(core, tail, config)
+        self._set_nudge(hosted)
         core.on_truncate(tail.log_end_offset, max(tail.high_watermark, tail.log_start_offset))
         self.partitions.add(hosted)
         return hosted
@@ -266,6 +269,11 @@ class ReplicaManager:
                     config = self.topic_config(resource.name, self.image)
                     hosted.config = hosted.log.config = config
                     hosted.core.min_insync_replicas = config.min_insync_replicas
+                    self._set_nudge(hosted)
+
+    def _set_nudge(self, hosted: HostedPartition) -> None:
+        tiered = self._tier is not None and hosted.config.remote_storage_enable
+        hosted.on_copyable = self._tier.segment_rolled if self._tier and tiered else None
 
     def topic_config(self, topic: str, image: MetadataImage) -> TopicConfig:
         """The topic's effective settings; a setting this version does not know leaves the

@@ -29,6 +29,7 @@ class FakeTier:
         self.leaders: dict[TopicIdPartition, int] = {}
         self.read_time_s = 0.0
         self.failing = 0
+        self.nudges = 0
 
     def archive(self, log: Log, now_ms: int) -> None:
         """All rolled segments go to the tier; local retention then drops them."""
@@ -49,6 +50,9 @@ class FakeTier:
         followers: Mapping[TopicIdPartition, Log],
     ) -> None:
         self.leaders |= {partition: epoch for partition, (_, epoch) in leaders.items()}
+
+    def segment_rolled(self, partition: TopicIdPartition) -> None:
+        self.nudges += 1
 
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool
@@ -125,6 +129,19 @@ def test_a_consumer_reads_below_the_local_log_from_the_tier() -> None:
         assert values_of(answer.payload)[0] == "v1"
         assert answer.log_start_offset == 0
         assert await cluster.nodes[1].read_all() == [f"v{n}" for n in range(6)]
+
+    scenario(test)
+
+
+def test_the_tier_is_nudged_when_a_rolled_segment_is_committed() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        await cluster.nodes[1].produce("after what retention rolled")
+        before = tier.nudges
+        await cluster.nodes[1].produce("in the active segment")
+        assert tier.nudges == before
+        cluster.nodes[1].hosted().log.roll()
+        await cluster.nodes[1].produce("in a new one")
+        assert tier.nudges == before + 1
 
     scenario(test)
 
