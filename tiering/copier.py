@@ -90,14 +90,20 @@ class Copier:
             copied = await self.learn(hosted)
             candidates = self._candidates(hosted, copied)
             self._forget_outdated(hosted, candidates)
+            failed: Exception | None = None
             try:
                 for segment in candidates:
                     if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
-                        return
+                        break
                     await self._copy_segment(hosted, segment)
                     await self.learn(hosted)
-            finally:
-                hosted.log.delete_expired(self._now_ms())
+            except Exception as error:
+                failed = error
+            # What was copied may go locally, also where a later copy failed; but not when this pass
+            # was cancelled: then the log is no longer ours.
+            hosted.log.delete_expired(self._now_ms())
+            if failed is not None:
+                raise failed
 
     def lag(self, hosted: HostedPartition) -> CopyLag:
         """The rolled segments that the tier lacks, also those above the last stable offset."""
