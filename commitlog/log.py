@@ -28,7 +28,7 @@ from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
 from commitlog.loader import load_segments, replay_producers
-from commitlog.producer_state import ProducerStateManager
+from commitlog.producer_state import ProducerStateManager, find_duplicate
 from commitlog.segment import Segment
 from commitlog.types import (
     AbortedTransaction,
@@ -237,7 +237,7 @@ class Log:
             now_ms=now_ms,
         )
         if prepared.has_producers:
-            duplicate = self._duplicate_of(prepared)
+            duplicate = find_duplicate(prepared, self.producers, self._log_start_offset)
             if duplicate is not None:
                 return duplicate
             self.producers.check(prepared.headers)
@@ -269,20 +269,6 @@ class Log:
             size_bytes=prepared.size_bytes,
             batches=len(prepared.headers),
         )
-
-    def _duplicate_of(self, prepared: Prepared) -> AppendInfo | None:
-        for header in prepared.headers:
-            found = None if header.is_control else self.producers.find_duplicate(header)
-            if found is not None:
-                return AppendInfo(
-                    found.first_offset,
-                    found.last_offset,
-                    found.timestamp_ms,
-                    prepared.log_append_time_ms,
-                    self._log_start_offset,
-                    duplicate=True,
-                )
-        return None
 
     def _append(self, prepared: Prepared, now_ms: int) -> AppendInfo:
         headers = prepared.headers
@@ -420,9 +406,9 @@ class Log:
 
     def roll(self, now_ms: int | None = None) -> Segment:
         """Begins a new active segment at the log's end; an empty active segment stays."""
-        if self.active_segment.size_bytes == 0:
-            return self.active_segment
         with self._lock:
+            if self.active_segment.size_bytes == 0:
+                return self.active_segment
             return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:

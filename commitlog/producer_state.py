@@ -21,7 +21,8 @@ from crc32c import crc32c
 
 from commitlog.batches import EndTransaction, Header
 from commitlog.files import Directory
-from commitlog.types import AbortedTransaction
+from commitlog.types import AbortedTransaction, AppendInfo
+from commitlog.validation import Prepared
 from tidemark.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceNumberError,
@@ -389,3 +390,21 @@ class ProducerStateManager:
 def add_one(sequence: int) -> int:
     """The sequence after `sequence`; 0 after the greatest one, and at the very beginning."""
     return 0 if sequence in (-1, _MAX_SEQUENCE) else sequence + 1
+
+
+def find_duplicate(
+    prepared: Prepared, producers: ProducerStateManager, log_start_offset: int
+) -> AppendInfo | None:
+    """The answer to an append whose first known batch was written before; None: it is new."""
+    for header in prepared.headers:
+        found = None if header.is_control else producers.find_duplicate(header)
+        if found is not None:
+            return AppendInfo(
+                found.first_offset,
+                found.last_offset,
+                found.timestamp_ms,
+                prepared.log_append_time_ms,
+                log_start_offset,
+                duplicate=True,
+            )
+    return None
