@@ -89,12 +89,7 @@ class AsyncProducer:
         metadata_max_age_ms: int = 300_000,
         random_seed: int | None = None,
     ) -> None:
-        if acks not in _ACKS:
-            raise ConfigError(f"acks={acks!r} is none of all, 1, 0")
-        if compression_type not in _CODECS:
-            raise ConfigError(f"compression.type={compression_type!r} is none of {_CODECS}")
-        if enable_idempotence and _ACKS[acks] != -1:
-            raise ConfigError("enable.idempotence needs acks=all")
+        _check_settings(acks, enable_idempotence, compression_type)
         if min(batch_size, max_request_size, buffer_memory) < 1:
             raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
         if max_in_flight_requests_per_connection < 1:
@@ -449,6 +444,15 @@ class AsyncProducer:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def _check_settings(acks: str | int, idempotence: bool | None, compression_type: str) -> None:
+    if acks not in _ACKS:
+        raise ConfigError(f"acks={acks!r} is none of all, 1, 0")
+    if compression_type not in _CODECS:
+        raise ConfigError(f"compression.type={compression_type!r} is none of {_CODECS}")
+    if idempotence and _ACKS[acks] != -1:
+        raise ConfigError("enable.idempotence needs acks=all")
 
 
 def _batches_of(table: Any) -> list[Any]:
