@@ -1,4 +1,6 @@
-"""Bugs planted on purpose: the simulator must catch each of them, or its checks are worth nothing (reliability layer 6)."""
+"""Bugs planted on purpose: the simulator must catch each of them, or its checks are worth
+nothing (reliability layer 6).
+"""
 
 from __future__ import annotations
 

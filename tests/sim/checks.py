@@ -1,10 +1,12 @@
 """The invariants I1-I8 of the quorum, checked as things happen; each names itself in its message.
 
-I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote per epoch; I3 the high
-watermark never goes back, and a majority of voters holds everything below it durably; I4 a leader has every committed
-record; I5 logs are equal below the high watermark; I6 nothing below the high watermark is cut; I7 a checkpoint is at or below
-the high watermark, a log that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is the
-same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its checkpoint.
+I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote
+per epoch; I3 the high watermark never goes back, and a majority of voters holds everything below it
+durably; I4 a leader has every committed record; I5 logs are equal below the high watermark; I6
+nothing below the high watermark is cut; I7 a checkpoint is at or below the high watermark, a log
+that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is the
+same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its
+checkpoint.
 """
 
 from __future__ import annotations

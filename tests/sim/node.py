@@ -1,4 +1,6 @@
-"""One simulated node: replica, log on a memory disk, state machine; carries out effects as RaftServer does, in virtual time."""
+"""One simulated node: replica, log on a memory disk, state machine; carries out effects as
+RaftServer does, in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -318,4 +320,3 @@ class SimNode:
             header = replace(response.header, error=ErrorCode.SNAPSHOT_NOT_FOUND)
             response = m.FetchSnapshotResponse(header)
         self.world.send_response(self, source, correlation_id, incarnation, response)
-

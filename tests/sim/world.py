@@ -1,7 +1,8 @@
-"""The simulated world: virtual time, a network that loses, repeats, reorders, delays and cuts one way, and what goes wrong when.
+"""The simulated world: virtual time, a network that loses, repeats, reorders, delays and cuts one
+way, and what goes wrong when.
 
-First a time of faults, then everything is healed and liveness is asked for: a leader, every pending write answered, all
-replicas equal. Everything is drawn from one seed.
+First a time of faults, then everything is healed and liveness is asked for: a leader, every pending
+write answered, all replicas equal. Everything is drawn from one seed.
 """
 
 from __future__ import annotations
@@ -216,7 +217,9 @@ class World:
         elif kind < 0.7:
             ways = {(b, a) for a, b in ways}
         self.cut |= ways
-        self.at(self.now_ms + 1 + self.rng.randrange(2500), lambda: self.cut.difference_update(ways))
+        self.at(
+            self.now_ms + 1 + self.rng.randrange(2500), lambda: self.cut.difference_update(ways)
+        )
 
     def _snapshot_one(self) -> None:
         self._any_node().make_snapshot()
@@ -238,9 +241,7 @@ class World:
             self.at(self.now_ms + 400, lambda: self._restart(leader))
 
     def _leaders(self) -> list[SimNode]:
-        return [
-            n for n in self.nodes.values() if n.alive and isinstance(n.replica.role, Leader)
-        ]
+        return [n for n in self.nodes.values() if n.alive and isinstance(n.replica.role, Leader)]
 
     def _append_some(self) -> None:
         for leader in self._leaders():  # more than one: an old one that does not know it yet
@@ -317,8 +318,12 @@ class World:
     def _require_liveness(self) -> None:
         if not self.quiet:
             states = {
-                n.node_id: (type(n.replica.role).__name__, n.replica.epoch, n.log.end_offset,
-                            n.replica.high_watermark)
+                n.node_id: (
+                    type(n.replica.role).__name__,
+                    n.replica.epoch,
+                    n.log.end_offset,
+                    n.replica.high_watermark,
+                )
                 for n in self.nodes.values()
             }
             raise Violation(f"liveness: {HEAL_TIME_MS} ms after healing still {states}")

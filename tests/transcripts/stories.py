@@ -1,0 +1,144 @@
+"""The stories: each runs a RaftCluster by verbs, and its transcript is a file of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.transcripts.cluster import RaftCluster
+
+
+def election() -> str:
+    """Three voters elect a leader, an observer finds it, records are committed."""
+    cluster = RaftCluster(observers=1)
+    cluster.tell("three voters and an observer start with empty logs")
+    leader = cluster.run_until_leader()
+    cluster.tell("the leader takes records; they are committed when a majority has synced them")
+    cluster.append(leader, b"a=1", b"b=2")
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def leader_lost() -> str:
+    """The leader dies; the voters that fetched from it wait for their fetch timeout, then elect."""
+    cluster = RaftCluster()
+    first = cluster.run_until_leader()
+    cluster.append(first, b"a=1")
+    cluster.run_until_equal()
+    cluster.lines.clear()
+    cluster.tell("the leader dies")
+    cluster.crash(first)
+    second = cluster.run_until_leader(other_than=first)
+    cluster.append(second, b"b=2")
+    cluster.run_for(100)
+    cluster.tell("it comes back: Resigned in its old epoch, it never writes in it again")
+    cluster.start(first)
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def divergence() -> str:
+    """An old leader holds records nobody else has: they are cut when it follows the new one."""
+    cluster = RaftCluster()
+    old = cluster.run_until_leader()
+    cluster.append(old, b"a=1")
+    cluster.run_until_equal()
+    cluster.lines.clear()
+    cluster.tell("the leader is cut off, and takes records that it can not commit")
+    cluster.isolate(old)
+    cluster.append(old, b"lost=1", b"lost=2")
+    new = cluster.run_until_leader(other_than=old)
+    cluster.append(new, b"b=2")
+    cluster.run_for(100)
+    cluster.tell("both sides meet again")
+    cluster.heal()
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def one_way_partition() -> str:
+    """A voter that hears nothing disturbs nobody: pre-votes are refused while the leader lives."""
+    cluster = RaftCluster()
+    leader = cluster.run_until_leader()
+    cluster.run_for(50)
+    deaf = next(n for n in cluster.voters if n != leader)
+    cluster.lines.clear()
+    cluster.tell("the leader's words do not reach one voter; the other way is open")
+    cluster.lines.append(f"{cluster.now_ms:5}  n{deaf} does not hear n{leader} any more")
+    cluster.cut.add((leader, deaf))
+    cluster.run_for(1500)
+    cluster.tell("the epoch is still the same; healed, the voter just goes on")
+    cluster.heal()
+    cluster.append(leader, b"a=1")
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def check_quorum() -> str:
+    """A leader that no majority fetches from gives up by itself."""
+    cluster = RaftCluster()
+    leader = cluster.run_until_leader()
+    cluster.run_for(50)
+    cluster.lines.clear()
+    cluster.tell("nobody hears the leader, nor it them")
+    cluster.isolate(leader)
+    cluster.run_for(1000)
+    cluster.show()
+    return cluster.story()
+
+
+def graceful_shutdown() -> str:
+    """A leader that shuts down tells the voters who had best follow it."""
+    cluster = RaftCluster()
+    leader = cluster.run_until_leader()
+    cluster.append(leader, b"a=1")
+    cluster.run_until_equal()
+    cluster.lines.clear()
+    cluster.tell("the leader shuts down: no timeout has to pass before the next one stands")
+    cluster.shut_down(leader)
+    cluster.run_until_leader(other_than=leader)
+    cluster.show()
+    return cluster.story()
+
+
+def snapshot_bootstrap() -> str:
+    """A new observer, and a voter that was away: both load a checkpoint, then fetch the rest."""
+    cluster = RaftCluster(observers=1, start=False)
+    for node_id in cluster.voters:
+        cluster.start(node_id)
+    leader = cluster.run_until_leader()
+    away = next(n for n in cluster.voters if n != leader)
+    rest = [n for n in cluster.voters if n != away]
+    cluster.crash(away)
+    for round_number in range(12):
+        cluster.append(leader, *(b"key%d=%d" % (k, round_number) for k in range(8)))
+        cluster.run_until_equal(*rest)
+        if round_number % 5 == 4:
+            for node_id in rest:
+                cluster.nodes[node_id].make_snapshot()
+    cluster.lines.clear()
+    cluster.tell("the log was cleaned up to a checkpoint while one voter was away")
+    cluster.snapshot(leader)
+    cluster.tell("the voter returns, and a new observer joins")
+    cluster.start(away)
+    cluster.start(11)
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+STORIES: dict[str, Callable[[], str]] = {
+    story.__name__: story
+    for story in (
+        election,
+        leader_lost,
+        divergence,
+        one_way_partition,
+        check_quorum,
+        graceful_shutdown,
+        snapshot_bootstrap,
+    )
+}
