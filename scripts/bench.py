@@ -79,7 +79,8 @@ def main() -> int:
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are {', '.join(files)}", file=sys.stderr)
         return 2
-    sys.path[:0] = [str(BENCHES), str(BENCHES.parents[1])]
+    # The root first: a bench may have the name of the package that it measures.
+    sys.path[:0] = [str(BENCHES.parents[1]), str(BENCHES)]
     progress = Console(stderr=True, highlight=False)
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
