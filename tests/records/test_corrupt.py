@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,50 @@ def test_nothing_is_read_beyond_a_batch() -> None:
             np.empty((2, kernels.FIELDS), np.int32), np.zeros(kernels.TOTALS, np.int64),
         )  # fmt: skip
         assert result in kernels.FAULTS
+
+
+GUARDED = """
+import ctypes, mmap, random
+import numpy as np
+from tidemark.records import Record, encode_batch, kernels
+
+page = mmap.PAGESIZE
+area = mmap.mmap(-1, 2 * page)
+origin = ctypes.addressof(ctypes.c_char.from_buffer(area))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mprotect(ctypes.c_void_p(origin + page), ctypes.c_size_t(page), 0) == 0
+rng = random.Random(7)
+headers = (("h", b"x"), ("n", None))
+body = encode_batch([Record(i, 10**i, b"key", b"v" * i * 20, headers) for i in range(5)])[61:]
+whole = 0
+for turn in range(4000):
+    bad = bytearray(body[: rng.randrange(len(body) + 1)])
+    for _ in range(turn % 3):
+        if bad:
+            bad[rng.randrange(len(bad))] = rng.randrange(256)
+    area[page - len(bad) : page] = bytes(bad)
+    data = np.frombuffer(memoryview(area)[page - len(bad) : page], np.uint8)
+    table = np.array([[0, len(bad), 0, 4, 1, 1, 0, 5]], np.int64)
+    fields, totals = np.empty((6, kernels.FIELDS), np.int32), np.zeros(kernels.TOTALS, np.int64)
+    whole += kernels.scan(
+        data, table, 0, 10, np.empty(6, np.int64), np.empty(6, np.int64), fields, totals
+    ) == 5
+print(whole > 0)
+"""
+
+
+def test_not_a_byte_is_read_beyond_the_buffer() -> None:
+    """The page after the bytes can not be read: looking there kills the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_an_offset_outside_its_batch_is_refused() -> None:
+    gaps = encode_batch([Record(0, 1, b"", b""), Record(5, 1, b"", b"")], keep_offsets=True)
+    assert same_verdict(gaps) is not None
+    assert same_verdict(resigned(gaps, last_offset_delta=4)) is None
 
 
 def test_absurd_record_counts_are_refused_before_anything_is_allocated() -> None:
