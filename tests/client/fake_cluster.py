@@ -28,14 +28,15 @@ from tidemark.v1 import log_pb2
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to one produce: `code` is answered without a write; `lose` loses the answer
-    after the write, `drop` before it; `wait_for` delays it; `move_to` first gives the partition to
-    another leader.
+    after the write, `drop` before it; `reached` tells of it, `wait_for` delays it; `move_to` first
+    gives the partition to another leader.
     """
 
     code: ErrorCode = ErrorCode.NONE
     lose: bool = False
     drop: bool = False
     wait_for: asyncio.Event | None = None
+    reached: asyncio.Event | None = None
     move_to: int | None = None
 
 
@@ -183,6 +184,8 @@ class FakeCluster:
             state = self.partitions[partition]
             queue = self.faults[partition]
             fault = queue.popleft() if queue else Fault()
+            if fault.reached is not None:
+                fault.reached.set()
             if fault.wait_for is not None:
                 await fault.wait_for.wait()
             if fault.move_to is not None:

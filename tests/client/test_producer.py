@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.client.fake_cluster import FakeCluster, Fault, cluster_with
-from tidemark.client import AsyncProducer, BufferExhaustedError, ClientClosedError
+from tidemark.client import AsyncProducer, BufferExhaustedError, ClientClosedError, watch
 from tidemark.errors import (
     ConfigError,
     ErrorCode,
@@ -146,6 +146,25 @@ def test_a_node_that_dies_and_a_leader_that_takes_over_are_hidden() -> None:
         delivery = producer.send("t", b"1")
         cluster.move(ONE, 2)
         cluster.known_nodes = [2]
+        assert (await delivery).offset == 1
+        assert cluster.values("t") == numbered(2)
+
+    run(scenario, nodes=2)
+
+
+def test_a_leader_that_hangs_is_left_when_another_one_takes_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "SLOW_CALL_S", 0.01)
+
+    async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
+        await producer.send("t", b"0")
+        hung = Fault(wait_for=asyncio.Event(), reached=asyncio.Event(), drop=True)
+        cluster.faults[ONE].append(hung)
+        delivery = producer.send("t", b"1")
+        assert hung.reached is not None
+        await hung.reached.wait()
+        cluster.move(ONE, 2)
         assert (await delivery).offset == 1
         assert cluster.values("t") == numbered(2)
 

@@ -22,6 +22,7 @@ from tidemark.client.metadata import MetadataCache
 from tidemark.client.offsets import EARLIEST, LATEST, OffsetLookup
 from tidemark.client.records import RawBatches, whole_batches
 from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.client.watch import SLOW_CALL_S, unless_moved
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -281,12 +282,16 @@ class Fetcher:
             address = self._metadata.address(leader)
             if address is None:
                 raise NetworkError(f"broker {leader} is not alive")
-            answer = await self._connections.call(
-                address,
-                wire.FETCH,
-                request,
-                wire.decode_fetch_response,
-                timeout_ms=self._connections.request_timeout_ms + self._fetch_max_wait_ms,
+            answer = await unless_moved(
+                self._connections.call(
+                    address,
+                    wire.FETCH,
+                    request,
+                    wire.decode_fetch_response,
+                    timeout_ms=self._connections.request_timeout_ms + self._fetch_max_wait_ms,
+                ),
+                lambda: all(self._moved(partition, leader) for partition in asked),
+                self._ask_metadata,
             )
             if answer.error_code != ErrorCode.NONE:
                 raise error_for(answer.error_code, f"{address}: {answer.error_message}")
@@ -309,6 +314,16 @@ class Fetcher:
         finally:
             self._in_flight[leader] -= 1
             self._rotate(states)
+            self.schedule()
+
+    def _moved(self, partition: TopicPartition, leader: int) -> bool:
+        now = self._metadata.leader(partition)
+        return now is not None and now != leader
+
+    def _ask_metadata(self) -> None:
+        # A long poll may be slow by right.
+        if self._fetch_max_wait_ms < SLOW_CALL_S * 1000:
+            self._metadata.mark_stale()
             self.schedule()
 
     def _rotate(self, states: list[PartitionState]) -> None:

@@ -8,6 +8,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat, starmap
 from typing import Any
 
 from tidemark.client.models import ConsumerRecord
@@ -131,8 +132,7 @@ class Records:
         return sum(batch.num_rows for _, batch in self._batches)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        for partition, batch in self._batches:
-            yield from _rows(partition, batch)
+        return chain.from_iterable(starmap(_rows, self._batches))
 
 
 def _rows(partition: TopicPartition, batch: Any) -> Iterator[ConsumerRecord]:
@@ -141,18 +141,19 @@ def _rows(partition: TopicPartition, batch: Any) -> Iterator[ConsumerRecord]:
         batch.column(name) for name in ("offset", "timestamp", "key", "value", "headers")
     )
     if headers.null_count == len(headers) or len(headers.flatten()) == 0:
-        columns: Iterator[Any] = iter([()] * batch.num_rows)
+        columns: Iterator[Any] = repeat(())
     else:
         columns = (
             tuple((h["key"], h["value"]) for h in row) if row else () for row in headers.to_pylist()
         )
-    rows = zip(
+    rows = zip(  # as long as the columns; what repeats is endless
+        repeat(topic),
+        repeat(number),
         offsets.to_pylist(),
         timestamps.to_pylist(),
         keys.to_pylist(),
         values.to_pylist(),
         columns,
-        strict=True,
+        strict=False,
     )
-    for offset, timestamp, key, value, row_headers in rows:
-        yield ConsumerRecord(topic, number, offset, timestamp, key, value, row_headers)
+    return starmap(ConsumerRecord, rows)

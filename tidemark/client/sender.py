@@ -22,6 +22,7 @@ from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.records import kernels_loaded
 from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.client.watch import unless_moved
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -234,12 +235,16 @@ class Sender:
             address = self._metadata.address(leader)
             if address is None:
                 raise NetworkError(f"broker {leader} is not alive")
-            answer = await self._connections.call(
-                address,
-                wire.PRODUCE,
-                payload,
-                log_pb2.ProduceResponse.FromString,
-                timeout_ms=timeout_ms,
+            answer = await unless_moved(
+                self._connections.call(
+                    address,
+                    wire.PRODUCE,
+                    payload,
+                    log_pb2.ProduceResponse.FromString,
+                    timeout_ms=timeout_ms,
+                ),
+                lambda: all(self._moved(batch, leader) for batch in batches),
+                self._ask_metadata,
             )
         except TidemarkError as error:
             for batch in batches:
@@ -249,6 +254,14 @@ class Sender:
         finally:
             self._in_flight[leader] -= 1
             self.schedule()
+
+    def _moved(self, batch: Batch, leader: int) -> bool:
+        now = self._metadata.leader(batch.topic_partition)
+        return now is not None and now != leader
+
+    def _ask_metadata(self) -> None:
+        self._metadata.mark_stale()
+        self.schedule()
 
     def _take(self, batches: list[Batch], answer: log_pb2.ProduceResponse) -> None:
         answers = {(r.topic, r.index): r for r in answer.responses}
