@@ -1,8 +1,10 @@
-"""An asyncio event loop whose time is virtual: it jumps to the next timer when nothing else is ready.
+"""An asyncio event loop whose time is virtual: it jumps to the next timer when nothing else is
+ready.
 
-`run(main())` runs a coroutine to its end in no real time, however long it sleeps, and in the same order each time. Real
-sockets and threads do not work in it (nothing waits for them): use it for code over in-memory transports. When nothing is
-ready and no timer is set, the test hangs by design; the loop then raises Deadlock instead of waiting for ever.
+`run(main())` runs a coroutine to its end in no real time, however long it sleeps, and in the same
+order each time. Real sockets and threads do not work in it (nothing waits for them): use it for
+code over in-memory transports. When nothing is ready and no timer is set, the test hangs by design;
+the loop then raises Deadlock instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` on a new virtual-time loop, then cancels what it left behind and closes the loop."""
+    """Runs `main` on a new virtual-time loop, then cancels what it left behind and closes the
+    loop."""
     loop = VirtualTimeLoop()
     try:
         return loop.run_until_complete(main)
