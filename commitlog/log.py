@@ -322,11 +322,10 @@ class Log:
         max_offset: int | None = None,
         min_one: bool = True,
     ) -> FetchResult:
-        """Whole batches of one segment from the one that holds `offset` on.
-
-        Up to `max_bytes` (with `min_one`: at least one batch), only batches wholly below
-        `max_offset` (e.g. the high watermark). OffsetOutOfRangeError below
-        local_log_start_offset and above log_end_offset; CorruptMessageError for damaged files.
+        """Whole batches of one segment from the one that holds `offset` on: up to `max_bytes`
+        (with `min_one`: at least one batch), only batches wholly below `max_offset` (e.g. the
+        high watermark). OffsetOutOfRangeError below local_log_start_offset and above
+        log_end_offset; CorruptMessageError for damaged files.
         """
         if offset > self._log_end_offset or offset < self.local_log_start_offset:
             raise OffsetOutOfRangeError(
@@ -466,8 +465,7 @@ class Log:
     def truncate_to(self, offset: int) -> bool:
         """Removes the records at and above `offset` (and what shares a batch with it), durably.
 
-        False where the log ends at or below it already. Newest segments go first, so that a crash
-        leaves a log that ends somewhere between.
+        False where the log ends at or below it. Newest segments go first, for a crash between.
         """
         if offset < 0:
             raise OffsetOutOfRangeError(f"offset {offset} is negative")

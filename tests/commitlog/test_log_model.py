@@ -32,10 +32,10 @@ class Batch:
 class LogMachine(RuleBasedStateMachine):
     """`batches` is the model; `durable_end` is what the last flush promised."""
 
-    @initialize(seed=st.integers(0, 2**32), index_interval=st.sampled_from([0, 100, 300, 4096]))
-    def begin(self, seed: int, index_interval: int) -> None:
+    @initialize(seed=st.integers(0, 2**32), density=st.sampled_from([0, 100, 300, 4096]))
+    def begin(self, seed: int, density: int) -> None:
         self.directory = MemoryDirectory(seed=seed)
-        self.settings = config(segment_bytes=900, index_interval_bytes=index_interval)
+        self.settings = config(segment_bytes=900, index_interval_bytes=density)
         self.batches: list[Batch] = []
         self.durable_end = 0
         self.epoch = 1
