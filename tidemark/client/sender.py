@@ -25,10 +25,13 @@ from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.watch import unless_moved
 from tidemark.errors import (
     ApiError,
+    ClusterAuthorizationFailedError,
     ErrorCode,
+    InvalidRequestError,
     NetworkError,
     TidemarkError,
     UnknownServerError,
+    UnsupportedVersionError,
     error_for,
     raise_for,
 )
@@ -38,6 +41,10 @@ from tidemark.v1 import log_pb2
 logger = logging.getLogger(__name__)
 
 INIT_PRODUCER_ID = "/tidemark.v1.Log/InitProducerId"
+
+# What no other node would answer better. All else is that node's trouble, such as a broker that
+# has not registered with the controller yet.
+_NO_PRODUCER_ID = (ClusterAuthorizationFailedError, InvalidRequestError, UnsupportedVersionError)
 
 # Below this a batch is encoded where it is: a hop to a thread costs more.
 _INLINE_BYTES = 16 << 10
@@ -341,7 +348,7 @@ class Sender:
                     )
                     raise_for(answer.error_code, answer.error_message)
                 except ApiError as error:
-                    if not is_retriable(error):
+                    if isinstance(error, _NO_PRODUCER_ID):
                         for batch in self._accumulator.pending():
                             self._accumulator.give_up(batch, error)
                         return
