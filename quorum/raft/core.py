@@ -69,6 +69,11 @@ class ReplicaConfig:
     fetch_snapshot_max_bytes: int = 1 << 20
 
     @property
+    def fetch_wait_ms(self) -> int:
+        """How long a fetch may be parked: well within the timeouts, or an idle leader looks dead."""
+        return min(self.fetch_max_wait_ms, self.fetch_timeout_ms // 3, self.request_timeout_ms // 2)
+
+    @property
     def check_quorum_timeout_ms(self) -> int:
         return self.fetch_timeout_ms * 3 // 2
 

@@ -90,6 +90,9 @@ class Elections(ReplicaCore):
             self._fail(token, request, ErrorCode.FENCED_LEADER_EPOCH)
             return
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
+        role = self.role
+        if isinstance(role, Prospective) and role.leader_id == request.leader_id:
+            self._lose_pre_vote(role, now_ms)  # the leader that seemed lost is heard again
         self._reply(token, BeginQuorumEpochResponse(self._header()))
 
     def _on_end_quorum_epoch(self, token: int, request: EndQuorumEpochRequest, now_ms: int) -> None:

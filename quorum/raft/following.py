@@ -63,7 +63,7 @@ class Following(Elections):
             self.log.end_offset,
             self.log.last_epoch,
             self.high_watermark,
-            self.config.fetch_max_wait_ms,
+            self.config.fetch_wait_ms,
             self.config.fetch_max_bytes,
         )
 

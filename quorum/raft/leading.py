@@ -120,7 +120,7 @@ class Leading(Following):
     def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
         for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
             self._answer_fetch(role.parked.pop(parked.token))  # it gave that one up
-        wait_ms = min(request.max_wait_ms, self.config.fetch_max_wait_ms)
+        wait_ms = min(request.max_wait_ms, self.config.fetch_wait_ms)
         fetch = ParkedFetch(token, request, now_ms + wait_ms)
         if self._has_news(request) or wait_ms == 0 or len(role.parked) >= MAX_PARKED_FETCHES:
             self._answer_fetch(fetch)

@@ -22,6 +22,7 @@ from tests.sim.node import SimNode
 
 FAULT_TIME_MS = 8_000
 HEAL_TIME_MS = 12_000
+PEACE_TIME_MS = 3_000
 MAX_EVENTS = 200_000
 
 
@@ -225,7 +226,7 @@ class World:
         self._any_node().make_snapshot()
 
     def _trouble_leader(self) -> None:
-        leaders = [n for n in self._leaders()]
+        leaders = self._leaders()
         if not leaders:
             return
         leader = leaders[0]
@@ -264,6 +265,7 @@ class World:
         self._heal()
         self._run_until(FAULT_TIME_MS + HEAL_TIME_MS)
         self._require_liveness()
+        self._require_peace()
         checks = self.checks
         return Outcome(
             self.seed,
@@ -314,6 +316,17 @@ class World:
             leader.propose([b"probe=written after the healing"])
             return False
         return everywhere
+
+    def _require_peace(self) -> None:
+        """Nobody troubles a healthy, idle cluster: the leader stays."""
+        epochs = {n.replica.epoch for n in self.nodes.values()}
+        self.quiet = False
+        self._queue = [entry for entry in self._queue if entry[2] != self._look]
+        heapq.heapify(self._queue)
+        self._run_until(self.now_ms + PEACE_TIME_MS)
+        now = {n.replica.epoch for n in self.nodes.values()}
+        if now != epochs:
+            raise Violation(f"liveness: an idle cluster went from epochs {epochs} to {now}")
 
     def _require_liveness(self) -> None:
         if not self.quiet:

@@ -1,0 +1,105 @@
+"""The metadata log on disk: what it takes from a broken directory, and what stops it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitlog.memory_files import MemoryDirectory
+from quorum.quorum_state import QuorumStateStore
+from quorum.raft.effects import ElectionState
+from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from snapshot import SnapshotId
+from tidemark.errors import FatalError, InvalidRequestError, StorageError
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "kafka-4.3.0" / "__cluster_metadata-0"
+CONFIG = MetadataLogConfig(segment_bytes=300, retention_bytes=500)
+
+
+def open_log(directory):
+    return ReplicatedLog(directory, CONFIG, 0)
+
+
+def fill(log, batches, epoch=1):
+    for number in range(batches):
+        log.append_values([b"value %d" % number] * 3, epoch, 1000)
+    log.flush()
+    log.update_high_watermark(log.end_offset)
+
+
+def make_snapshot(log):
+    snapshot_id = log.snapshot_id_for(log.end_offset, log.end_offset)
+    writer = log.snapshot_writer(snapshot_id, log.last_timestamp_ms(log.end_offset))
+    writer.append([b"state"])
+    writer.freeze()
+    log.snapshot_frozen(snapshot_id)
+    return snapshot_id
+
+
+def cleaned_log(directory):
+    log = open_log(directory)
+    fill(log, 8)
+    first = make_snapshot(log)
+    fill(log, 8)
+    second = make_snapshot(log)
+    assert log.clean(0)
+    assert log.start_offset > 0
+    log.close()
+    return first, second
+
+
+def test_a_torn_newest_checkpoint_is_not_used():
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    fill(log, 4)
+    good = make_snapshot(log)
+    fill(log, 4)
+    torn = make_snapshot(log)
+    log.close()
+    directory.write_atomic(torn.name, directory.read(torn.name)[:-5])
+    assert open_log(directory).latest_snapshot == good
+
+
+def test_a_log_that_begins_above_0_needs_a_checkpoint():
+    directory = MemoryDirectory()
+    cleaned_log(directory)
+    for name in [n for n in directory.list() if n.endswith(".checkpoint")]:
+        directory.remove(name)
+    with pytest.raises(FatalError, match="no whole checkpoint"):
+        open_log(directory)
+
+
+def test_the_log_start_is_found_again():
+    directory = MemoryDirectory()
+    cleaned_log(directory)
+    log = open_log(directory)
+    assert log.earliest_snapshot is not None
+    assert log.start_offset in (0, log.earliest_snapshot.end_offset)
+    assert log.end_offset == 48
+    assert log.last_epoch == 1
+
+
+def test_a_checkpoint_must_be_committed_at_a_batch_boundary_and_new():
+    log = open_log(MemoryDirectory())
+    fill(log, 4)
+    assert log.snapshot_id_for(9, 9) == SnapshotId(9, 1)
+    with pytest.raises(InvalidRequestError, match="cut the batch"):
+        log.snapshot_id_for(10, 12)
+    with pytest.raises(InvalidRequestError):
+        log.snapshot_id_for(12, 9)
+    make_snapshot(log)
+    assert log.snapshot_id_for(9, 12) is None
+
+
+def test_a_broken_quorum_state_stops_the_start():
+    directory = MemoryDirectory()
+    directory.write_atomic("quorum-state", b'{"leaderId":1')
+    with pytest.raises(StorageError, match="quorum-state is broken"):
+        QuorumStateStore(directory).read()
+
+
+def test_kafkas_quorum_state_is_read():
+    directory = MemoryDirectory()
+    directory.write_atomic("quorum-state", (GOLDEN / "quorum-state").read_bytes())
+    assert QuorumStateStore(directory).read() == ElectionState(1, 1, None)
