@@ -70,7 +70,7 @@ class ReplicaConfig:
 
     @property
     def fetch_wait_ms(self) -> int:
-        """How long a fetch may be parked: well within the timeouts, or an idle leader looks dead."""
+        """The longest a fetch is parked: within the timeouts, or an idle leader looks dead."""
         return min(self.fetch_max_wait_ms, self.fetch_timeout_ms // 3, self.request_timeout_ms // 2)
 
     @property

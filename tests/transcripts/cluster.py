@@ -141,8 +141,8 @@ class RaftCluster(World):
                 continue
             replica, log = node.replica, node.log
             self.lines.append(
-                f"       n{node.node_id} {type(replica.role).__name__} in epoch {replica.epoch}, log "
-                f"[{log.start_offset}, {log.end_offset}) last epoch {log.last_epoch}, "
+                f"       n{node.node_id} {type(replica.role).__name__} in epoch {replica.epoch}, "
+                f"log [{log.start_offset}, {log.end_offset}) last epoch {log.last_epoch}, "
                 f"high watermark {replica.high_watermark}"
             )
 
