@@ -89,6 +89,9 @@ def _delete(
     # The start moves first: what a crash leaves behind lies below it, and goes with the next pass.
     if not log.config.remote_storage_enable:
         log.increment_log_start_offset(log.segments[count].base_offset)
+    # Recovery finds unwritten epochs in the batches; those of batches that go now it never would,
+    # and without its epoch an offset is not found in the tier.
+    log.epochs.flush()
     log.drop_oldest(count, now_ms)
     _log.info("%s: deleted %d segments by %s", log.topic_partition, count, reason)
     return [
