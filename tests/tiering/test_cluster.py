@@ -1,0 +1,112 @@
+"""The tier in a real cluster: processes, gRPC, the metadata topic; a broker that is killed finds it
+all again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.minio_fixture import ObjectStore
+from tidemark.cli.local_cluster import LocalCluster
+from tidemark.client import AsyncAdmin, AsyncConsumer, AsyncProducer, NewTopic
+from tidemark.types import TopicPartition
+
+TIERED = TopicPartition("tiered", 0)
+VALUES = [b"%0100d" % number for number in range(1500)]
+WAIT_S = 45
+
+
+def settings(storage: dict[str, str]) -> dict[str, str]:
+    return {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.metadata.topic.num.partitions": "2",
+        "remote.log.metadata.topic.replication.factor": "1",
+        "remote.log.metadata.topic.min.isr": "1",
+        "remote.log.manager.task.interval.ms": "500",
+        **storage,
+    }
+
+
+async def fill(bootstrap: str) -> None:
+    """A topic whose rolled segments leave the local disk."""
+    async with AsyncAdmin(bootstrap) as admin:
+        configs = {
+            "segment.bytes": "32768",
+            "retention.ms": "-1",
+            "remote.storage.enable": "true",
+            "local.retention.bytes": "1",
+        }
+        await admin.create_topics([NewTopic(TIERED.topic, 1, 1, configs)])
+    async with AsyncProducer(bootstrap) as producer:
+        for start in range(0, len(VALUES), 50):
+            for value in VALUES[start : start + 50]:
+                delivery = producer.send(TIERED.topic, value, partition=0)
+            await delivery
+
+
+async def local_start(bootstrap: str) -> int:
+    """Waits until the tier has the rolled segments and they are gone locally; the local start."""
+    async with AsyncAdmin(bootstrap) as admin, asyncio.timeout(WAIT_S):
+        while True:
+            replicas = [
+                replica
+                for directories in (await admin.describe_log_dirs()).values()
+                for directory in directories
+                for replica in directory.replicas
+                if replica.topic_partition == TIERED
+            ]
+            if replicas and replicas[0].remote_copy_lag_segments == 0:
+                start = replicas[0].local_log_start_offset
+                if start > len(VALUES) // 2:
+                    return int(start)
+            await asyncio.sleep(0.1)
+
+
+async def read_back(bootstrap: str) -> list[bytes]:
+    found: list[bytes] = []
+    async with AsyncConsumer(bootstrap) as consumer, asyncio.timeout(WAIT_S):
+        consumer.assign([TIERED])
+        consumer.seek(TIERED, 0)
+        while len(found) < len(VALUES):
+            found += [bytes(record.value or b"") for record in await consumer.poll(1000)]
+    return found
+
+
+def run(path: Path, storage: dict[str, str]) -> None:
+    with LocalCluster(path, controllers=1, brokers=1, overrides=settings(storage)) as cluster:
+        cluster.wait_ready()
+        asyncio.run(fill(cluster.bootstrap_servers))
+        before = asyncio.run(local_start(cluster.bootstrap_servers))
+        assert asyncio.run(read_back(cluster.bootstrap_servers)) == VALUES
+        (broker,) = cluster.broker_ids
+        cluster.kill(broker)
+        cluster.restart(broker)
+        cluster.wait_ready()
+        assert asyncio.run(read_back(cluster.bootstrap_servers)) == VALUES
+        assert asyncio.run(local_start(cluster.bootstrap_servers)) >= before
+
+
+def test_a_cluster_tiers_to_a_directory_and_reads_back_after_a_kill(tmp_path: Path) -> None:
+    run(
+        tmp_path / "data",
+        {
+            "remote.log.storage.manager.class.name": "directory",
+            "rsm.config.dir": str(tmp_path / "tier"),
+        },
+    )
+    assert list((tmp_path / "tier").rglob("*.leader_epoch_checkpoint"))
+
+
+@pytest.mark.minio
+def test_a_cluster_tiers_to_an_object_store_and_reads_back_after_a_kill(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
+    prefix = f"cluster/{tmp_path.name}/"
+    config = {f"rsm.config.{k}": v for k, v in object_store.rsm_config(prefix).items()}
+    run(tmp_path / "data", {"remote.log.storage.manager.class.name": "s3", **config})
+    client = object_store.client()
+    names = [one.object_name for one in client.list_objects(object_store.bucket, prefix, True)]
+    assert any(name.endswith(".log") for name in names)
