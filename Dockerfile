@@ -11,7 +11,8 @@ COPY quorum quorum
 COPY tiering tiering
 COPY node node
 COPY pyspark_tidemark pyspark_tidemark
-RUN /opt/tidemark/bin/pip install --no-cache-dir -c constraints.txt ".[server]"
+RUN /opt/tidemark/bin/pip install --no-cache-dir -c constraints.txt ".[server]" \
+    && /opt/tidemark/bin/python -c "from tidemark.records.arrow import warm_up; warm_up()"
 
 FROM python:3.13-slim
 RUN groupadd --gid 10001 tidemark \
