@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from node.controller_calls import ControllerCaller
-from tidemark.errors import raise_for
+from tidemark.errors import BrokerNotAvailableError, raise_for
 from tidemark.v1 import controller_pb2 as pb
 
 _TIMEOUT_MS = 15_000
@@ -28,9 +28,12 @@ class ProducerIdManager:
 
     async def generate(self) -> int:
         """A producer id nobody had before; raises the controller's error when there is no block to
-        be had."""
+        be had, and BrokerNotAvailableError (retriable) before the broker is registered.
+        """
         async with self._lock:
             if self._next >= self._end:
+                if self.broker_epoch < 0:
+                    raise BrokerNotAvailableError("this broker has not registered yet; try again")
                 request = pb.AllocateProducerIdsRequest(
                     broker_id=self._broker_id, broker_epoch=self.broker_epoch
                 )
