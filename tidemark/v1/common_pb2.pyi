@@ -205,3 +205,30 @@ class LeaderIdAndEpoch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderIdAndEpoch: _TypeAlias = LeaderIdAndEpoch  # noqa: Y015
+
+@_typing.final
+class FeatureRange(_message.Message):
+    """The levels of a feature that a node can work with (KIP-584); both ends inclusive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MIN_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    min_level: _builtins.int
+    max_level: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        min_level: _builtins.int = ...,
+        max_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_level", b"max_level", "min_level", b"min_level", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureRange: _TypeAlias = FeatureRange  # noqa: Y015

@@ -31,6 +31,7 @@ class RegisterBrokerRequest(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     LOG_DIRS_FIELD_NUMBER: _builtins.int
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     cluster_id: _builtins.str
     incarnation_id: _builtins.bytes
@@ -45,6 +46,10 @@ class RegisterBrokerRequest(_message.Message):
     def log_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """directory ids, 16 bytes each"""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.FeatureRange]:
+        """what the broker supports"""
+
     def __init__(
         self,
         *,
@@ -55,10 +60,11 @@ class RegisterBrokerRequest(_message.Message):
         rack: _builtins.str = ...,
         log_dirs: _abc.Iterable[_builtins.bytes] | None = ...,
         previous_broker_epoch: _builtins.int = ...,
+        features: _abc.Iterable[_common_pb2.FeatureRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "incarnation_id", b"incarnation_id", "listeners", b"listeners", "log_dirs", b"log_dirs", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "features", b"features", "incarnation_id", b"incarnation_id", "listeners", b"listeners", "log_dirs", b"log_dirs", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +263,8 @@ class AlterPartitionResponse(_message.Message):
         ISR_FIELD_NUMBER: _builtins.int
         PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
         LEADER_RECOVERY_STATE_FIELD_NUMBER: _builtins.int
+        ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
+        LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
         topic_id: _builtins.bytes
         partition_index: _builtins.int
         error_code: _errors_pb2.ErrorCode.ValueType
@@ -266,6 +274,12 @@ class AlterPartitionResponse(_message.Message):
         leader_recovery_state: _builtins.int
         @_builtins.property
         def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        @_builtins.property
+        def eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """KIP-966"""
+
+        @_builtins.property
+        def last_known_elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         def __init__(
             self,
             *,
@@ -277,10 +291,12 @@ class AlterPartitionResponse(_message.Message):
             isr: _abc.Iterable[_builtins.int] | None = ...,
             partition_epoch: _builtins.int = ...,
             leader_recovery_state: _builtins.int = ...,
+            eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
+            last_known_elr: _abc.Iterable[_builtins.int] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "isr", b"isr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "leader_recovery_state", b"leader_recovery_state", "partition_epoch", b"partition_epoch", "partition_index", b"partition_index", "topic_id", b"topic_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible_leader_replicas", b"eligible_leader_replicas", "error_code", b"error_code", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "leader_recovery_state", b"leader_recovery_state", "partition_epoch", b"partition_epoch", "partition_index", b"partition_index", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,3 +371,121 @@ class AllocateProducerIdsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AllocateProducerIdsResponse: _TypeAlias = AllocateProducerIdsResponse  # noqa: Y015
+
+@_typing.final
+class AssignReplicasToDirsRequest(_message.Message):
+    """KIP-858: where a broker keeps its replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Directory(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ID_FIELD_NUMBER: _builtins.int
+        PARTITIONS_FIELD_NUMBER: _builtins.int
+        id: _builtins.bytes
+        @_builtins.property
+        def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignReplicasToDirsRequest.Partition]: ...
+        def __init__(
+            self,
+            *,
+            id: _builtins.bytes = ...,
+            partitions: _abc.Iterable[Global___AssignReplicasToDirsRequest.Partition] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "partitions", b"partitions"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Partition(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_ID_FIELD_NUMBER: _builtins.int
+        PARTITION_INDEX_FIELD_NUMBER: _builtins.int
+        topic_id: _builtins.bytes
+        partition_index: _builtins.int
+        def __init__(
+            self,
+            *,
+            topic_id: _builtins.bytes = ...,
+            partition_index: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_index", b"partition_index", "topic_id", b"topic_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    DIRECTORIES_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    @_builtins.property
+    def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignReplicasToDirsRequest.Directory]: ...
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        directories: _abc.Iterable[Global___AssignReplicasToDirsRequest.Directory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "directories", b"directories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignReplicasToDirsRequest: _TypeAlias = AssignReplicasToDirsRequest  # noqa: Y015
+
+@_typing.final
+class AssignReplicasToDirsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Partition(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_ID_FIELD_NUMBER: _builtins.int
+        PARTITION_INDEX_FIELD_NUMBER: _builtins.int
+        ERROR_CODE_FIELD_NUMBER: _builtins.int
+        topic_id: _builtins.bytes
+        partition_index: _builtins.int
+        error_code: _errors_pb2.ErrorCode.ValueType
+        def __init__(
+            self,
+            *,
+            topic_id: _builtins.bytes = ...,
+            partition_index: _builtins.int = ...,
+            error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "partition_index", b"partition_index", "topic_id", b"topic_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignReplicasToDirsResponse.Partition]: ...
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___AssignReplicasToDirsResponse.Partition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignReplicasToDirsResponse: _TypeAlias = AssignReplicasToDirsResponse  # noqa: Y015

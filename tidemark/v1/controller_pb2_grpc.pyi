@@ -35,6 +35,7 @@ class ControllerStub:
     BrokerHeartbeat: _grpc.UnaryUnaryMultiCallable[_controller_pb2.BrokerHeartbeatRequest, _controller_pb2.BrokerHeartbeatResponse]
     AlterPartition: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]
     AllocateProducerIds: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]
+    AssignReplicasToDirs: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AssignReplicasToDirsRequest, _controller_pb2.AssignReplicasToDirsResponse]
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -43,6 +44,7 @@ class ControllerAsyncStub(ControllerStub):
     BrokerHeartbeat: _aio.UnaryUnaryMultiCallable[_controller_pb2.BrokerHeartbeatRequest, _controller_pb2.BrokerHeartbeatResponse]  # type: ignore[assignment]
     AlterPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]  # type: ignore[assignment]
     AllocateProducerIds: _aio.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]  # type: ignore[assignment]
+    AssignReplicasToDirs: _aio.UnaryUnaryMultiCallable[_controller_pb2.AssignReplicasToDirsRequest, _controller_pb2.AssignReplicasToDirsResponse]  # type: ignore[assignment]
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +74,12 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.AllocateProducerIdsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AllocateProducerIdsResponse, _abc.Awaitable[_controller_pb2.AllocateProducerIdsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AssignReplicasToDirs(
+        self,
+        request: _controller_pb2.AssignReplicasToDirsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AssignReplicasToDirsResponse, _abc.Awaitable[_controller_pb2.AssignReplicasToDirsResponse]]: ...
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
