@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidemark.cli import consume, dev, dump_log, log_dirs, produce, quorum, server, storage, topics
+from tidemark.cli import (
+    consume,
+    dev,
+    dump_log,
+    log_dirs,
+    metadata,
+    produce,
+    quorum,
+    server,
+    storage,
+    topics,
+)
 from tidemark.errors import TidemarkError
 
 
@@ -59,6 +70,7 @@ app.add_typer(storage.app, name="storage")
 app.add_typer(topics.app, name="topics")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log_dirs.app, name="log-dirs")
+app.add_typer(metadata.app, name="metadata")
 app.command("server")(server.server)
 app.command("dev")(dev.dev)
 app.command("produce")(produce.produce)

@@ -1,0 +1,314 @@
+"""The metadata image as a tree of paths to browse, and what differs between two of them. Pure.
+
+    /brokers/4                     one registration
+    /topics/byName/flights/0       one partition; `id` and `name` beside it
+    /topics/byId/<id>/0            the same by topic id
+    /configs/topic/flights/...     what is set, by name; /configs/broker/4, /configs/broker/default
+    /features/metadata.version     finalized levels
+    /producerIds/nextProducerId
+    /quorum/...                    leader, epoch, voters, and where the image comes from
+
+Branches are lazy: a cluster may have a million partitions. Leaves are JSON values with the field
+names of Kafka's metadata records. Modelled on Kafka's metadata shell (KIP-631).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+from quorum.image import ConfigResource, ConfigResourceType, MetadataImage, TopicImage, diff
+from tidemark.errors import ConfigError
+from tidemark.types import uuid_from_text, uuid_to_text
+
+DEFAULT_BROKER = "default"
+"""Stands for the cluster's default among the brokers' settings."""
+
+_GLOB = re.compile(r"[*?\[]")
+# Where an image was read is no part of what the cluster says.
+_QUORUM_COMPARED = ("leaderId", "leaderEpoch", "kraftVersion", "voters")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataView:
+    """An image, and what its source says of the quorum (JSON values by name). `notes` are for
+    people: what was skipped, or may not be committed.
+    """
+
+    image: MetadataImage
+    quorum: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A JSON value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """`names()` in the order to show; `child(name)` is None for a name that is not there."""
+
+    names: Callable[[], list[str]]
+    child: Callable[[str], Leaf | Branch | None]
+
+
+Node = Leaf | Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A leaf that differs; `before` is None for a new one, `after` for one that is gone."""
+
+    path: str
+    before: Any
+    after: Any
+
+    @property
+    def kind(self) -> str:
+        """added, removed or changed"""
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
+
+    def fields(self) -> list[tuple[str, Any, Any]]:
+        """(name, before, after) of what differs within an object; one without name otherwise."""
+        if not isinstance(self.before, dict) or not isinstance(self.after, dict):
+            return [("", self.before, self.after)]
+        return [
+            (name, self.before.get(name), self.after.get(name))
+            for name in {**self.before, **self.after}
+            if self.before.get(name) != self.after.get(name)
+        ]
+
+
+# --- the tree -----------------------------------------------------------------------------------
+
+
+def tree_of(view: MetadataView) -> Branch:
+    """The root."""
+    image = view.image
+    return _fixed(
+        {
+            "brokers": Branch(lambda: _sorted_ids(image.brokers), lambda n: _broker(image, n)),
+            "configs": _fixed(
+                {
+                    "broker": _configs(image, ConfigResourceType.BROKER),
+                    "topic": _configs(image, ConfigResourceType.TOPIC),
+                }
+            ),
+            "features": _values(image.features),
+            "producerIds": _values({"nextProducerId": image.next_producer_id}),
+            "quorum": _values(view.quorum, in_order=True),
+            "topics": _fixed(
+                {
+                    "byId": Branch(
+                        lambda: sorted(uuid_to_text(t.topic_id) for t in image.topics),
+                        lambda name: _topic_by_id(image, name),
+                    ),
+                    "byName": Branch(
+                        image.topics.names,
+                        lambda name: _topic(image.topics.get(name)),
+                    ),
+                }
+            ),
+        }
+    )
+
+
+def _fixed(children: Mapping[str, Node]) -> Branch:
+    return Branch(lambda: list(children), children.get)
+
+
+def _values(values: Mapping[str, Any], *, in_order: bool = False) -> Branch:
+    def child(name: str) -> Node | None:
+        return Leaf(values[name]) if name in values else None
+
+    return Branch(lambda: list(values) if in_order else sorted(values), child)
+
+
+def _sorted_ids(ids: Iterable[int]) -> list[str]:
+    return [str(number) for number in sorted(ids)]
+
+
+def _number(name: str) -> int | None:
+    return int(name) if name.isascii() and name.isdigit() else None
+
+
+def _broker(image: MetadataImage, name: str) -> Leaf | None:
+    number = _number(name)
+    found = None if number is None else image.brokers.get(number)
+    return None if found is None else Leaf(json_value(found))
+
+
+def _topic(topic: TopicImage | None) -> Branch | None:
+    if topic is None:
+        return None
+
+    def child(name: str) -> Node | None:
+        if name == "id":
+            return Leaf(uuid_to_text(topic.topic_id))
+        if name == "name":
+            return Leaf(topic.name)
+        number = _number(name)
+        found = None if number is None else topic.partitions.get(number)
+        return None if found is None else Leaf(json_value(found))
+
+    return Branch(lambda: ["id", "name", *_sorted_ids(topic.partitions)], child)
+
+
+def _topic_by_id(image: MetadataImage, name: str) -> Branch | None:
+    try:
+        return _topic(image.topics.by_id(uuid_from_text(name)))
+    except ValueError:
+        return None
+
+
+def _configs(image: MetadataImage, kind: ConfigResourceType) -> Branch:
+    def names() -> list[str]:
+        found = [resource for resource in image.configs if resource.type == kind]
+        return sorted(map(_config_name, found), key=lambda n: (n != DEFAULT_BROKER, len(n), n))
+
+    def child(name: str) -> Node | None:
+        default = kind is ConfigResourceType.BROKER and name == DEFAULT_BROKER
+        found = image.configs.get(ConfigResource(kind, "" if default else name))
+        return None if found is None else _values(found)
+
+    return Branch(names, child)
+
+
+def _config_name(resource: ConfigResource) -> str:
+    return resource.name or DEFAULT_BROKER
+
+
+def json_value(value: Any) -> Any:
+    """A value of the image as JSON, its fields in Kafka's spelling (`leaderEpoch`)."""
+    if isinstance(value, UUID):
+        return uuid_to_text(value)
+    if isinstance(value, IntEnum):
+        return value.name
+    if dataclasses.is_dataclass(value):
+        return {
+            _camel(f.name): json_value(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {_camel(name): json_value(item) for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_value(item) for item in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+# --- looking around -----------------------------------------------------------------------------
+
+
+def find(root: Branch, path: str) -> list[tuple[str, Node]]:
+    """The nodes that a path means, each part of which may be a glob; ConfigError when none is."""
+    found: list[tuple[str, Node]] = [("/", root)]
+    for part in [part for part in path.split("/") if part not in ("", ".")]:
+        found = [match for at, node in found for match in _matches(at, node, part)]
+    if not found:
+        raise ConfigError(f"there is no {path}: `ls` shows what is")
+    return found
+
+
+def _matches(at: str, node: Node, part: str) -> Iterator[tuple[str, Node]]:
+    if isinstance(node, Leaf):
+        return
+    names = node.names() if _GLOB.search(part) else [part]
+    for name in names:
+        child = node.child(name)
+        if child is not None and (name == part or fnmatchcase(name, part)):
+            yield join(at, name), child
+
+
+def join(path: str, name: str) -> str:
+    """`name` below `path`."""
+    return f"{path.rstrip('/')}/{name}"
+
+
+def children(path: str, node: Node) -> Iterator[tuple[str, Node]]:
+    """(path, node) of what is in a branch, in its order; nothing of a leaf."""
+    if isinstance(node, Branch):
+        for name in node.names():
+            child = node.child(name)
+            if child is not None:
+                yield join(path, name), child
+
+
+def walk(path: str, node: Node, depth: int | None = None) -> Iterator[tuple[str, Node]]:
+    """The node and all below it, parents first; down to `depth` levels below it."""
+    yield path, node
+    if depth is None or depth > 0:
+        for below, child in children(path, node):
+            yield from walk(below, child, None if depth is None else depth - 1)
+
+
+def value_of(node: Node) -> Any:
+    """The JSON value of a leaf; of a branch the object of all its children."""
+    if isinstance(node, Leaf):
+        return node.value
+    return {
+        name: value_of(child) for name in node.names() if (child := node.child(name)) is not None
+    }
+
+
+# --- differences --------------------------------------------------------------------------------
+
+
+def changes(before: MetadataView, after: MetadataView) -> Iterator[Change]:
+    """What differs, by path; topics are told under their names only."""
+    old, new = before.image, after.image
+    delta = diff(old, new)
+    for broker_id in sorted(delta.brokers_changed):
+        was, now = old.brokers.get(broker_id), new.brokers.get(broker_id)
+        yield Change(f"/brokers/{broker_id}", json_value(was), json_value(now))
+    for resource in sorted(delta.configs_changed):
+        kind = "topic" if resource.type == ConfigResourceType.TOPIC else "broker"
+        base = f"/configs/{kind}/{_config_name(resource)}"
+        earlier: Mapping[str, str] = old.configs.get(resource, {})
+        for name, value in sorted(delta.configs_changed[resource].items()):
+            yield Change(f"{base}/{name}", earlier.get(name), value)
+    for name, level in sorted(delta.features_changed.items()):
+        yield Change(f"/features/{name}", old.features.get(name), level)
+    if delta.next_producer_id is not None:
+        yield Change("/producerIds/nextProducerId", old.next_producer_id, new.next_producer_id)
+    for name in _QUORUM_COMPARED:
+        was, now = before.quorum.get(name), after.quorum.get(name)
+        if was is not None and now is not None and was != now:
+            yield Change(f"/quorum/{name}", was, now)
+    for gone in sorted(delta.topics_deleted.values(), key=lambda t: t.name):
+        yield from _whole_topic(gone, removed=True)
+    for topic in sorted(delta.topics_changed.values(), key=lambda t: t.name):
+        if topic.before is None:
+            yield from _whole_topic(topic.apply(), removed=False)
+            continue
+        for index in sorted(topic.partitions):
+            yield Change(
+                f"/topics/byName/{topic.name}/{index}",
+                json_value(topic.partition_before(index)),
+                json_value(topic.partitions[index]),
+            )
+
+
+def _whole_topic(topic: TopicImage, *, removed: bool) -> Iterator[Change]:
+    base = f"/topics/byName/{topic.name}"
+    leaves = [("id", uuid_to_text(topic.topic_id))]
+    leaves += [(str(index), json_value(partition)) for index, partition in topic.ordered()]
+    for name, value in leaves:
+        before, after = (value, None) if removed else (None, value)
+        yield Change(join(base, name), before, after)
