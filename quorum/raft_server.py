@@ -387,6 +387,8 @@ class RaftServer:
             self._log.truncate_to(effects.truncate_to)
         if effects.append_leader_change is not None:
             self._log.append_leader_change(effects.append_leader_change, self._now_ms())
+        if effects.append_voters is not None:
+            self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
             try:
                 self._log.append_fetched(effects.append_records)

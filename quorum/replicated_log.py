@@ -12,17 +12,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from commitlog import Log
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import LeaderChange
+from quorum.raft.voter_history import VoterHistory
+from quorum.raft.voters import VoterSet
 from quorum.raft_client import CommittedBatch
+from quorum.voters_record import note, quorum_records, to_record
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
-from snapshot.framing import decode_batches, encode_leader_change, encode_values
+from snapshot.framing import (
+    decode_batches,
+    encode_leader_change,
+    encode_quorum,
+    encode_values,
+)
 from snapshot.names import SnapshotId
-from snapshot.reader import FileSnapshotReader, list_snapshots
+from snapshot.reader import FileSnapshotReader, file_name, list_snapshots
 from snapshot.transfer import install_part, read_piece, write_piece
 from snapshot.writer import SnapshotWriter
 from tidemark.config import TopicConfig
@@ -32,13 +41,17 @@ from tidemark.errors import (
     InvalidRequestError,
     RecordListTooLargeError,
 )
-from tidemark.types import METADATA_TOPIC, ONE_UUID, TopicPartition
+from tidemark.records import decode_control_records, iter_batches
+from tidemark.types import METADATA_TOPIC, ONE_UUID, ZERO_UUID, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
 MAX_BATCH_BYTES = 8 << 20
 """The largest batch of the metadata log (Kafka's constant)."""
+BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
+"""Written by `storage format`: the first voters. It is local, and never replicated."""
+HISTORY_READ_BYTES = 4 << 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,6 +95,8 @@ class ReplicatedLog:
             now_ms=now_ms,
         )
         self._align_with_snapshots()
+        self.history = VoterHistory()
+        self._rebuild_history()
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -141,6 +156,30 @@ class ReplicatedLog:
             delete_snapshot(self.directory, older)
             del self._snapshots[older]
 
+    def _rebuild_history(self) -> None:
+        """Who may vote, from the checkpoint that the log begins at and all records since."""
+        self.history = VoterHistory()
+        start = self.start_offset
+        base = self.earliest_snapshot if start > 0 else BOOTSTRAP_SNAPSHOT
+        if base is not None and file_name(self.directory, base) is not None:
+            for message in FileSnapshotReader(self.directory, base).quorum:
+                note(self.history, base.end_offset - 1, message)
+        offset = start
+        while offset < self.end_offset:
+            records = self._log.read(offset, HISTORY_READ_BYTES).records
+            offset = self._note_quorum(records, start)
+
+    def _note_quorum(self, records: bytes | memoryview, start_offset: int) -> int:
+        """Takes over what control batches say of the quorum; gives the offset that follows."""
+        following = start_offset
+        for position, header in iter_batches(records):
+            following = header.next_offset
+            if header.is_control:
+                for record in decode_control_records(records, position):
+                    if record.offset >= start_offset:
+                        note(self.history, record.offset, record.message)
+        return following
+
     # --- view -----------------------------------------------------------------------------------
 
     @property
@@ -184,6 +223,19 @@ class ReplicatedLog:
     def latest_snapshot(self) -> SnapshotId | None:
         return next(reversed(self._snapshots), None)
 
+    @property
+    def voters(self) -> VoterSet | None:
+        """The voters by the newest record, committed or not; None: the log names none."""
+        return self.history.voters
+
+    @property
+    def voters_offset(self) -> int | None:
+        return self.history.voters_offset
+
+    @property
+    def kraft_version(self) -> int:
+        return self.history.kraft_version
+
     def snapshot_size_bytes(self, snapshot: SnapshotId) -> int | None:
         info = self._snapshots.get(snapshot)
         return None if info is None else info.size_bytes
@@ -215,7 +267,20 @@ class ReplicatedLog:
                 leader_id=change.leader_id,
                 voters=change.voters,
                 granting_voters=change.granting_voters,
+                directory_ids=self._directory_ids(),
+                quorum=quorum_records(self.kraft_version, change.first_voters),
             )
+        )
+
+    def _directory_ids(self) -> dict[int, UUID] | None:
+        if self.kraft_version == 0 or self.voters is None:
+            return None
+        return {v.key.replica_id: v.key.directory_id or ZERO_UUID for v in self.voters}
+
+    def append_voters(self, voters: VoterSet, epoch: int, timestamp_ms: int) -> int:
+        """Appends a Voters record as leader; the set counts from now on."""
+        return self._append(
+            encode_quorum(self.end_offset, epoch, timestamp_ms, [to_record(voters)])
         )
 
     def append_fetched(self, records: bytes) -> int:
@@ -225,11 +290,15 @@ class ReplicatedLog:
         return self._append(records)
 
     def _append(self, records: bytes) -> int:
-        return self._log.append_as_follower(records).last_offset
+        begin = self.end_offset
+        last_offset = self._log.append_as_follower(records).last_offset
+        self._note_quorum(records, begin)
+        return last_offset
 
     def truncate_to(self, offset: int) -> None:
         """Removes everything from `offset` on (records that never were committed)."""
         self._log.truncate_to(offset)
+        self.history.truncate_to(offset)
 
     def prepare_flush(self) -> tuple[int, PendingFlush | None]:
         """The log end now, and what to `run` (in any thread) to make everything below durable."""
@@ -309,7 +378,8 @@ class ReplicatedLog:
 
     def snapshot_writer(self, snapshot_id: SnapshotId, timestamp_ms: int) -> SnapshotWriter:
         """Begins a checkpoint; `snapshot_frozen` makes it known after its `freeze`."""
-        return SnapshotWriter(self.directory, snapshot_id, timestamp_ms)
+        quorum = quorum_records(*self.history.at(snapshot_id.end_offset))
+        return SnapshotWriter(self.directory, snapshot_id, timestamp_ms, quorum=quorum)
 
     def snapshot_frozen(self, snapshot_id: SnapshotId) -> None:
         """A checkpoint of this replica's own state is durable."""
@@ -336,6 +406,7 @@ class ReplicatedLog:
         self.snapshot_frozen(snapshot_id)
         if self._is_behind(snapshot_id):
             self._restart_log_at(snapshot_id)
+            self._rebuild_history()
 
     # --- cleaning -------------------------------------------------------------------------------
 
@@ -356,6 +427,7 @@ class ReplicatedLog:
         self._log.delete_expired(now_ms)
         self._log.purge_deleted(now_ms)
         self._delete_snapshots_before(keep)
+        self.history.drop_before(keep.end_offset)
         return True
 
     def _raise_log_start(self, snapshot_id: SnapshotId) -> None:

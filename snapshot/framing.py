@@ -7,11 +7,13 @@ the encoding).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from tidemark.errors import CorruptMessageError
 from tidemark.records import (
+    ControlMessage,
     ControlRecord,
     ControlType,
     LeaderChange,
@@ -26,13 +28,15 @@ from tidemark.records import (
     iter_batches,
     read_header,
 )
+from tidemark.types import ZERO_UUID
 
 
 class ControlBatch(NamedTuple):
-    """A control batch, by its first record."""
+    """A control batch; named by its first record."""
 
     type: ControlType
     record: ControlRecord
+    records: tuple[ControlRecord, ...]
 
 
 class DecodedBatch(NamedTuple):
@@ -54,10 +58,15 @@ def encode_values(
     return encode_batch(records, base_offset=base_offset, partition_leader_epoch=epoch)
 
 
-def encode_header(base_offset: int, epoch: int, last_contained_log_timestamp_ms: int) -> bytes:
-    """The control batch that opens a checkpoint."""
+def encode_header(
+    base_offset: int,
+    epoch: int,
+    last_contained_log_timestamp_ms: int,
+    quorum: Sequence[ControlMessage] = (),
+) -> bytes:
+    """The control batch that opens a checkpoint; `quorum` are KRaftVersion and Voters (KIP-853)."""
     return encode_control_batch(
-        [SnapshotHeader(last_contained_log_timestamp_ms)],
+        [SnapshotHeader(last_contained_log_timestamp_ms), *quorum],
         base_offset=base_offset,
         timestamp_ms=last_contained_log_timestamp_ms,
         partition_leader_epoch=epoch,
@@ -82,15 +91,30 @@ def encode_leader_change(
     leader_id: int,
     voters: Sequence[int],
     granting_voters: Sequence[int],
+    directory_ids: Mapping[int, UUID] | None = None,
+    quorum: Sequence[ControlMessage] = (),
 ) -> bytes:
-    """The control batch that opens a leader's epoch."""
+    """The control batch that opens a leader's epoch.
+
+    `directory_ids` are given (and written, version 1) where voters come from the log; `quorum` are
+    the KRaftVersion and Voters records that a first leader adds.
+    """
+    known = {} if directory_ids is None else directory_ids
     message = LeaderChange(
         leader_id,
-        tuple(VoterId(node) for node in voters),
-        tuple(VoterId(node) for node in granting_voters),
+        tuple(VoterId(node, known.get(node, ZERO_UUID)) for node in voters),
+        tuple(VoterId(node, known.get(node, ZERO_UUID)) for node in granting_voters),
+        version=0 if directory_ids is None else 1,
     )
+    return encode_quorum(base_offset, epoch, timestamp_ms, [message, *quorum])
+
+
+def encode_quorum(
+    base_offset: int, epoch: int, timestamp_ms: int, messages: Sequence[ControlMessage]
+) -> bytes:
+    """A control batch of Raft's own records."""
     return encode_control_batch(
-        [message],
+        messages,
         base_offset=base_offset,
         timestamp_ms=timestamp_ms,
         partition_leader_epoch=epoch,
@@ -103,7 +127,7 @@ def decode_batch_at(raw: bytes | memoryview, position: int = 0) -> ControlBatch 
         records = decode_control_records(raw, position)
         if not records:
             raise CorruptMessageError("an empty control batch")
-        return ControlBatch(records[0].type, records[0])
+        return ControlBatch(records[0].type, records[0], tuple(records))
     return [record.value or b"" for record in decode_batch(raw, position)]
 
 

@@ -14,7 +14,7 @@ from commitlog.files import Directory, File
 from snapshot.framing import ControlBatch, decode_batch_at, header_timestamp_ms
 from snapshot.names import SUFFIX, SnapshotId, parse_name
 from tidemark.errors import CorruptMessageError, SnapshotNotFoundError
-from tidemark.records import ControlType
+from tidemark.records import ControlMessage, ControlType, KRaftVersion, Voters
 
 _OVERHEAD_BYTES = 12  # base offset and length
 _LEAST_BATCH_BYTES = 61
@@ -62,6 +62,9 @@ class FileSnapshotReader:
         if not isinstance(first, ControlBatch) or first.type is not ControlType.SNAPSHOT_HEADER:
             raise self._corrupt("it does not begin with a snapshot header")
         self._timestamp_ms = header_timestamp_ms(first)
+        self._quorum = tuple(
+            r.message for r in first.records if isinstance(r.message, KRaftVersion | Voters)
+        )
 
     @property
     def id(self) -> SnapshotId:
@@ -75,6 +78,11 @@ class FileSnapshotReader:
     def last_contained_log_timestamp_ms(self) -> int:
         """Append time of the last record that the checkpoint contains."""
         return self._timestamp_ms
+
+    @property
+    def quorum(self) -> tuple[ControlMessage, ...]:
+        """KRaftVersion and Voters behind the header, in its batch; none with static voters."""
+        return self._quorum
 
     def _corrupt(self, reason: str) -> CorruptMessageError:
         return CorruptMessageError(f"checkpoint {self._directory.path}/{self._name}: {reason}")

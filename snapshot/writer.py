@@ -8,11 +8,12 @@ timestamp of the last record contained, so that replicas with the same state wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from commitlog.files import Directory, File
 from snapshot.framing import encode_footer, encode_header, encode_values
 from snapshot.names import SnapshotId
+from tidemark.records import ControlMessage
 
 DEFAULT_MAX_BATCH_BYTES = 1 << 20
 MAX_BATCH_RECORDS = 10_000
@@ -30,8 +31,10 @@ class SnapshotWriter:
         snapshot_id: SnapshotId,
         last_contained_log_timestamp_ms: int,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        quorum: Sequence[ControlMessage] = (),
     ) -> None:
-        """Begins the part file anew; StorageError."""
+        """Begins the part file anew; StorageError. `quorum`: KRaftVersion and Voters as of the
+        checkpoint's end (none with static voters)."""
         self.id = snapshot_id
         self._directory = directory
         self._timestamp_ms = last_contained_log_timestamp_ms
@@ -41,8 +44,9 @@ class SnapshotWriter:
         self._pending_bytes = 0
         directory.remove(snapshot_id.part_name)
         self._file: File | None = directory.open(snapshot_id.part_name, create=True)
-        header = encode_header(self._offset, snapshot_id.epoch, last_contained_log_timestamp_ms)
-        self._write(header, records=1)
+        epoch, timestamp_ms = snapshot_id.epoch, last_contained_log_timestamp_ms
+        header = encode_header(self._offset, epoch, timestamp_ms, quorum)
+        self._write(header, records=1 + len(quorum))
 
     def _open_file(self) -> File:
         if self._file is None:

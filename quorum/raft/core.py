@@ -27,6 +27,7 @@ from quorum.raft.roles import (
     Role,
     Unattached,
 )
+from quorum.raft.voter_history import BOOTSTRAP_OFFSET
 from quorum.raft.voters import ReplicaKey, VoterSet
 from tidemark.errors import ErrorCode, FatalError
 from tidemark.types import Endpoint
@@ -58,6 +59,7 @@ class ReplicaConfig:
     key: ReplicaKey
     voters: VoterSet
     endpoint: Endpoint | None = None
+    """Where this replica answers; None for one that can not become a voter (a plain broker)."""
     bootstrap: tuple[Endpoint, ...] = ()
     election_timeout_ms: int = 1000
     fetch_timeout_ms: int = 2000
@@ -67,6 +69,11 @@ class ReplicaConfig:
     fetch_max_wait_ms: int = MAX_FETCH_WAIT_MS
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
+    auto_join: bool = False
+
+    @property
+    def update_voter_period_ms(self) -> int:
+        return self.fetch_timeout_ms * 2
 
     @property
     def fetch_wait_ms(self) -> int:
@@ -94,7 +101,7 @@ class ReplicaCore:
     ) -> None:
         self.config = config
         self.log = log
-        self.voters = config.voters
+        self.voters = log.voters or config.voters
         self.rng = rng
         self.requests = RequestManager(config.retry_backoff_ms)
         self.election_state = election_state
@@ -125,6 +132,11 @@ class ReplicaCore:
     @property
     def is_voter(self) -> bool:
         return self.voters.is_voter(self.key)
+
+    @property
+    def syncs_before_fetch(self) -> bool:
+        """Its fetch offset is durable: it is a voter, or may be one already for the leader."""
+        return self.is_voter or self.config.endpoint is not None
 
     @property
     def leader_id(self) -> int | None:
@@ -164,7 +176,8 @@ class ReplicaCore:
         old = self.role
         if type(role) not in TRANSITIONS[type(old)]:
             raise RaftInvariantError(f"illegal transition {old} -> {role}")
-        if not self.is_voter and type(role) not in OBSERVER_ROLES:
+        removed = isinstance(old, Leader) and isinstance(role, Resigned)
+        if not self.is_voter and type(role) not in OBSERVER_ROLES and not removed:
             raise RaftInvariantError(f"an observer can not become {role}")
         if role.epoch < old.epoch:
             raise RaftInvariantError(f"the epoch would go back: {old} -> {role}")
@@ -174,6 +187,9 @@ class ReplicaCore:
         if isinstance(old, Leader):
             for parked in old.parked.values():
                 self._fail(parked.token, parked.request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            if old.change is not None and old.change.token >= 0:  # whether it holds is not known
+                change, error = old.change, ErrorCode.NOT_LEADER_OR_FOLLOWER
+                self._fail(change.token, change.request, error)
 
     def _persist(self, leader_id: int | None, voted: ReplicaKey | None) -> None:
         """Asks for a durable quorum-state; called by the transitions only."""
@@ -251,12 +267,17 @@ class ReplicaCore:
         )
         self._become(leader, now_ms)
         self._persist(self.node_id, candidate.voted)
+        first = self.log.kraft_version > 0 and self.log.voters_offset == BOOTSTRAP_OFFSET
         self._effects.append_leader_change = LeaderChange(
-            self.node_id, candidate.epoch, self.voters.ids, granting
+            self.node_id,
+            candidate.epoch,
+            self.voters.ids,
+            granting,
+            self.log.voters if first else None,
         )
         self._effects.flush = True
         self._awaiting_log = True
-        self.flush_requested_offset = leader.epoch_start_offset + 1
+        self.flush_requested_offset = leader.epoch_start_offset + (3 if first else 1)
 
     def _become_resigned(self, now_ms: int) -> None:
         leader = self.role
@@ -267,9 +288,51 @@ class ReplicaCore:
         candidates = tuple(p.key for p in reversed(best_first))
         unacknowledged = set(self.voters.others(self.node_id))
         deadline_ms = self._election_deadline_ms(now_ms)
+        if not self.is_voter:  # removed: it looks for the next leader after a while
+            deadline_ms = now_ms + self._random_election_timeout_ms()
         self._become(
             Resigned(leader.epoch, leader.voted, deadline_ms, candidates, unacknowledged), now_ms
         )
+
+    # --- the voters -------------------------------------------------------------------------------
+
+    def _refresh_voters(self, now_ms: int) -> None:
+        """Takes over the voters that the log names now: after an append, a truncation or a
+        checkpoint.
+        """
+        voters = self.log.voters or self.config.voters
+        if voters == self.voters:
+            return
+        was_voter = self.is_voter
+        self.voters = voters
+        role, changed = self.role, was_voter != self.is_voter
+        match role:
+            case Leader():
+                self._refresh_progress(role)
+            case Follower() if changed:
+                timeout_ms = self.config.fetch_timeout_ms
+                role.fetch_deadline_ms = now_ms + timeout_ms if self.is_voter else FOREVER_MS
+            case Unattached() if changed:
+                role.election_deadline_ms = self._election_deadline_ms(now_ms)
+            case Prospective() | Candidate() if not self.is_voter:
+                self._become_unattached(role.epoch, now_ms, voted=role.voted)
+            case Resigned():
+                role.unacknowledged &= set(voters.ids)
+
+    def _refresh_progress(self, role: Leader) -> None:
+        """New voters were observers, removed ones become such: what is known of them is kept."""
+        before = role.voters
+        role.voters = {}
+        for voter in self.voters:
+            node, key = voter.key.replica_id, voter.key
+            known = before.get(node)
+            if known is None or not known.key.matches(key):
+                known = role.observers.pop(key, None) or ReplicaProgress(key)
+            role.voters[node] = known
+        for node, progress in before.items():
+            kept = role.voters.get(node) is progress
+            if not kept and node != self.node_id:
+                role.observers[progress.key] = progress
 
     # --- answers and requests ---------------------------------------------------------------------
 

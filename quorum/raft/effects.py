@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quorum.raft.messages import Request, Response
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot.names import SnapshotId
 from tidemark.types import Endpoint
 
@@ -131,6 +131,9 @@ class LeaderChange:
     epoch: int
     voters: tuple[int, ...]
     granting_voters: tuple[int, ...]
+    first_voters: VoterSet | None = None
+    """The voters of the bootstrap checkpoint, which the log does not have yet: KRaftVersion and
+    Voters follow in the same batch."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -186,7 +189,8 @@ class Effects:
     """Carry out from top to bottom.
 
     1. persist: `election_state` durably (quorum-state: tmp, fsync, rename, fsync dir); then the
-       log: `truncate_to`, `append_leader_change` or `append_records`, `snapshot_piece`;
+       log: `truncate_to`, `append_leader_change`, `append_voters` or `append_records`,
+       `snapshot_piece`;
     2. begin, without waiting: `flush` (fsync the log; report LogFlushed), `install_snapshot`
        (verify, fsync, rename, restart the log there; report SnapshotInstalled or
        SnapshotRejected);
@@ -197,6 +201,7 @@ class Effects:
     election_state: ElectionState | None = None
     truncate_to: int | None = None
     append_leader_change: LeaderChange | None = None
+    append_voters: VoterSet | None = None
     append_records: bytes = b""
     snapshot_piece: SnapshotPiece | None = None
     flush: bool = False
@@ -212,5 +217,6 @@ class Effects:
         return (
             self.truncate_to is not None
             or self.append_leader_change is not None
+            or self.append_voters is not None
             or bool(self.append_records)
         )

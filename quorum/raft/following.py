@@ -42,7 +42,7 @@ class Following(Elections):
             return
         if self._awaiting_log or (role.download is not None and role.download.installing):
             return
-        if self.is_voter and self.flushed_offset < self.log.end_offset:
+        if self.syncs_before_fetch and self.flushed_offset < self.log.end_offset:
             self._request_flush()
             return
         if self.requests.has_pending():
@@ -78,12 +78,17 @@ class Following(Elections):
         )
 
     def _servers_to_ask(self) -> list[tuple[int, Endpoint]]:
-        """Who may know the leader: the bootstrap servers, else the other voters."""
-        if self.config.bootstrap:
-            ids = range(BOOTSTRAP_ID_FIRST, BOOTSTRAP_ID_FIRST - len(self.config.bootstrap), -1)
-            return list(zip(ids, self.config.bootstrap, strict=True))
-        endpoints = self.voters.endpoints()
-        return [(node, endpoints[node]) for node in self.voters.others(self.node_id)]
+        """Who may know the leader: the bootstrap servers, and the voters that the log names (the
+        static ones only where there are no bootstrap servers).
+        """
+        bootstrap = self.config.bootstrap
+        ids = range(BOOTSTRAP_ID_FIRST, BOOTSTRAP_ID_FIRST - len(bootstrap), -1)
+        servers = list(zip(ids, bootstrap, strict=True))
+        if not bootstrap or self.log.kraft_version > 0:  # addresses may be older than the voters
+            endpoints = self.voters.endpoints()
+            others = self.voters.others(self.node_id)
+            servers += [(n, endpoints[n]) for n in others if endpoints[n] not in bootstrap]
+        return servers
 
     def _look_for_leader(self, now_ms: int) -> None:
         ready = [
@@ -203,8 +208,9 @@ class Following(Elections):
 
     # --- what the edge reports --------------------------------------------------------------------
 
-    def _on_snapshot_installed(self, snapshot_id: SnapshotId) -> None:
+    def _on_snapshot_installed(self, snapshot_id: SnapshotId, now_ms: int) -> None:
         """The log now begins behind the checkpoint, which is committed and durable."""
+        self._refresh_voters(now_ms)
         self.flushed_offset = self.flush_requested_offset = self.log.end_offset
         self._raise_high_watermark(snapshot_id.end_offset)
         self._on_snapshot_gone(snapshot_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from quorum.raft.voters import VoterSet
 from snapshot.names import SnapshotId
 
 
@@ -29,6 +30,21 @@ class LogView(Protocol):
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch of the log that is not above `epoch`, its end offset)."""
+        ...
+
+    @property
+    def voters(self) -> VoterSet | None:
+        """The voters by the newest Voters record, committed or not; None: the log names none."""
+        ...
+
+    @property
+    def voters_offset(self) -> int | None:
+        """Offset of that record; -1 when the bootstrap checkpoint says it."""
+        ...
+
+    @property
+    def kraft_version(self) -> int:
+        """0: static voters; 1: voters in the log (KIP-853)."""
         ...
 
     @property

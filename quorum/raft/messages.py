@@ -77,12 +77,47 @@ class FetchSnapshotRequest:
     max_bytes: int
 
 
+@dataclass(slots=True, frozen=True)
+class AddVoterRequest:
+    """Makes an observer a voter (KIP-853); answered when the change is committed, or, without
+    `ack_when_committed`, as soon as it is appended.
+    """
+
+    cluster_id: str
+    voter: ReplicaKey
+    endpoint: Endpoint
+    timeout_ms: int
+    ack_when_committed: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class RemoveVoterRequest:
+    """Makes a voter an observer, the leader too; answered when the change is committed."""
+
+    cluster_id: str
+    voter: ReplicaKey
+    timeout_ms: int = 30_000
+
+
+@dataclass(slots=True, frozen=True)
+class UpdateVoterRequest:
+    """A voter tells the leader of `epoch` where it answers now."""
+
+    cluster_id: str
+    epoch: int
+    voter: ReplicaKey
+    endpoint: Endpoint
+
+
+VoterChangeRequest = AddVoterRequest | RemoveVoterRequest | UpdateVoterRequest
+
 Request = (
     VoteRequest
     | BeginQuorumEpochRequest
     | EndQuorumEpochRequest
     | FetchRequest
     | FetchSnapshotRequest
+    | VoterChangeRequest
 )
 
 
@@ -135,12 +170,21 @@ class FetchSnapshotResponse:
     data: bytes = b""
 
 
+@dataclass(slots=True, frozen=True)
+class VoterChangeResponse:
+    """What became of a change of the voters; `message` says why it was refused."""
+
+    header: Header
+    message: str = ""
+
+
 Response = (
     VoteResponse
     | BeginQuorumEpochResponse
     | EndQuorumEpochResponse
     | FetchResponse
     | FetchSnapshotResponse
+    | VoterChangeResponse
 )
 
 
@@ -157,3 +201,5 @@ def error_response(request: Request, header: Header) -> Response:
             return FetchResponse(header)
         case FetchSnapshotRequest():
             return FetchSnapshotResponse(header)
+        case AddVoterRequest() | RemoveVoterRequest() | UpdateVoterRequest():
+            return VoterChangeResponse(header)

@@ -2,7 +2,8 @@
 
 Every step handles its event, then polls the role (its timers and what it has to send) until the
 role stays the same. The same class runs in production and in the simulator. The parts: `roles`
-(what a replica can be), `core` (transitions), `elections`, `following`, `leading`.
+(what a replica can be), `core` (transitions), `elections`, `following`, `leading`,
+`reconfiguration`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from quorum.raft.effects import (
     SnapshotInstalled,
     SnapshotRejected,
 )
-from quorum.raft.leading import OBSERVER_SESSION_MS, Leading
+from quorum.raft.leading import OBSERVER_SESSION_MS
 from quorum.raft.messages import (
+    AddVoterRequest,
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -31,10 +33,14 @@ from quorum.raft.messages import (
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    RemoveVoterRequest,
     Request,
+    UpdateVoterRequest,
+    VoterChangeResponse,
     VoteRequest,
     VoteResponse,
 )
+from quorum.raft.reconfiguration import Reconfiguring
 from quorum.raft.requests import Pending
 from quorum.raft.roles import (
     Candidate,
@@ -55,10 +61,13 @@ _EXPECTED: dict[type, type] = {
     EndQuorumEpochRequest: EndQuorumEpochResponse,
     FetchRequest: FetchResponse,
     FetchSnapshotRequest: FetchSnapshotResponse,
+    AddVoterRequest: VoterChangeResponse,
+    RemoveVoterRequest: VoterChangeResponse,
+    UpdateVoterRequest: VoterChangeResponse,
 }
 
 
-class Replica(Leading):
+class Replica(Reconfiguring):
     """One replica of the metadata log; not thread-safe, and without any IO."""
 
     def start(self, now_ms: int) -> Effects:
@@ -107,13 +116,13 @@ class Replica(Leading):
                 if pending is not None:
                     self.requests.back_off(pending.node_id, now_ms)
             case LogAppended():
-                self._on_log_appended()
+                self._on_log_appended(now_ms)
             case LogFlushed():
                 self.flushed_offset = max(
                     self.flushed_offset, min(event.end_offset, self.log.end_offset)
                 )
             case SnapshotInstalled():
-                self._on_snapshot_installed(event.snapshot_id)
+                self._on_snapshot_installed(event.snapshot_id, now_ms)
             case SnapshotRejected():
                 self._on_snapshot_gone(event.snapshot_id)
             case Resign():
@@ -135,8 +144,9 @@ class Replica(Leading):
         role = self.role
         return self.shutting_down and not (isinstance(role, Resigned) and role.unacknowledged)
 
-    def _on_log_appended(self) -> None:
+    def _on_log_appended(self, now_ms: int) -> None:
         self._awaiting_log = False
+        self._refresh_voters(now_ms)
         if isinstance(self.role, Follower):
             self._follow_high_watermark(self.role)
 
@@ -158,6 +168,8 @@ class Replica(Leading):
                 self._on_fetch_request(token, request, now_ms)
             case FetchSnapshotRequest():
                 self._on_fetch_snapshot_request(token, request, now_ms)
+            case AddVoterRequest() | RemoveVoterRequest() | UpdateVoterRequest():
+                self._on_voter_change_request(token, request, now_ms)
 
     def _on_response(self, event: ResponseReceived, now_ms: int) -> None:
         pending = self.requests.complete(event.correlation_id)
@@ -181,6 +193,8 @@ class Replica(Leading):
                 self._on_fetch_response(pending, event.response, now_ms)
             case FetchSnapshotResponse():
                 self._on_fetch_snapshot_response(pending, event.response, now_ms)
+            case VoterChangeResponse():
+                self._on_voter_change_response(pending, event.response, now_ms)
 
     # --- polling ----------------------------------------------------------------------------------
 
@@ -209,8 +223,12 @@ class Replica(Leading):
                 self._poll_candidate(role, now_ms)
             case Follower():
                 self._poll_follower(role, now_ms)
+                if self.role is role:
+                    self._poll_membership(role, now_ms)
             case Leader():
                 self._poll_leader(role, now_ms)
+                if self.role is role:
+                    self._poll_voter_change(role, now_ms)
             case Resigned():
                 self._poll_resigned(role, now_ms)
 
@@ -228,10 +246,17 @@ class Replica(Leading):
                 stopped = self.shutting_down and isinstance(role, Unattached | Resigned)
                 return None if stopped else role.election_deadline_ms
             case Follower():
-                return None if self.shutting_down else role.fetch_deadline_ms
+                if self.shutting_down:
+                    return None
+                membership_ms = self._membership_deadline_ms(role)
+                due_ms = FOREVER_MS if membership_ms is None else membership_ms
+                return min(role.fetch_deadline_ms, due_ms)
             case Leader():
                 deadlines = [self._check_quorum_deadline_ms(role)]
                 deadlines.extend(p.deadline_ms for p in role.parked.values())
+                change_ms = self._change_deadline_ms(role)
+                if change_ms is not None:
+                    deadlines.append(change_ms)
                 for node in self.voters.others(self.node_id):
                     ready_ms = self.requests.ready_at_ms(node)
                     if ready_ms is not None:
@@ -258,7 +283,7 @@ class Replica(Leading):
 
     def _waits_before_fetch(self, role: Follower) -> bool:
         installing = role.download is not None and role.download.installing
-        unflushed = self.is_voter and self.flushed_offset < self.log.end_offset
+        unflushed = self.syncs_before_fetch and self.flushed_offset < self.log.end_offset
         return self._awaiting_log or installing or unflushed or self.requests.has_pending()
 
     # --- checks -----------------------------------------------------------------------------------
@@ -285,6 +310,8 @@ class Replica(Leading):
                 assert state.voted == role.voted
         if isinstance(role, Leader):
             assert set(role.voters) == set(self.voters.ids)
+        if not self._awaiting_log:
+            assert self.voters == (self.log.voters or self.config.voters)
 
     def is_current_observer(self, last_fetch_ms: int | None, now_ms: int) -> bool:
         """Whether an observer fetched lately enough to be described."""

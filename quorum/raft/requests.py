@@ -13,6 +13,8 @@ from quorum.raft.messages import Request
 
 BOOTSTRAP_ID_FIRST = -2
 """Node id of the first bootstrap server whose real id is not known; the next is -3, and so on."""
+MEMBERSHIP_ID = -1
+"""Node id of requests to the leader about the own membership: they go beside its fetches."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +87,8 @@ class RequestManager:
         return None
 
     def has_pending(self) -> bool:
-        return bool(self._pending)
+        """Something but a request about the own membership."""
+        return any(node_id != MEMBERSHIP_ID for node_id in self._pending)
 
     def next_deadline_ms(self) -> int | None:
         return min((p.deadline_ms for p in self._pending.values()), default=None)

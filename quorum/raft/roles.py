@@ -4,10 +4,10 @@
     Unattached   Unattached    a higher epoch; a vote given
                  Prospective   the election timeout passed                         (voters only)
                  Follower      a leader was found
-    Prospective  Unattached    a higher epoch; a vote given; lost, no leader known
+    Prospective  Unattached    a higher epoch; a vote given; lost, no leader known; no voter
                  Candidate     a majority of pre-votes
                  Follower      a leader was found; lost, and the leader is known
-    Candidate    Unattached    a higher epoch
+    Candidate    Unattached    a higher epoch; no voter any more
                  Prospective   the election timeout passed
                  Leader        a majority of votes
                  Follower      a leader was found
@@ -16,18 +16,20 @@
                  Follower      a leader of a higher epoch
     Leader       Unattached    a higher epoch
                  Follower      a leader of a higher epoch
-                 Resigned      resign(), shutdown, no fetch from a majority (check-quorum)
+                 Resigned      resign(), shutdown, no fetch from a majority (check-quorum), removed
     Resigned     Unattached    a higher epoch; the election timeout passed (epoch + 1)
                  Follower      a leader of a higher epoch
 
-Observers (no voters) know only Unattached and Follower. Source: KIP-595, KIP-996.
+Observers (no voters) know only Unattached and Follower. Who may vote can change with every append,
+truncation and checkpoint (KIP-853): a leader that is removed leads on until that is committed, and
+resigns. Source: KIP-595, KIP-853, KIP-996.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quorum.raft.messages import FetchRequest
+from quorum.raft.messages import FetchRequest, VoterChangeRequest
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
 from tidemark.types import Endpoint
@@ -89,6 +91,7 @@ class Follower:
     has_fetched: bool = False  # since then a pre-vote is refused: the leader is alive
     leader_high_watermark: int | None = None
     download: SnapshotDownload | None = None
+    membership_due_ms: int = 0  # when it may next tell the leader where it answers, or ask to join
 
 
 @dataclass(slots=True)
@@ -114,6 +117,17 @@ class ParkedFetch:
 
 
 @dataclass(slots=True)
+class VoterChange:
+    """The change of the voters that somebody waits for; `offset` is None until it is appended."""
+
+    token: int
+    request: VoterChangeRequest
+    deadline_ms: int
+    offset: int | None = None
+    probed: bool = False  # the new voter answered at its endpoint
+
+
+@dataclass(slots=True)
 class Leader:
     """Leads this epoch. `voters` has every voter, itself included."""
 
@@ -125,6 +139,7 @@ class Leader:
     voters: dict[int, ReplicaProgress]
     observers: dict[ReplicaKey, ReplicaProgress] = field(default_factory=dict)
     parked: dict[int, ParkedFetch] = field(default_factory=dict)  # by token, oldest first
+    change: VoterChange | None = None
 
 
 @dataclass(slots=True)

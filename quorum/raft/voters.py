@@ -1,12 +1,12 @@
 """Who may vote: the keys of replicas, and the voter set.
 
-The set is a value: static from controller.quorum.voters for now. When voters come from the log
-(KIP-853) a change makes a new VoterSet, and nothing else in the core needs to know.
+The set is a value: static from controller.quorum.voters (kraft.version 0), or the content of the
+newest Voters record of the log (kraft.version 1, KIP-853). A change makes a new VoterSet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -49,6 +49,25 @@ class VoterSet:
     def static(cls, endpoints: Mapping[int, Endpoint]) -> VoterSet:
         """From controller.quorum.voters: directory ids are not known (kraft.version 0)."""
         return cls(Voter(ReplicaKey(node), endpoint) for node, endpoint in endpoints.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VoterSet) and self._voters == other._voters
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._voters.values()))
+
+    def __repr__(self) -> str:
+        return f"VoterSet({list(self._voters.values())})"
+
+    def __iter__(self) -> Iterator[Voter]:
+        return iter(self._voters.values())
+
+    def with_voter(self, voter: Voter) -> VoterSet:
+        """This set with one voter more, or with another endpoint for one of it."""
+        return VoterSet((*self._voters.values(), voter))
+
+    def without(self, replica_id: int) -> VoterSet:
+        return VoterSet(v for v in self._voters.values() if v.key.replica_id != replica_id)
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ class FakeLog:
     def __init__(self, entries=(), end_offset=0, start_offset=0, snapshots=()):
         self.entries, self.end_offset, self.start_offset = list(entries), end_offset, start_offset
         self.snapshots = list(snapshots)
+        self.voters, self.voters_offset, self.kraft_version = None, None, 0
 
     @property
     def last_epoch(self):

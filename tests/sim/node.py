@@ -258,6 +258,8 @@ class SimNode:
             self.log.truncate_to(effects.truncate_to)
         if effects.append_leader_change is not None:
             self.log.append_leader_change(effects.append_leader_change, self.world.now_ms)
+        if effects.append_voters is not None:
+            self.log.append_voters(effects.append_voters, self.replica.epoch, self.world.now_ms)
         if effects.append_records:
             self.log.append_fetched(effects.append_records)
         if effects.snapshot_piece is not None:

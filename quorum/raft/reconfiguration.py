@@ -1,0 +1,271 @@
+"""Changes of the voters (KIP-853): add, remove, update; one at a time, by the log itself.
+
+    wanted -> probed (add) -> caught up (add) -> Voters record appended -> committed -> answered
+
+A change may begin only when the high watermark is known in the leader's own epoch and the newest
+Voters record is committed: then any two sets in use share a majority's member. The set counts from
+its append on, so a change is committed by a majority of the *new* voters, and a removed leader
+counts itself no more; it resigns once its removal is committed. Nothing of it is kept in memory
+that the log does not say: truncation takes a change back.
+"""
+
+from __future__ import annotations
+
+from quorum.raft.leading import Leading
+from quorum.raft.messages import (
+    AddVoterRequest,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    RemoveVoterRequest,
+    UpdateVoterRequest,
+    VoterChangeRequest,
+    VoterChangeResponse,
+)
+from quorum.raft.requests import MEMBERSHIP_ID, Pending
+from quorum.raft.roles import Follower, Leader, VoterChange
+from quorum.raft.voters import Voter, VoterSet
+from tidemark.errors import ErrorCode
+
+KRAFT_VERSION_DYNAMIC = 1
+"""The first kraft.version with voters in the log."""
+MAX_CHANGE_WAIT_MS = 300_000
+"""How long a change waits at most for its new voter, whatever the request says."""
+OWN_TOKEN = -1
+"""Nobody waits for the answer: the leader corrects its own endpoint."""
+
+
+class Reconfiguring(Leading):
+    """Handlers and timers of voter changes, on the leader and on those that ask for one."""
+
+    # --- the leader -------------------------------------------------------------------------------
+
+    def _is_committed(self, offset: int | None) -> bool:
+        return offset is None or offset < (self.high_watermark or 0)
+
+    def _on_voter_change_request(
+        self, token: int, request: VoterChangeRequest, now_ms: int
+    ) -> None:
+        role = self.role
+        if isinstance(request, UpdateVoterRequest) and request.epoch != self.epoch:
+            ahead = request.epoch > self.epoch
+            error = ErrorCode.UNKNOWN_LEADER_EPOCH if ahead else ErrorCode.FENCED_LEADER_EPOCH
+            self._refuse(token, error, f"epoch {request.epoch} is not the leader's, {self.epoch}")
+        elif not isinstance(role, Leader):
+            self._fail(token, request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        else:
+            refusal = self._refusal(role, request)
+            if refusal is not None:
+                self._refuse(token, *refusal)
+                return
+            update = isinstance(request, UpdateVoterRequest)
+            if update and self.voters.endpoint(request.voter.replica_id) == request.endpoint:
+                self._refuse(token, ErrorCode.NONE, "nothing to change")
+                return
+            wait_ms = self.config.request_timeout_ms
+            if isinstance(request, AddVoterRequest | RemoveVoterRequest):
+                wait_ms = min(max(request.timeout_ms, 0), MAX_CHANGE_WAIT_MS)
+            role.change = VoterChange(token, request, now_ms + wait_ms)
+
+    def _refuse(self, token: int, error: ErrorCode, message: str) -> None:
+        self._reply(token, VoterChangeResponse(self._header(error), message))
+
+    def _refusal(self, role: Leader, request: VoterChangeRequest) -> tuple[ErrorCode, str] | None:
+        """Why the change can not begin (KIP-853, "AddVoter" and "RemoveVoter"); None: it can."""
+        if not self._may_begin(role):
+            return ErrorCode.REQUEST_TIMED_OUT, (
+                "another change of the voters is not finished, or the leader is too new: try again"
+            )
+        if self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
+            return ErrorCode.UNSUPPORTED_VERSION, (
+                "the voters are static (kraft.version 0): they are named by "
+                "controller.quorum.voters, and format with --standalone, --initial-controllers or "
+                "--no-initial-controllers makes them dynamic"
+            )
+        key = request.voter
+        known = self.voters.key(key.replica_id) if key.replica_id in self.voters.ids else None
+        if isinstance(request, AddVoterRequest):
+            if known is not None:
+                return ErrorCode.DUPLICATE_VOTER, f"{key.replica_id} is a voter: {known}"
+            if key.replica_id < 0 or key.directory_id is None:
+                return ErrorCode.INVALID_REQUEST, "a voter needs an id and a directory id"
+            return None
+        if known is None or known != key:
+            return ErrorCode.VOTER_NOT_FOUND, f"{key} is none of the voters {self.voters}"
+        if isinstance(request, RemoveVoterRequest) and len(self.voters) == 1:
+            return ErrorCode.INVALID_REQUEST, f"{key.replica_id} is the only voter: it must stay"
+        return None
+
+    def _may_begin(self, role: Leader) -> bool:
+        own_epoch = self.high_watermark is not None and (
+            self.high_watermark > role.epoch_start_offset
+        )
+        return own_epoch and role.change is None and self._is_committed(self.log.voters_offset)
+
+    def _poll_voter_change(self, role: Leader, now_ms: int) -> None:
+        if self._awaiting_log:
+            return
+        change = role.change
+        if change is None:
+            self._poll_own_voter(role, now_ms)
+        elif change.offset is not None:
+            if self._is_committed(change.offset):
+                self._finish_change(role, change, ErrorCode.NONE)
+                self._poll_own_voter(role, now_ms)
+            elif now_ms >= change.deadline_ms:
+                text = "the change is appended, but not committed in time: it may yet be"
+                self._finish_change(role, change, ErrorCode.REQUEST_TIMED_OUT, text)
+        elif now_ms >= change.deadline_ms:
+            text = "the new voter does not answer at its endpoint"
+            if change.probed:
+                text = "the new voter does not fetch, or is too far behind"
+            self._finish_change(role, change, ErrorCode.REQUEST_TIMED_OUT, text)
+        else:
+            self._advance_change(role, change, now_ms)
+
+    def _advance_change(self, role: Leader, change: VoterChange, now_ms: int) -> None:
+        request = change.request
+        match request:
+            case RemoveVoterRequest():
+                self._append_voters(change, self.voters.without(request.voter.replica_id))
+            case UpdateVoterRequest():
+                self._append_voters(
+                    change, self.voters.with_voter(Voter(request.voter, request.endpoint))
+                )
+            case AddVoterRequest() if not change.probed:
+                self._probe(role, request, now_ms)
+            case AddVoterRequest():
+                if self._is_caught_up(role, request, now_ms):
+                    added = Voter(request.voter, request.endpoint)
+                    self._append_voters(change, self.voters.with_voter(added))
+                    if not request.ack_when_committed:
+                        self._finish_change(role, change, ErrorCode.NONE)
+
+    def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
+        change.offset = self.log.end_offset
+        self._effects.append_voters = voters
+        self._awaiting_log = True
+
+    def _finish_change(
+        self, role: Leader, change: VoterChange, error: ErrorCode, message: str = ""
+    ) -> None:
+        role.change = None
+        if change.token != OWN_TOKEN:
+            self._refuse(change.token, error, message)
+
+    def _probe(self, role: Leader, request: AddVoterRequest, now_ms: int) -> None:
+        """Asks the new voter at its endpoint whether it is who it is said to be: it must accept
+        BeginQuorumEpoch for its id and directory id.
+        """
+        node_id = request.voter.replica_id
+        if self.requests.is_ready(node_id, now_ms):
+            probe = BeginQuorumEpochRequest(
+                self.config.cluster_id,
+                request.voter,
+                self.node_id,
+                role.epoch,
+                self.config.endpoint,
+            )
+            self._send(node_id, request.endpoint, probe, now_ms)
+
+    def _is_caught_up(self, role: Leader, request: AddVoterRequest, now_ms: int) -> bool:
+        """It reached the log's end in this epoch, and fetched lately: it will not hold up commits.
+        (Kafka lets an hour pass since the last fetch.)
+        """
+        progress = role.observers.get(request.voter)
+        if progress is None or progress.last_fetch_ms is None:
+            return False
+        lately = now_ms - progress.last_fetch_ms < self.config.check_quorum_timeout_ms
+        return lately and progress.last_caught_up_ms is not None
+
+    def _on_begin_quorum_epoch_response(
+        self, pending: Pending, response: BeginQuorumEpochResponse, now_ms: int
+    ) -> None:
+        role = self.role
+        change = role.change if isinstance(role, Leader) else None
+        probed = (
+            change is not None
+            and isinstance(change.request, AddVoterRequest)
+            and isinstance(pending.request, BeginQuorumEpochRequest)
+            and pending.epoch == self.epoch
+            and pending.request.voter == change.request.voter
+        )
+        super()._on_begin_quorum_epoch_response(pending, response, now_ms)
+        role = self.role
+        if not probed or not isinstance(role, Leader) or role.change is None:
+            return
+        if response.header.error == ErrorCode.NONE:
+            role.change.probed = True
+        elif response.header.error in (
+            ErrorCode.INVALID_VOTER_KEY,
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+        ):
+            error = response.header.error.name
+            text = f"who answers there is not {role.change.request.voter}: {error}"
+            self._finish_change(role, role.change, ErrorCode.INVALID_REQUEST, text)
+
+    def _poll_own_voter(self, role: Leader, now_ms: int) -> None:
+        """A leader that was removed resigns; one that moved says so in the log."""
+        if not self._may_begin(role):
+            return
+        endpoint = self.config.endpoint
+        if not self.is_voter:
+            self._become_resigned(now_ms)
+        elif (
+            endpoint is not None
+            and self.log.kraft_version >= KRAFT_VERSION_DYNAMIC
+            and self.voters.endpoint(self.node_id) != endpoint
+        ):
+            request = UpdateVoterRequest(self.config.cluster_id, self.epoch, self.key, endpoint)
+            deadline_ms = now_ms + self.config.request_timeout_ms
+            role.change = VoterChange(OWN_TOKEN, request, deadline_ms)
+            self._advance_change(role, role.change, now_ms)
+
+    def _change_deadline_ms(self, role: Leader) -> int | None:
+        """When the leader has to look after a change again."""
+        change = role.change
+        if change is None:
+            return None
+        if change.offset is None and not change.probed:
+            ready_ms = self.requests.ready_at_ms(change.request.voter.replica_id)
+            if ready_ms is not None:
+                return min(change.deadline_ms, ready_ms)
+        return change.deadline_ms
+
+    # --- who asks the leader ----------------------------------------------------------------------
+
+    def _membership_request(self) -> VoterChangeRequest | None:
+        """What this replica has to ask of its leader about itself, if anything."""
+        endpoint, voters = self.config.endpoint, self.voters
+        if endpoint is None or self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
+            return None
+        cluster_id, timeout_ms = self.config.cluster_id, self.config.request_timeout_ms
+        if self.is_voter:
+            if voters.endpoint(self.node_id) == endpoint:
+                return None
+            return UpdateVoterRequest(cluster_id, self.epoch, self.key, endpoint)
+        if not self.config.auto_join:
+            return None
+        if self.node_id in voters.ids:  # its disk was replaced: the old one is no voter any more
+            return RemoveVoterRequest(cluster_id, voters.key(self.node_id), timeout_ms)
+        return AddVoterRequest(cluster_id, self.key, endpoint, timeout_ms)
+
+    def _poll_membership(self, role: Follower, now_ms: int) -> None:
+        """Every 2 x fetch timeout while there is something to ask (KIP-853 "UpdateVoter")."""
+        if now_ms < role.membership_due_ms or not role.has_fetched or self.shutting_down:
+            return
+        request = self._membership_request()
+        if request is not None and self.requests.is_ready(MEMBERSHIP_ID, now_ms):
+            role.membership_due_ms = now_ms + self.config.update_voter_period_ms
+            self._send(MEMBERSHIP_ID, role.leader_endpoint, request, now_ms)
+
+    def _membership_deadline_ms(self, role: Follower) -> int | None:
+        if not role.has_fetched or self._membership_request() is None:
+            return None
+        ready_ms = self.requests.ready_at_ms(MEMBERSHIP_ID)
+        return None if ready_ms is None else max(ready_ms, role.membership_due_ms)
+
+    def _on_voter_change_response(
+        self, pending: Pending, response: VoterChangeResponse, now_ms: int
+    ) -> None:
+        """The log says what became of it; only a newer leader is news."""
+        self._is_of_interest(pending, response.header, now_ms)

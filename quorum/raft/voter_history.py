@@ -1,0 +1,90 @@
+"""The voter sets and kraft.versions of a log, by the offset of the record that says so (KIP-853).
+
+A Voters record counts from its append on, committed or not; what truncation takes away is as if it
+had never been; a checkpoint begins with what was valid at its end. So the history is a function of
+the log alone, and whoever holds the log (and nobody else) keeps it.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from quorum.raft.voters import VoterSet
+
+BOOTSTRAP_OFFSET = -1
+"""What the bootstrap checkpoint 0-0 says: before every record, and not replicated."""
+
+T = TypeVar("T")
+
+
+class _ByOffset(Generic[T]):
+    """Values by offset, ascending; the newest counts."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, T]] = []
+
+    def add(self, offset: int, value: T) -> None:
+        if self._entries and offset <= self._entries[-1][0]:
+            last = self._entries[-1][0]
+            raise ValueError(f"offset {offset} is not behind the newest entry's, {last}")
+        self._entries.append((offset, value))
+
+    def newest(self, before: int | None = None) -> tuple[int, T] | None:
+        for offset, value in reversed(self._entries):
+            if before is None or offset < before:
+                return offset, value
+        return None
+
+    def truncate_to(self, end_offset: int) -> None:
+        while self._entries and self._entries[-1][0] >= end_offset:
+            self._entries.pop()
+
+    def drop_before(self, start_offset: int) -> None:
+        while len(self._entries) > 1 and self._entries[1][0] < start_offset:
+            self._entries.pop(0)
+
+
+class VoterHistory:
+    """Voter sets and kraft.versions of one log."""
+
+    def __init__(self) -> None:
+        self._voters: _ByOffset[VoterSet] = _ByOffset()
+        self._versions: _ByOffset[int] = _ByOffset()
+
+    def add_voters(self, offset: int, voters: VoterSet) -> None:
+        self._voters.add(offset, voters)
+
+    def add_version(self, offset: int, kraft_version: int) -> None:
+        self._versions.add(offset, kraft_version)
+
+    @property
+    def voters(self) -> VoterSet | None:
+        """The newest voter set; None while the log names none (static voters)."""
+        found = self._voters.newest()
+        return None if found is None else found[1]
+
+    @property
+    def voters_offset(self) -> int | None:
+        """Offset of the newest Voters record; BOOTSTRAP_OFFSET for the bootstrap checkpoint's."""
+        found = self._voters.newest()
+        return None if found is None else found[0]
+
+    @property
+    def kraft_version(self) -> int:
+        found = self._versions.newest()
+        return 0 if found is None else found[1]
+
+    def at(self, end_offset: int) -> tuple[int, VoterSet | None]:
+        """(kraft.version, voters) of the records before `end_offset`: what a checkpoint says."""
+        version, voters = self._versions.newest(end_offset), self._voters.newest(end_offset)
+        return (0 if version is None else version[1]), (None if voters is None else voters[1])
+
+    def truncate_to(self, end_offset: int) -> None:
+        """Records from `end_offset` on are gone: the sets before count again."""
+        self._voters.truncate_to(end_offset)
+        self._versions.truncate_to(end_offset)
+
+    def drop_before(self, start_offset: int) -> None:
+        """The log begins at `start_offset` now; what is valid there is kept."""
+        self._voters.drop_before(start_offset)
+        self._versions.drop_before(start_offset)
