@@ -115,6 +115,16 @@ class AdminStub:
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.FromString,
                 _registered_method=True)
+        self.AddRaftVoter = channel.unary_unary(
+                '/tidemark.v1.Admin/AddRaftVoter',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+                _registered_method=True)
+        self.RemoveRaftVoter = channel.unary_unary(
+                '/tidemark.v1.Admin/RemoveRaftVoter',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -218,6 +228,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddRaftVoter(self, request, context):
+        """forwarded to the leader of the quorum
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveRaftVoter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -300,6 +323,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UnregisterBroker,
                     request_deserializer=tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.SerializeToString,
+            ),
+            'AddRaftVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddRaftVoter,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.SerializeToString,
+            ),
+            'RemoveRaftVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveRaftVoter,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -734,6 +767,60 @@ class Admin:
             '/tidemark.v1.Admin/UnregisterBroker',
             tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.SerializeToString,
             tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddRaftVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/AddRaftVoter',
+            tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveRaftVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/RemoveRaftVoter',
+            tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,9 @@ class AdminStub:
     UpdateFeatures: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeaturesRequest, _admin_pb2.UpdateFeaturesResponse]
     DescribeFeatures: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeaturesRequest, _admin_pb2.DescribeFeaturesResponse]
     UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnregisterBrokerRequest, _admin_pb2.UnregisterBrokerResponse]
+    AddRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]
+    """forwarded to the leader of the quorum"""
+    RemoveRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.RemoveRaftVoterRequest, _raft_pb2.RaftVoterResponse]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -72,6 +75,9 @@ class AdminAsyncStub(AdminStub):
     UpdateFeatures: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeaturesRequest, _admin_pb2.UpdateFeaturesResponse]  # type: ignore[assignment]
     DescribeFeatures: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeaturesRequest, _admin_pb2.DescribeFeaturesResponse]  # type: ignore[assignment]
     UnregisterBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnregisterBrokerRequest, _admin_pb2.UnregisterBrokerResponse]  # type: ignore[assignment]
+    AddRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
+    """forwarded to the leader of the quorum"""
+    RemoveRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.RemoveRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -187,5 +193,20 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnregisterBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnregisterBrokerResponse, _abc.Awaitable[_admin_pb2.UnregisterBrokerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddRaftVoter(
+        self,
+        request: _raft_pb2.AddRaftVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_raft_pb2.RaftVoterResponse, _abc.Awaitable[_raft_pb2.RaftVoterResponse]]:
+        """forwarded to the leader of the quorum"""
+
+    @_abc_1.abstractmethod
+    def RemoveRaftVoter(
+        self,
+        request: _raft_pb2.RemoveRaftVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_raft_pb2.RaftVoterResponse, _abc.Awaitable[_raft_pb2.RaftVoterResponse]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -467,6 +467,147 @@ class FetchSnapshotResponse(_message.Message):
 Global___FetchSnapshotResponse: _TypeAlias = FetchSnapshotResponse  # noqa: Y015
 
 @_typing.final
+class AddRaftVoterRequest(_message.Message):
+    """Makes an observer a voter. One change at a time: REQUEST_TIMED_OUT while another is not committed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    VOTER_ID_FIELD_NUMBER: _builtins.int
+    VOTER_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    LISTENER_FIELD_NUMBER: _builtins.int
+    ACK_WHEN_COMMITTED_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    timeout_ms: _builtins.int
+    """how long to wait for the voter to answer, catch up, and for the commit"""
+    voter_id: _builtins.int
+    voter_directory_id: _builtins.bytes
+    """16 bytes"""
+    ack_when_committed: _builtins.bool
+    """false: answered as soon as the change is appended"""
+    @_builtins.property
+    def listener(self) -> _common_pb2.Endpoint:
+        """of its controller listener"""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+        voter_id: _builtins.int = ...,
+        voter_directory_id: _builtins.bytes = ...,
+        listener: _common_pb2.Endpoint | None = ...,
+        ack_when_committed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_when_committed", b"ack_when_committed", "cluster_id", b"cluster_id", "listener", b"listener", "timeout_ms", b"timeout_ms", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddRaftVoterRequest: _TypeAlias = AddRaftVoterRequest  # noqa: Y015
+
+@_typing.final
+class RemoveRaftVoterRequest(_message.Message):
+    """Makes a voter an observer; the leader resigns once that is committed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    VOTER_ID_FIELD_NUMBER: _builtins.int
+    VOTER_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    voter_id: _builtins.int
+    voter_directory_id: _builtins.bytes
+    """16 bytes"""
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        voter_id: _builtins.int = ...,
+        voter_directory_id: _builtins.bytes = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "timeout_ms", b"timeout_ms", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveRaftVoterRequest: _TypeAlias = RemoveRaftVoterRequest  # noqa: Y015
+
+@_typing.final
+class UpdateRaftVoterRequest(_message.Message):
+    """A voter tells its leader where it answers now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    CURRENT_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    VOTER_ID_FIELD_NUMBER: _builtins.int
+    VOTER_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    LISTENER_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    current_leader_epoch: _builtins.int
+    voter_id: _builtins.int
+    voter_directory_id: _builtins.bytes
+    """16 bytes"""
+    @_builtins.property
+    def listener(self) -> _common_pb2.Endpoint: ...
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        current_leader_epoch: _builtins.int = ...,
+        voter_id: _builtins.int = ...,
+        voter_directory_id: _builtins.bytes = ...,
+        listener: _common_pb2.Endpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "current_leader_epoch", b"current_leader_epoch", "listener", b"listener", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateRaftVoterRequest: _TypeAlias = UpdateRaftVoterRequest  # noqa: Y015
+
+@_typing.final
+class RaftVoterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    LEADER_ENDPOINT_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    leader_id: _builtins.int
+    """-1: unknown"""
+    leader_epoch: _builtins.int
+    @_builtins.property
+    def leader_endpoint(self) -> _common_pb2.Endpoint: ...
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        leader_id: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        leader_endpoint: _common_pb2.Endpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader_endpoint", b"leader_endpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "leader_endpoint", b"leader_endpoint", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaftVoterResponse: _TypeAlias = RaftVoterResponse  # noqa: Y015
+
+@_typing.final
 class DescribeQuorumRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,6 +64,21 @@ class RaftStub:
                 request_serializer=tidemark_dot_v1_dot_raft__pb2.DescribeQuorumRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_raft__pb2.DescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.AddRaftVoter = channel.unary_unary(
+                '/tidemark.v1.Raft/AddRaftVoter',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+                _registered_method=True)
+        self.RemoveRaftVoter = channel.unary_unary(
+                '/tidemark.v1.Raft/RemoveRaftVoter',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+                _registered_method=True)
+        self.UpdateRaftVoter = channel.unary_unary(
+                '/tidemark.v1.Raft/UpdateRaftVoter',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.UpdateRaftVoterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+                _registered_method=True)
 
 
 class RaftServicer:
@@ -105,6 +120,27 @@ class RaftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddRaftVoter(self, request, context):
+        """leader only (KIP-853)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveRaftVoter(self, request, context):
+        """leader only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateRaftVoter(self, request, context):
+        """leader only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RaftServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,6 +173,21 @@ def add_RaftServicer_to_server(servicer, server):
                     servicer.DescribeQuorum,
                     request_deserializer=tidemark_dot_v1_dot_raft__pb2.DescribeQuorumRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_raft__pb2.DescribeQuorumResponse.SerializeToString,
+            ),
+            'AddRaftVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddRaftVoter,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.SerializeToString,
+            ),
+            'RemoveRaftVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveRaftVoter,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.SerializeToString,
+            ),
+            'UpdateRaftVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateRaftVoter,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.UpdateRaftVoterRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -301,6 +352,87 @@ class Raft:
             '/tidemark.v1.Raft/DescribeQuorum',
             tidemark_dot_v1_dot_raft__pb2.DescribeQuorumRequest.SerializeToString,
             tidemark_dot_v1_dot_raft__pb2.DescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddRaftVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Raft/AddRaftVoter',
+            tidemark_dot_v1_dot_raft__pb2.AddRaftVoterRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveRaftVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Raft/RemoveRaftVoter',
+            tidemark_dot_v1_dot_raft__pb2.RemoveRaftVoterRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateRaftVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Raft/UpdateRaftVoter',
+            tidemark_dot_v1_dot_raft__pb2.UpdateRaftVoterRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.RaftVoterResponse.FromString,
             options,
             channel_credentials,
             insecure,

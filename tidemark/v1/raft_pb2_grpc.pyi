@@ -37,6 +37,12 @@ class RaftStub:
     Fetch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]
     FetchSnapshot: _grpc.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]
+    AddRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]
+    """leader only (KIP-853)"""
+    RemoveRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.RemoveRaftVoterRequest, _raft_pb2.RaftVoterResponse]
+    """leader only"""
+    UpdateRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.UpdateRaftVoterRequest, _raft_pb2.RaftVoterResponse]
+    """leader only"""
 
 @_typing.type_check_only
 class RaftAsyncStub(RaftStub):
@@ -47,6 +53,12 @@ class RaftAsyncStub(RaftStub):
     Fetch: _aio.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]  # type: ignore[assignment]
     FetchSnapshot: _aio.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
+    AddRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
+    """leader only (KIP-853)"""
+    RemoveRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.RemoveRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
+    """leader only"""
+    UpdateRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.UpdateRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
+    """leader only"""
 
 class RaftServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,5 +102,29 @@ class RaftServicer(metaclass=_abc_1.ABCMeta):
         request: _raft_pb2.DescribeQuorumRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_raft_pb2.DescribeQuorumResponse, _abc.Awaitable[_raft_pb2.DescribeQuorumResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddRaftVoter(
+        self,
+        request: _raft_pb2.AddRaftVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_raft_pb2.RaftVoterResponse, _abc.Awaitable[_raft_pb2.RaftVoterResponse]]:
+        """leader only (KIP-853)"""
+
+    @_abc_1.abstractmethod
+    def RemoveRaftVoter(
+        self,
+        request: _raft_pb2.RemoveRaftVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_raft_pb2.RaftVoterResponse, _abc.Awaitable[_raft_pb2.RaftVoterResponse]]:
+        """leader only"""
+
+    @_abc_1.abstractmethod
+    def UpdateRaftVoter(
+        self,
+        request: _raft_pb2.UpdateRaftVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_raft_pb2.RaftVoterResponse, _abc.Awaitable[_raft_pb2.RaftVoterResponse]]:
+        """leader only"""
 
 def add_RaftServicer_to_server(servicer: RaftServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
