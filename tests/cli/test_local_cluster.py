@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tidemark.cli.local_cluster import LocalCluster, LocalClusterError
+from tidemark.cli.local_cluster import LocalCluster, LocalClusterError, health_of
 from tidemark.cli.main import app
 
 runner = CliRunner()
@@ -75,8 +75,26 @@ def test_nodes_are_paused_killed_and_restarted(cluster: LocalCluster) -> None:
     cluster.restart(2)
     cluster.wait_ready(60)
     assert cluster.node(2).is_running
+    assert health_of(cluster.node(2).address) == "SERVING"
     with pytest.raises(ValueError, match="none of"):
         cluster.node(9)
+
+
+def test_ready_means_the_process_that_runs_now_not_its_predecessor(cluster: LocalCluster) -> None:
+    def epoch() -> int:
+        shown = call(cluster, "metadata", "cat", "/brokers/2", "--json")
+        found = json.loads(shown)["/brokers/2"]["epoch"]
+        assert isinstance(found, int)
+        return found
+
+    before = epoch()
+    for _ in range(2):
+        cluster.kill(2)
+        assert health_of(cluster.node(2).address) == "UNREACHABLE"
+        cluster.restart(2)
+        cluster.wait_ready(60)
+        assert epoch() > before
+        before = epoch()
 
 
 def test_a_node_that_can_not_start_is_shown_with_its_output(tmp_path: Path) -> None:

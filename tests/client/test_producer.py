@@ -74,6 +74,28 @@ def test_many_sends_without_awaiting_become_few_batches_in_order() -> None:
     run(scenario)
 
 
+def test_a_topic_that_grows_is_noticed_by_partition_number_and_by_age() -> None:
+    async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
+        await producer.send("t", b"before", key=b"k")
+        cluster.create_topic("t", 3)
+        by_number = await producer.send("t", b"named", partition=2)
+        assert by_number.partition == 2
+        keys = numbered(50)
+        chosen = [await producer.send("t", b"v", key=key) for key in keys]
+        assert [c.partition for c in chosen] == [partition_for_key(key, 3) for key in keys]
+        with pytest.raises(InvalidPartitionsError):
+            await producer.send("t", b"beyond", partition=3)
+        cluster.create_topic("t", 4)
+        producer._metadata.mark_stale()  # what metadata.max.age.ms does
+        await producer.send("t", b"asks anew", partition=0)
+        await producer._metadata.refresh()  # joins the one under way
+        table = pa.RecordBatch.from_pydict({"value": keys, "key": keys})
+        batches = await producer.send_arrow("t", table)
+        assert {b.partition for b in batches} == {0, 1, 2, 3}
+
+    run(scenario, linger_ms=0, enable_idempotence=False)
+
+
 def test_keys_choose_partitions_as_kafka_does_and_requests_carry_many_partitions() -> None:
     async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
         deliveries = {key: producer.send("t", b"v", key=key) for key in numbered(200)}

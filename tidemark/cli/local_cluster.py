@@ -228,7 +228,8 @@ class LocalCluster:
         self._spawn(node)
 
     def wait_ready(self, timeout_s: float = 60) -> None:
-        """Returns when every broker that runs is registered, unfenced and known to all others.
+        """Returns when every broker that runs says itself that it serves (so this very process is
+        registered and unfenced, not one that died under its id), and all others know it.
 
         Raises LocalClusterError, with the output of a process that ended meanwhile, or after
         `timeout_s`.
@@ -243,7 +244,8 @@ class LocalCluster:
             while time.monotonic() < deadline:
                 self._raise_for_dead()
                 try:
-                    missing = self._not_ready(admin.describe_cluster_everywhere())
+                    missing = self._not_serving()
+                    missing = missing or self._not_ready(admin.describe_cluster_everywhere())
                 except ApiError as error:
                     problem = str(error)
                 else:
@@ -253,10 +255,25 @@ class LocalCluster:
                 time.sleep(_POLL_S)
         raise LocalClusterError(f"the cluster is not ready after {timeout_s:.0f} s: {problem}")
 
+    def _expected(self) -> list[int]:
+        nodes = (self._nodes[broker_id] for broker_id in self.broker_ids)
+        return [node.node_id for node in nodes if node.is_running and not node.paused]
+
+    def _not_serving(self) -> str:
+        """The first broker whose health is not SERVING, in a sentence.
+
+        The controller alone does not tell: it counts a killed broker as alive until its session
+        ends, also while the next process under that id is still starting.
+        """
+        for node_id in self._expected():
+            state = health_of(self._nodes[node_id].address)
+            if state != "SERVING":
+                return f"broker {node_id} is {state}"
+        return ""
+
     def _not_ready(self, views: Mapping[int, frozenset[int]]) -> str:
         """What is missing, in a sentence; empty when nothing is."""
-        running = {n for n in self.broker_ids if self._nodes[n].is_running}
-        running -= {n for n in running if self._nodes[n].paused}
+        running = set(self._expected())
         for node_id in sorted(running):
             if node_id not in views:
                 return f"broker {node_id} is not registered and unfenced yet"
@@ -321,6 +338,20 @@ class LocalCluster:
         except subprocess.TimeoutExpired:
             node.process.kill()
             node.process.wait()
+
+
+def health_of(address: str, timeout_s: float = 2) -> str:
+    """What the gRPC health service at host:port says: SERVING, NOT_SERVING, or UNREACHABLE."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return "UNREACHABLE"
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 def free_ports(count: int) -> list[int]:

@@ -72,8 +72,10 @@ class MetadataCache:
         rng: Random,
         metadata_max_age_ms: int = 300_000,
         now_ms: Callable[[], float] = monotonic_ms,
+        on_update: Callable[[], None] | None = None,
     ) -> None:
         self._connections = connections
+        self._on_update = on_update
         self._bootstrap = tuple(bootstrap)
         self._retry = retry
         self._rng = rng
@@ -263,6 +265,8 @@ class MetadataCache:
             topics[topic.name] = self._merged(topic)
         self._topics, self._topic_errors = topics, errors
         self._refreshed_at_ms = self._now_ms()
+        if self._on_update is not None:
+            self._on_update()
 
     def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
         """The topic of an answer; where we know a newer leader epoch of the same topic, ours

@@ -110,6 +110,7 @@ class AsyncProducer:
             retry=retry,
             rng=self._rng,
             metadata_max_age_ms=metadata_max_age_ms,
+            on_update=self._on_metadata,
         )
         self._accumulator = Accumulator(
             batch_size=batch_size,
@@ -195,6 +196,7 @@ class AsyncProducer:
             known is None
             or self._parked
             or self._closed
+            or (partition is not None and partition >= len(known.queues))
             or self._accumulator.buffered_bytes >= self._buffer_memory
         ):
             size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
@@ -280,7 +282,7 @@ class AsyncProducer:
         from tidemark.client.encoding import Piece, split
 
         async with self._arrow_turn:
-            known = await self._topic(topic)
+            known = await self._topic(topic, partition)
             batches: list[Batch] = []
             tables = _batches_of(data) if hasattr(data, "to_batches") else [data]
             for table in tables:
@@ -372,15 +374,30 @@ class AsyncProducer:
 
     # Waiting for metadata and room.
 
-    async def _topic(self, name: str) -> _Topic:
+    async def _topic(self, name: str, partition: int | None = None) -> _Topic:
+        """The topic, asked for anew when `partition` is beyond those known: it may have grown."""
         found = self._topics.get(name)
-        if found is not None:
-            return found
-        metadata: TopicMetadata = await self._metadata.topic(name, self._max_block_ms)
-        count = len(metadata.partitions)
+        if found is None:
+            metadata: TopicMetadata = await self._metadata.topic(name, self._max_block_ms)
+            # Meanwhile another caller, or the news of a growth, may have made it.
+            found = self._topics.get(name)
+            if found is None:
+                found = self._topics[name] = self._made(name, len(metadata.partitions))
+        if partition is not None and partition >= len(found.queues):
+            await self._metadata.refresh()
+            found = self._topics[name]
+        return found
+
+    def _made(self, name: str, count: int) -> _Topic:
         queues = [self._accumulator.queue(TopicPartition(name, p)) for p in range(count)]
-        partitioner = TopicPartitioner(count, self._batch_size, self._rng)
-        return self._topics.setdefault(name, _Topic(partitioner, queues))
+        return _Topic(TopicPartitioner(count, self._batch_size, self._rng), queues)
+
+    def _on_metadata(self) -> None:
+        """Keys go where the topic's present number of partitions sends them (KIP-195)."""
+        for name, topic in self._topics.items():
+            count = self._metadata.partition_count(name)
+            if count and count != len(topic.queues):
+                self._topics[name] = self._made(name, count)
 
     def _park(self, delivery: Delivery, topic: str, size: int, fields: tuple[Any, ...]) -> None:
         if self._closed:
@@ -407,7 +424,8 @@ class AsyncProducer:
         self._on_progress()
 
     async def _admit(self, parked: _Parked) -> None:
-        topic = await self._topic(parked.topic)
+        partition: int | None = parked.fields[2]
+        topic = await self._topic(parked.topic, partition)
         left_ms = parked.since_ms + self._max_block_ms - self._sender.now_ms()
         await self._until_room(parked.size_bytes, max(0.0, left_ms))
         self._append(topic, parked.delivery, *parked.fields)
