@@ -22,8 +22,8 @@ from commitlog.batches import (
 )
 from commitlog.checkpoints import META_PROPERTIES, PARTITION_METADATA, parse_entries
 from commitlog.dump_format import format_entry
+from commitlog.dump_index import damage, index_entries
 from commitlog.files import Directory, File
-from commitlog.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
@@ -33,6 +33,8 @@ __all__ = ["DumpOptions", "Entry", "dump_file", "format_entry"]
 
 Entry = dict[str, Any]
 CHECKPOINT_SUFFIX = ".checkpoint"
+BOOTSTRAP = "bootstrap.checkpoint"
+CODEC_MASK = 7
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -42,8 +44,9 @@ class DumpOptions:
 
     deep_iteration: bool = True
     print_data_log: bool = True
-    index_sanity_check: bool = False
     decode_value: Callable[[bytes], str] | None = None
+    max_bytes: int | None = None  # of batches, per segment; None: all
+    max_message_bytes: int = 5 << 20  # what an index entry's batch is looked for in
 
 
 def dump_file(
@@ -57,7 +60,7 @@ def dump_file(
         yield from _start(plain)
         yield from _batches(directory, name, options)
     elif plain.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
-        yield from _index(directory, name, plain, options)
+        yield from index_entries(directory, name, plain, options.max_message_bytes)
     elif plain.endswith(SNAPSHOT_SUFFIX):
         yield from _producers(directory, name)
     elif plain.endswith(("-checkpoint", ".leader_epoch_checkpoint")):
@@ -76,7 +79,9 @@ def dump_file(
 
 def _start(name: str) -> Iterator[Entry]:
     stem = name.split(".")[0]
-    if name.endswith(LOG_SUFFIX) and stem.isdigit():
+    if name == BOOTSTRAP:
+        yield {"kind": "bootstrap"}
+    elif name.endswith(LOG_SUFFIX) and stem.isdigit():
         yield {"kind": "start", "offset": int(stem)}
     elif name.endswith(CHECKPOINT_SUFFIX):
         end, _, epoch = stem.partition("-")
@@ -86,9 +91,11 @@ def _start(name: str) -> Iterator[Entry]:
 
 def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[Entry]:
     file = directory.open_read_only(name)
+    gaps: list[tuple[int, int]] = []
+    previous = -1
     try:
         position, size = 0, file.size
-        while position < size:
+        while position < size and (options.max_bytes is None or position < options.max_bytes):
             data = file.pread(HEADER_BYTES, position)
             try:
                 if len(data) < HEADER_BYTES:
@@ -99,10 +106,17 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
                         f"the batch says {header.size_bytes} bytes, {size - position} are left"
                     )
             except CorruptMessageError as error:
-                yield _damage(name, position, size - position, str(error))
+                yield damage(name, position, size - position, str(error))
                 return
-            yield from _batch(file, name, header, options)
+            for entry in _batch(file, name, header, options):
+                if entry["kind"] == "record":
+                    if entry["offset"] != previous + 1 and not header.attributes & CODEC_MASK:
+                        gaps.append((previous, entry["offset"]))
+                    previous = entry["offset"]
+                yield entry
             position = header.end_position
+        if gaps:
+            yield {"kind": "gaps", "name": f"{directory.path}/{name}", "pairs": gaps}
     finally:
         file.close()
 
@@ -110,7 +124,7 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
 def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Iterator[Entry]:
     data = file.pread(header.size_bytes, header.position)
     valid = crc_is_valid(data, header._replace(position=0))
-    codec = header.attributes & 7
+    codec = header.attributes & CODEC_MASK
     yield {
         "kind": "batch",
         "base_offset": header.base_offset,
@@ -134,12 +148,12 @@ def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Itera
         "is_valid": valid,
     }
     if not valid:
-        yield _damage(name, header.position, header.size_bytes, "the CRC check fails")
+        yield damage(name, header.position, header.size_bytes, "the CRC check fails")
     elif options.deep_iteration:
         try:
             yield from _records(data, header, options)
         except TidemarkError as error:
-            yield _damage(name, header.position, header.size_bytes, str(error))
+            yield damage(name, header.position, header.size_bytes, str(error))
 
 
 def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entry]:
@@ -163,16 +177,19 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
             entry["control"] = control
         elif options.print_data_log and not header.is_control:
             entry["key"] = None if record.key is None else record.key.decode("utf-8", "replace")
-            entry["payload"] = _payload(record.value, options)
+            entry["payload"] = _payload(record.value, record.offset, options)
         yield entry
 
 
-def _payload(value: bytes | None, options: DumpOptions) -> str | None:
+def _payload(value: bytes | None, offset: int, options: DumpOptions) -> str | None:
     if value is None:
         return None
-    if options.decode_value is not None:
+    if options.decode_value is None:
+        return value.decode("utf-8", "replace")
+    try:
         return options.decode_value(value)
-    return value.decode("utf-8", "replace")
+    except TidemarkError as error:
+        return f"Error at {offset}, skipping. {error}"
 
 
 def _timestamp_type(header: Header) -> str:
@@ -184,64 +201,7 @@ def _delete_horizon(header: Header) -> int | None:
     return header.base_timestamp_ms if header.attributes & DELETE_HORIZON_MASK else None
 
 
-def _damage(name: str, position: int, size: int, reason: str) -> Entry:
-    return {
-        "kind": "damage",
-        "name": name,
-        "position": position,
-        "size_bytes": size,
-        "reason": reason,
-    }
-
-
 # --- indexes, snapshots, text files
-
-
-def _index(directory: Directory, name: str, plain: str, options: DumpOptions) -> Iterator[Entry]:
-    data = directory.read(name)
-    base = int(plain[:20]) if plain[:20].isdigit() else 0
-    if plain.endswith(TXN_INDEX_SUFFIX):
-        size = TXN_ENTRY.size
-    else:
-        size = OFFSET_ENTRY.size if plain.endswith(INDEX_SUFFIX) else TIME_ENTRY.size
-    whole = len(data) - len(data) % size
-    for start in range(0, whole, size):
-        piece = data[start : start + size]
-        if start and not any(piece):  # the preallocated rest of a file that was not closed
-            break
-        if plain.endswith(TXN_INDEX_SUFFIX):
-            version, *fields = TXN_ENTRY.unpack(piece)
-            keys = ("producer_id", "first_offset", "last_offset", "last_stable_offset")
-            yield {
-                "kind": "transaction",
-                "version": version,
-                **dict(zip(keys, fields, strict=True)),
-            }
-        elif plain.endswith(TIME_INDEX_SUFFIX):
-            timestamp, relative = TIME_ENTRY.unpack(piece)
-            yield {"kind": "time_index", "timestamp_ms": timestamp, "offset": base + relative}
-        else:
-            relative, position = OFFSET_ENTRY.unpack(piece)
-            yield {"kind": "offset_index", "offset": base + relative, "position": position}
-            if options.index_sanity_check:
-                yield from _check_entry(directory, name, start, base + relative, position)
-    if whole < len(data):
-        yield _damage(name, whole, len(data) - whole, "a torn entry")
-
-
-def _check_entry(
-    directory: Directory, name: str, start: int, offset: int, position: int
-) -> Iterator[Entry]:
-    """Does the batch at `position` of the log have `offset` as its last one?"""
-    file = directory.open_read_only(name[:20] + LOG_SUFFIX)
-    try:
-        data = file.pread(HEADER_BYTES, position)
-        if len(data) < HEADER_BYTES or unpack_header(data, position).last_offset != offset:
-            raise CorruptMessageError(f"no batch at {position} of the log ends at offset {offset}")
-    except CorruptMessageError as error:
-        yield _damage(name, start, OFFSET_ENTRY.size, str(error))
-    finally:
-        file.close()
 
 
 def _producers(directory: Directory, name: str) -> Iterator[Entry]:
@@ -249,7 +209,7 @@ def _producers(directory: Directory, name: str) -> Iterator[Entry]:
     try:
         entries = decode_snapshot(data, name)
     except StorageError as error:
-        yield _damage(name, 0, len(data), str(error))
+        yield damage(name, 0, len(data), str(error))
         return
     for entry in entries:
         shown: Entry = {
@@ -285,7 +245,7 @@ def _checkpoint(directory: Directory, name: str) -> Iterator[Entry]:
                     "offset": int(offset),
                 }
     except (StorageError, ValueError) as error:
-        yield _damage(name, 0, len(text), str(error))
+        yield damage(name, 0, len(text), str(error))
 
 
 def _properties(directory: Directory, name: str) -> Iterator[Entry]:

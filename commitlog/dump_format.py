@@ -22,8 +22,13 @@ from tidemark.types import uuid_to_text
 Entry = dict[str, Any]
 
 
-def format_entry(entry: Entry) -> str:
-    """One line of text; Kafka's own wherever Kafka shows such an entry."""
+def format_entry(entry: Entry, *, record_metadata: bool = True) -> str:
+    """One line of text; Kafka's own wherever Kafka shows such an entry.
+
+    Without `record_metadata` a record's line has its key and payload alone.
+    """
+    if entry["kind"] == "record" and not record_metadata:
+        return ("|" + _contents(entry)) if "control" not in entry else ""
     return _FORMATS[entry["kind"]](entry)
 
 
@@ -60,6 +65,11 @@ def _record(entry: Entry) -> str:
     )
     if "control" in entry:
         return line + " " + _control(entry["control"])
+    return line + _contents(entry)
+
+
+def _contents(entry: Entry) -> str:
+    line = ""
     if entry.get("key") is not None:
         line += f" key: {entry['key']}"
     if entry.get("payload") is not None:
@@ -151,6 +161,11 @@ def _damage(entry: Entry) -> str:
     )
 
 
+def _gaps(entry: Entry) -> str:
+    lines = [f"  {before} is followed by {after}" for before, after in entry["pairs"]]
+    return "\n".join([f"Non-consecutive offsets in {entry['name']}", *lines])
+
+
 _FORMATS: dict[str, Callable[[Entry], str]] = {
     "file": lambda e: f"Dumping {e['name']}",
     "start": lambda e: f"Log starting offset: {e['offset']}",
@@ -165,4 +180,7 @@ _FORMATS: dict[str, Callable[[Entry], str]] = {
     "epoch": lambda e: f"epoch: {e['epoch']} startOffset: {e['start_offset']}",
     "property": lambda e: f"{e['key']}: {e['value']}",
     "damage": _damage,
+    "mismatch": lambda e: f"Mismatch in {e['name']} at byte {e['position']}: {e['reason']}",
+    "gaps": _gaps,
+    "bootstrap": lambda _: "KRaft bootstrap snapshot",
 }

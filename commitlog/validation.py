@@ -1,10 +1,11 @@
-"""What an append must satisfy, decided from batch headers alone, and the bytes that are
-written.
+"""What an append must satisfy, and the bytes that are written.
 
-A batch's payload is never copied or decoded: an append writes 16 fresh bytes (base offset,
-length, leader epoch) and a view of the rest. Only LogAppendTime makes 61 fresh bytes, with a
-new CRC. Rules: Kafka's LogValidator and UnifiedLog; the timestamps checked are the header's
-(DIVERGENCES.md).
+A batch's payload is not copied: an append writes 16 fresh bytes (base offset, length, leader
+epoch) and a view of the rest. LogAppendTime, or a maximum timestamp that is wrong, makes 61 fresh
+bytes with a new CRC; a topic's own compression.type makes a new batch where the producer's codec
+is another (`commitlog.rewriting`). The records themselves are walked over (offsets, timestamps,
+keys) where that needs no decompression, and where it happens anyway; the header of a batch that
+stays compressed is believed (DIVERGENCES.md). Rules: Kafka's LogValidator and UnifiedLog.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from commitlog.batches import (
     patch,
     restamp,
 )
+from commitlog.rewriting import COMPRESSION_MASK, recompress, wanted_codec
 from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
 from tidemark.config import TopicConfig
 from tidemark.errors import (
@@ -30,6 +32,7 @@ from tidemark.errors import (
     MessageTooLargeError,
     RecordListTooLargeError,
 )
+from tidemark.records.facts import record_facts
 
 
 @dataclass(slots=True)
@@ -76,27 +79,32 @@ def prepare_leader(
     """
     prepared = Prepared()
     stamp = config.message_timestamp_type == "LogAppendTime"
+    codec = wanted_codec(config.compression_type)
     for buffer in _buffers(records):
         view, position, end = memoryview(buffer), 0, len(buffer)
         while position < end:
             header = header_at(view, position)
-            stop = header.end_position
+            position = header.end_position
             _check_leader_batch(view, header, config, origin)
-            if stamp or header.attributes & TIMESTAMP_TYPE_MASK:
-                time = now_ms if stamp else header.max_timestamp_ms
-                head = restamp(view, header, log_append_time=stamp, max_timestamp_ms=time)
-                rest = view[position + HEADER_BYTES : stop]
+            source, body = buffer, view
+            if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
+                if codec is not None and codec != header.attributes & COMPRESSION_MASK:
+                    source = recompress(view, header, codec)
+                    body, header = memoryview(source), header_at(source)
+                    _check_size(header, config)
+                header = _check_records(body, header, config, now_ms, stamp)
+            time = now_ms if stamp else header.max_timestamp_ms
+            if stamp or header.attributes & TIMESTAMP_TYPE_MASK or header.crc < 0:
+                head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
+                rest = body[header.position + HEADER_BYTES : header.end_position]
                 header = header._replace(max_timestamp_ms=time)
             else:
                 head = b""
-                rest = view[position + PATCH_BYTES : stop]
-                if origin is not AppendOrigin.RAFT_LEADER:
-                    _check_timestamps(header, config, now_ms)
+                rest = body[header.position + PATCH_BYTES : header.end_position]
             assigned = header._replace(base_offset=next_offset, leader_epoch=leader_epoch)
             first = patch(next_offset, header.batch_length, leader_epoch)
-            prepared.add(assigned, buffer, first + head, rest)
+            prepared.add(assigned, source, first + head, rest)
             next_offset = assigned.next_offset
-            position = stop
     if not prepared.headers:
         raise CorruptMessageError("there is no record batch in the request")
     if stamp:
@@ -112,11 +120,7 @@ def prepare_leader(
 def _check_leader_batch(
     view: memoryview, header: Header, config: TopicConfig, origin: AppendOrigin
 ) -> None:
-    if header.size_bytes > config.max_message_bytes:
-        raise MessageTooLargeError(
-            f"a batch of {header.size_bytes} bytes is larger than max.message.bytes"
-            f" {config.max_message_bytes}; send smaller batches, or raise max.message.bytes"
-        )
+    _check_size(header, config)
     if not crc_is_valid(view, header):
         raise CorruptMessageError(f"the batch at byte {header.position} fails its CRC check")
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
@@ -134,16 +138,48 @@ def _check_leader_batch(
         raise InvalidRecordError("a transactional batch has no producer id")
 
 
-def _check_timestamps(header: Header, config: TopicConfig, now_ms: int) -> None:
-    if header.is_control or header.max_timestamp_ms < 0:
+def _check_size(header: Header, config: TopicConfig) -> None:
+    if header.size_bytes > config.max_message_bytes:
+        raise MessageTooLargeError(
+            f"a batch of {header.size_bytes} bytes is larger than max.message.bytes"
+            f" {config.max_message_bytes}; send smaller batches, or raise max.message.bytes"
+        )
+
+
+def _check_records(
+    view: memoryview, header: Header, config: TopicConfig, now_ms: int, stamp: bool
+) -> Header:
+    """Checks what LogValidator checks of records; gives the header with the right maximum.
+
+    A header whose maximum had to be corrected comes back with a CRC of -1: it must be written anew.
+    """
+    compressed = header.attributes & COMPRESSION_MASK != 0
+    oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
+    if not compressed or config.is_compacted:
+        facts = record_facts(view, header.position)
+        oldest, newest = facts.min_timestamp_ms, facts.max_timestamp_ms
+        if facts.has_null_key and config.is_compacted:
+            raise InvalidRecordError(
+                "a record without a key: a compacted topic keeps the last record of each key;"
+                " give every record one"
+            )
+    if stamp:
+        return header
+    _check_timestamps(min(oldest, newest), newest, config, now_ms)
+    if newest != header.max_timestamp_ms:
+        header = header._replace(max_timestamp_ms=newest, crc=-1)
+    return header
+
+
+def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int) -> None:
+    if newest < 0:
         return
-    if header.max_timestamp_ms - now_ms > config.message_timestamp_after_max_ms:
+    if newest - now_ms > config.message_timestamp_after_max_ms:
         raise InvalidTimestampError(
-            f"timestamp {header.max_timestamp_ms} is {header.max_timestamp_ms - now_ms} ms ahead of"
+            f"timestamp {newest} is {newest - now_ms} ms ahead of"
             f" this server; message.timestamp.after.max.ms is"
             f" {config.message_timestamp_after_max_ms}"
         )
-    oldest = min(header.base_timestamp_ms, header.max_timestamp_ms)
     if now_ms - oldest > config.message_timestamp_before_max_ms:
         raise InvalidTimestampError(
             f"timestamp {oldest} is {now_ms - oldest} ms behind this server;"

@@ -7,7 +7,7 @@ import pytest
 from commitlog.dump import DumpOptions, dump_file, format_entry
 from commitlog.memory_files import MemoryDirectory
 from tests.commitlog.builders import batch, filled
-from tidemark.errors import StorageError
+from tidemark.errors import CorruptMessageError, StorageError
 
 LOG = f"{0:020d}.log"
 
@@ -41,16 +41,74 @@ def test_a_torn_tail_ends_the_dump_at_its_first_byte() -> None:
     assert (last["kind"], last["position"], last["size_bytes"]) == ("damage", 0, 10)
 
 
-def test_an_index_is_checked_against_its_log() -> None:
+def complaints(directory: MemoryDirectory, name: str) -> list[tuple[str, int]]:
+    found = dump_file(directory, name)
+    return [(e["kind"], e["position"]) for e in found if e["kind"] in ("damage", "mismatch")]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_an_index_is_checked_against_its_log(suffix: str) -> None:
     directory = closed()
-    name = f"{0:020d}.index"
-    options = DumpOptions(index_sanity_check=True)
-    assert not [e for e in dump_file(directory, name, options) if e["kind"] == "damage"]
+    name = f"{0:020d}{suffix}"
+    assert complaints(directory, name) == []
     directory.flip_bit(name, 7)
     directory.cut(name, directory.size_of(name) - 3)
-    damages = [e for e in dump_file(directory, name, options) if e["kind"] == "damage"]
-    assert [d["position"] for d in damages] == [0, directory.size_of(name) // 8 * 8]
-    assert damages[1]["reason"] == "a torn entry"
+    entry = 8 if suffix == ".index" else 12
+    wrong, torn = complaints(directory, name)
+    assert wrong == ("mismatch", 0)
+    assert torn == ("damage", directory.size_of(name) // entry * entry)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_every_flipped_bit_of_an_index_is_named(suffix: str) -> None:
+    whole = closed()
+    name = f"{0:020d}{suffix}"
+    data = whole.read(name)
+    for position in range(len(data)):
+        if suffix == ".timeindex" and position % 12 == 11:
+            continue  # another offset of the same batch: it finds the same batch
+        directory = closed()
+        directory.flip_bit(name, position)
+        found = complaints(directory, name)
+        assert found, position
+        size = 8 if suffix == ".index" else 12
+        assert position // size * size in {at for _, at in found}
+
+
+def test_the_dump_of_an_index_whose_log_is_gone_shows_its_entries() -> None:
+    directory = closed()
+    directory.remove(LOG)
+    entries = list(dump_file(directory, f"{0:020d}.index"))
+    assert entries[1]["kind"] == "offset_index"
+    assert complaints(directory, f"{0:020d}.index") == []
+
+
+def test_a_dump_ends_after_as_many_bytes_as_were_asked_for() -> None:
+    directory = closed()
+    size = len(batch(3))
+    options = DumpOptions(deep_iteration=False, max_bytes=2 * size)
+    kinds = [entry["kind"] for entry in dump_file(directory, LOG, options)]
+    assert kinds == ["file", "start", "batch", "batch"]
+
+
+def test_gaps_between_offsets_are_named_at_the_end() -> None:
+    directory = MemoryDirectory()
+    directory.write_atomic(LOG, batch(1, base_offset=4) + batch(2, base_offset=9))
+    *_, last = dump_file(directory, LOG)
+    assert format_entry(last) == (
+        f"Non-consecutive offsets in {directory.path}/{LOG}\n"
+        "  -1 is followed by 4\n  4 is followed by 9"
+    )
+
+
+def test_a_value_that_can_not_be_decoded_is_named_and_skipped() -> None:
+    def refuse(value: bytes) -> str:
+        raise CorruptMessageError(f"{len(value)} bytes of nonsense")
+
+    options = DumpOptions(decode_value=refuse)
+    records = [e for e in dump_file(closed(), LOG, options) if e["kind"] == "record"]
+    assert len(records) == 30
+    assert records[4]["payload"] == "Error at 4, skipping. 20 bytes of nonsense"
 
 
 def test_text_files_are_shown_line_by_line() -> None:

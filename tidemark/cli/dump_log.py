@@ -1,8 +1,13 @@
-"""`tidemark dump-log`: segments, indexes, snapshots, checkpoints to read; never writes."""
+"""`tidemark dump-log`: segments, indexes, snapshots, checkpoints to read; never writes.
+
+Options and lines are those of Kafka's DumpLogSegments (kafka-dump-log.sh). With `--json` a file is
+a line of its own, each batch is one object with its `records` (when they are asked for), and every
+other entry one object.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +16,14 @@ import typer
 from tidemark.cli.output import Json, print_json, print_line
 from tidemark.errors import ConfigError, CorruptMessageError, StorageError
 
+Entry = dict[str, Any]
+
 
 def dump_log(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...")] = None,
+    file_list: Annotated[
+        str, typer.Option("--files", help="The files, comma-separated (Kafka's way).")
+    ] = "",
     print_data_log: Annotated[
         bool, typer.Option("--print-data-log", help="Print the records of segments.")
     ] = False,
@@ -25,6 +35,15 @@ def dump_log(
     ] = False,
     index_sanity_check: Annotated[
         bool, typer.Option("--index-sanity-check", help="Check an index as a start does.")
+    ] = False,
+    max_message_size: Annotated[
+        int, typer.Option("--max-message-size", help="Bytes of the largest batch.", min=61)
+    ] = 5 << 20,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Stop a segment after so many bytes.", min=0)
+    ] = None,
+    skip_record_metadata: Annotated[
+        bool, typer.Option("--skip-record-metadata", help="Of records, keys and payloads alone.")
     ] = False,
     cluster_metadata_decoder: Annotated[
         bool, typer.Option("--cluster-metadata-decoder", help="Values are metadata records.")
@@ -38,30 +57,63 @@ def dump_log(
     from commitlog.dump import DumpOptions, dump_file, format_entry
     from commitlog.files import OsDirectory
 
-    check_index = verify_index_only or index_sanity_check
     decoder = _decoder(cluster_metadata_decoder, remote_log_metadata_decoder)
     show_records = print_data_log or decoder is not None
     options = DumpOptions(
-        deep_iteration=deep_iteration or show_records,
+        deep_iteration=deep_iteration or show_records or skip_record_metadata,
         print_data_log=show_records,
-        index_sanity_check=check_index,
         decode_value=decoder,
+        max_bytes=max_bytes,
+        max_message_bytes=max_message_size,
     )
+    check_index = verify_index_only or index_sanity_check
     damaged = 0
-    for path in files:
+    for path in [*(files or ()), *(Path(name.strip()) for name in file_list.split(",") if name)]:
         if not path.is_file():
             raise StorageError(f"{path} is no file")
         directory = OsDirectory(str(path.parent), create=False)
-        for entry in dump_file(directory, path.name, options):
-            damaged += entry["kind"] == "damage"
-            if verify_index_only and entry["kind"] not in ("file", "damage"):
-                continue
+        entries = dump_file(directory, path.name, options)
+        if check_index and path.name.endswith(("index", "index.deleted")):
+            entries = _complaints(entries)
+        bad = 0
+        for entry in _grouped(entries) if as_json else entries:
+            bad += entry["kind"] in ("damage", "mismatch")
             if as_json:
                 print_json(json_entry(entry))
+            elif entry["kind"] == "file":
+                print_line(f"Dumping {path}")
             else:
-                print_line(format_entry(entry))
+                print_line(format_entry(entry, record_metadata=not skip_record_metadata))
+        if index_sanity_check and not bad and not as_json and path.name.endswith("index"):
+            print_line(f"{path} passed sanity check.")
+        damaged += bad
+    if not files and not file_list:
+        raise ConfigError("name the files to dump, or give them with --files")
     if damaged and check_index:
         raise CorruptMessageError(f"{damaged} index entries do not agree with the log")
+
+
+def _complaints(entries: Iterable[Entry]) -> Iterator[Entry]:
+    return (entry for entry in entries if entry["kind"] in ("file", "damage", "mismatch"))
+
+
+def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Each batch with its records in it; a segment's records come one batch at a time."""
+    batch: Entry | None = None
+    for entry in entries:
+        if entry["kind"] == "record" and batch is not None:
+            record = {key: value for key, value in entry.items() if key != "kind"}
+            batch.setdefault("records", []).append(json_entry(record))
+            continue
+        if batch is not None:
+            yield batch
+            batch = None
+        if entry["kind"] == "batch":
+            batch = dict(entry)
+        else:
+            yield entry
+    if batch is not None:
+        yield batch
 
 
 def _decoder(cluster_metadata: bool, remote_log_metadata: bool) -> Callable[[bytes], str] | None:
@@ -86,10 +138,10 @@ def _cluster_metadata(value: bytes) -> str:
     try:
         return MessageToJson(MetadataRecord.FromString(value), indent=None)
     except DecodeError as error:
-        raise CorruptMessageError(f"a value is no metadata record: {error}") from error
+        raise CorruptMessageError(f"the value is no metadata record: {error}") from error
 
 
-def json_entry(entry: dict[str, Any]) -> dict[str, Any]:
+def json_entry(entry: Entry) -> Entry:
     """An entry as JSON's types: the message of a control record by its name and fields."""
     control = entry.get("control")
     if control is None:

@@ -68,6 +68,11 @@ class _PlainBudget:
 _budget = _PlainBudget()
 
 
+def takes_plain_path(count: int) -> bool:
+    """May `count` more records of this process go without numba? Counts them, if so."""
+    return _budget.take(count)
+
+
 def _kernels() -> tuple[Any, Any]:
     """The kernels and the column helpers; compiled, or loaded from the cache, on the first call."""
     from tidemark.records import columns, kernels

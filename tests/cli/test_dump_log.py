@@ -1,0 +1,143 @@
+"""`tidemark dump-log` over files that Apache Kafka wrote, against its own tool, line by line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0"
+DUMPS = sorted(
+    path
+    for path in GOLDEN.rglob("*.dump.txt")
+    if path.with_name(path.name.removesuffix(".dump.txt")).exists()
+)
+runner = CliRunner()
+
+
+def run(*arguments: str) -> str:
+    result = runner.invoke(app, ["dump-log", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout.removesuffix("\n")
+
+
+def options_of(dump: Path, text: str) -> list[str]:
+    """What the tool was told when it printed this."""
+    if dump.parent.name.startswith("__remote_log_metadata"):
+        return ["--remote-log-metadata-decoder"]
+    if "__cluster_metadata" in str(dump) or "bootstrap" in dump.name:
+        return ["--cluster-metadata-decoder"]
+    return ["--print-data-log"] if "payload:" in text else ["--deep-iteration"]
+
+
+@pytest.fixture(autouse=True)
+def inside_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's tool was run there, and prints names as it was given them."""
+    monkeypatch.chdir(GOLDEN)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(GOLDEN))
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=_name)
+def test_the_command_prints_what_kafkas_tool_prints(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = dump.read_text(encoding="utf-8")
+    wanted = [line.rstrip() for line in text.strip().split("\n")]
+    named = wanted[0].removeprefix("Dumping ")
+    monkeypatch.chdir(Path(str(dump.with_name(dump.name.removesuffix(".dump.txt")))[: -len(named)]))
+    shown = [line.rstrip() for line in run(named, *options_of(dump, text)).split("\n")]
+    if "__cluster_metadata" in named or "bootstrap" in named:
+        # The values are Kafka's own metadata records: framing, control records and all else agree.
+        wanted, shown = ([line.split(" payload: ")[0] for line in side] for side in (wanted, shown))
+    assert shown == wanted
+
+
+def test_files_may_be_given_kafkas_way_and_are_dumped_in_order() -> None:
+    names = ["codec-zstd-0/00000000000000000000.log", "codec-zstd-0/00000000000000000000.timeindex"]
+    shown = run("--files", ",".join(names)).split("\n")
+    assert [line for line in shown if line.startswith("Dumping")] == [f"Dumping {n}" for n in names]
+    assert len([line for line in shown if line.startswith("baseOffset")]) == 1
+
+
+@pytest.mark.parametrize("dump", [d for d in DUMPS if d.name.endswith(".log.dump.txt")], ids=_name)
+def test_json_is_one_object_a_batch_with_its_records(dump: Path) -> None:
+    name = _name(dump).removesuffix(".dump.txt")
+    lines = [json.loads(line) for line in run(name, "--print-data-log", "--json").split("\n")]
+    batches = [line for line in lines if line["kind"] == "batch"]
+    text = dump.read_text(encoding="utf-8").split("\n")
+    assert len(batches) == sum(line.startswith("baseOffset") for line in text)
+    records = [record for batch in batches for record in batch["records"]]
+    assert len(records) == sum(line.startswith("| ") for line in text)
+    for batch in batches:
+        assert len(batch["records"]) == batch["count"]
+        assert [r["offset"] for r in batch["records"]] == sorted(
+            r["offset"] for r in batch["records"]
+        )
+    shallow = run(name, "--json").split("\n")
+    assert not any("records" in json.loads(line) for line in shallow)
+
+
+def test_records_without_their_metadata_are_keys_and_payloads() -> None:
+    name = "codec-none-0/00000000000000000000.log"
+    full = run(name, "--print-data-log").split("\n")[3:]
+    short = run(name, "--print-data-log", "--skip-record-metadata").split("\n")[3:]
+    for whole, brief in zip(full, short, strict=True):
+        contents = whole.split("] ", 1)
+        assert brief == ("| " + contents[1] if len(contents) == 2 else "|").rstrip()
+
+
+def test_max_bytes_ends_a_segment_early() -> None:
+    name = "rolled-by-size-0/00000000000000000000.log"
+    shown = run(name, "--max-bytes", "40000").split("\n")
+    assert 0 < sum(line.startswith("baseOffset") for line in shown) < 10
+
+
+@pytest.mark.parametrize("option", ["--verify-index-only", "--index-sanity-check"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
+def test_sound_indexes_pass_and_damaged_ones_are_told_with_status_1(
+    option: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "transactional-0" if suffix == ".txnindex" else "rolled-by-size-0"
+    for path in (GOLDEN / name).iterdir():
+        shutil.copyfile(path, tmp_path / path.name)
+    monkeypatch.chdir(tmp_path)
+    index = f"{0:020d}{suffix}"
+    shown = run(index, option).split("\n")
+    passed = [f"{index} passed sanity check."] if option == "--index-sanity-check" else []
+    assert shown == [f"Dumping {index}", *passed]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with (tmp_path / index).open("r+b") as file:
+        file.seek(1)
+        file.write(b"\x55")
+    result = runner.invoke(app, ["dump-log", index, option])
+    assert result.exit_code == 1
+    assert "byte 0" in result.stdout
+    assert {n: d for n, d in before.items() if n != index} == {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != index
+    }
+
+
+def test_a_cut_segment_is_shown_up_to_its_first_bad_byte(tmp_path: Path) -> None:
+    source = GOLDEN / "rolled-by-size-0" / f"{0:020d}.log"
+    cut = tmp_path / source.name
+    cut.write_bytes(source.read_bytes()[:50_000])
+    cut.chmod(0o444)
+    lines = [json.loads(line) for line in run(str(cut), "--json").split("\n")]
+    batches = [line for line in lines if line["kind"] == "batch"]
+    (damage,) = [line for line in lines if line["kind"] == "damage"]
+    assert damage["position"] == batches[-1]["position"] + batches[-1]["size_bytes"]
+    assert damage["position"] + damage["size_bytes"] == 50_000
+
+
+def test_the_two_decoders_exclude_each_other() -> None:
+    both = ["--cluster-metadata-decoder", "--remote-log-metadata-decoder"]
+    result = runner.invoke(app, ["dump-log", "bootstrap.checkpoint", *both])
+    assert result.exit_code == 1

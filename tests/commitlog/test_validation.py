@@ -1,0 +1,125 @@
+"""What a leader checks and rewrites before it appends: codecs, timestamps, offsets, keys."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from commitlog.log import Log
+from tests.commitlog.builders import NOW, batch, config, open_log
+from tidemark.errors import InvalidRecordError, InvalidTimestampError, MessageTooLargeError
+from tidemark.records import Record, decode_batch, encode_batch, read_header
+from tidemark.records import arrow as arrow_path
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+COUNTS = [pytest.param(3, id="few records"), pytest.param(200, id="many records")]
+
+
+@pytest.fixture(params=["plain", "kernel"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of walking over records: Python's loop, and the kernel."""
+    monkeypatch.setattr(arrow_path, "takes_plain_path", lambda _: request.param == "plain")
+
+
+def stored(log: Log) -> bytes:
+    return bytes(log.read(0, 1 << 20).records)
+
+
+def with_field(data: bytes, layout: str, position: int, value: int) -> bytes:
+    """The batch with another header field, and a CRC that fits."""
+    changed = bytearray(data)
+    struct.pack_into(layout, changed, position, value)
+    struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
+    return bytes(changed)
+
+
+def keep(**settings: Any) -> Log:
+    return open_log(settings=config(segment_bytes=1 << 20, **settings))
+
+
+@pytest.mark.parametrize("wanted", [*CODECS[1:], "uncompressed"])
+@pytest.mark.parametrize("sent", CODECS)
+def test_a_topics_own_codec_is_enforced_and_nothing_else_changes(sent: str, wanted: str) -> None:
+    log = keep(compression_type=wanted)
+    options: dict[str, Any] = {"producer_id": 5, "producer_epoch": 2, "base_sequence": 0}
+    data = batch(40, size=50, compression=sent, **options)
+    info = log.append_as_leader(data, 3, NOW)
+    found = stored(log)
+    header = read_header(found)
+    assert header.compression == ("none" if wanted == "uncompressed" else wanted)
+    assert decode_batch(found) == decode_batch(data)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 2, 0)
+    assert info.size_bytes == log.size_bytes == len(found)
+    assert log.append_as_leader(data, 3, NOW).duplicate
+    before = log.log_end_offset
+    log.close()
+    assert open_log(log.directory, log.config).log_end_offset == before
+
+
+@pytest.mark.parametrize("sent", CODECS)
+def test_producer_keeps_what_was_sent_byte_for_byte(sent: str) -> None:
+    log = keep(compression_type="producer")
+    data = batch(40, compression=sent, partition_leader_epoch=3)
+    log.append_as_leader(data, 3, NOW)
+    assert stored(log) == data
+
+
+def test_a_batch_that_grows_beyond_the_limit_by_the_topics_codec_is_refused() -> None:
+    log = keep(compression_type="uncompressed", max_message_bytes=2000)
+    data = batch(100, size=100, compression="zstd")
+    assert len(data) < 2000
+    with pytest.raises(MessageTooLargeError):
+        log.append_as_leader(data, 1, NOW)
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("claimed", [NOW - 5000, NOW + 50, NOW + 4000])
+def test_a_wrong_maximum_timestamp_is_corrected(count: int, claimed: int) -> None:
+    log = keep()
+    log.append_as_leader(with_field(batch(count), ">q", 35, claimed), 1, NOW)
+    header = read_header(stored(log))
+    assert header.max_timestamp_ms == NOW + count - 1
+    assert header.crc == crc32c(stored(log)[21:])
+    hit = log.offset_for_timestamp(NOW + count - 1)
+    assert hit is not None
+    assert hit.offset == count - 1
+    assert log.offset_for_timestamp(NOW + count) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_record_must_lie_within_the_timestamp_bounds(count: int) -> None:
+    log = keep(message_timestamp_before_max_ms=1000, message_timestamp_after_max_ms=1000)
+    times = [NOW] * (count - 1)
+    for outlier in (NOW - 1001, NOW + 1001):
+        records = [Record(0, t, b"k", b"v", ()) for t in (*times, outlier)]
+        data = with_field(encode_batch(records), ">q", 35, NOW)  # the header does not tell
+        with pytest.raises(InvalidTimestampError, match=r"max\.ms"):
+            log.append_as_leader(data, 1, NOW)
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_offsets_within_a_batch_must_go_up_by_one(count: int) -> None:
+    log = keep()
+    records = [Record(i, NOW, b"a key", b"v", ()) for i in range(count)]
+    data = bytearray(encode_batch(records))
+    at = data.index(bytes([0, 0, 2]), 61)  # attributes, time delta 0, offset delta 1 (zigzag: 2)
+    data[at + 2] = 4  # then offset 2 comes twice, and 1 never
+    with pytest.raises(InvalidRecordError, match="go up by one"):
+        log.append_as_leader(with_field(bytes(data), ">I", 17, 0), 1, NOW)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_compacted_topic_refuses_records_without_keys(codec: str, count: int) -> None:
+    log = keep(cleanup_policy=("compact",))
+    records = [Record(0, NOW, b"k", b"v", ()) for _ in range(count)]
+    log.append_as_leader(encode_batch(records, compression=codec), 1, NOW)
+    records[-1] = Record(0, NOW, None, b"v", ())
+    with pytest.raises(InvalidRecordError, match="without a key"):
+        log.append_as_leader(encode_batch(records, compression=codec), 1, NOW)
+    assert log.log_end_offset == count
