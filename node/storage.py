@@ -13,8 +13,10 @@ from uuid import UUID
 
 from commitlog.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
 from commitlog.files import DirectoryLock, OsDirectory
+from quorum.bootstrap import parse_initial_controllers, write_bootstrap_checkpoint
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from tidemark.config import ServerConfig
-from tidemark.errors import StorageError
+from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text
 
 
@@ -34,10 +36,46 @@ def directory_paths(config: ServerConfig) -> list[str]:
     return paths
 
 
+def first_voters(
+    config: ServerConfig, *, standalone: bool = False, initial_controllers: str | None = None
+) -> VoterSet | None:
+    """The voters that formatting writes down (see `quorum.bootstrap`); None: none.
+
+    Raises ConfigError where the options do not fit the node.
+    """
+    if not standalone and initial_controllers is None:
+        return None
+    if not config.is_controller:
+        raise ConfigError(
+            "only a controller is formatted with --standalone or --initial-controllers: "
+            "brokers take --no-initial-controllers"
+        )
+    if config.controller_quorum_voters:
+        raise ConfigError(
+            "controller.quorum.voters names static voters: set "
+            "controller.quorum.bootstrap.servers instead to have them in the log"
+        )
+    if initial_controllers is not None:
+        voters = parse_initial_controllers(initial_controllers)
+        if config.node_id not in voters.ids:
+            raise ConfigError(f"initial controllers: this node, {config.node_id}, is none of them")
+        return voters
+    name = config.controller_listener_names[0]
+    endpoint = config.advertised_endpoints()[name]
+    return VoterSet([Voter(ReplicaKey(config.node_id, random_uuid()), endpoint)])
+
+
 def format_storage(
-    config: ServerConfig, cluster_id: str, *, ignore_formatted: bool = False
+    config: ServerConfig,
+    cluster_id: str,
+    *,
+    ignore_formatted: bool = False,
+    voters: VoterSet | None = None,
 ) -> list[str]:
     """Writes meta.properties into every directory of the node; gives one line per directory.
+
+    `voters` (of `first_voters`) become the bootstrap checkpoint of the metadata directory, which
+    gets the directory id that they name for this node.
 
     Raises StorageError, before anything is written, for a directory that is formatted already (fine
     with `ignore_formatted`), that belongs to another cluster or node (never fine), or that can not
@@ -61,7 +99,11 @@ def format_storage(
         if formatted:
             lines.append(f"{path}: formatted already, left as it is")
             continue
-        properties = MetaProperties(cluster_id, config.node_id, random_uuid())
+        directory_id = random_uuid()
+        if voters is not None and path == config.metadata_directory:
+            directory_id = voters.key(config.node_id).directory_id or directory_id
+            write_bootstrap_checkpoint(directory, voters)
+        properties = MetaProperties(cluster_id, config.node_id, directory_id)
         properties.write(directory)
         lines.append(f"{path}: formatted for node {config.node_id} of cluster {cluster_id}")
     return lines

@@ -36,7 +36,10 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
             if replica.is_current_observer(progress.last_fetch_ms, loop_ms)
         )
     else:
-        voters = tuple(ReplicaInfo(node, None, None, None, None) for node in replica.voters.ids)
+        voters = tuple(
+            ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None)
+            for v in replica.voters
+        )
         observers = ()
     return QuorumInfo(
         leader.leader_id,

@@ -484,7 +484,9 @@ def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
 
 
 def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:
-    """The replica's settings; a node is a voter when it is a controller named in the voters."""
+    """The replica's settings. With kraft.version 0 a node is a voter when it is a controller named
+    in controller.quorum.voters; from 1 on the log says who is, and any controller may become one.
+    """
     endpoints = config.voters()
     own = endpoints.get(config.node_id) if config.is_controller else None
     if own is None and config.is_controller and config.controller_listener_names:
@@ -503,4 +505,5 @@ def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) ->
         election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
         fetch_max_bytes=config.controller_quorum_fetch_max_bytes,
         fetch_snapshot_max_bytes=config.controller_quorum_fetch_snapshot_max_bytes,
+        auto_join=config.controller_quorum_auto_join_enable,
     )

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from quorum import raft_wire as wire
+from quorum import raft_wire_voters as voters
 from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo, ReplicaInfo
 from tidemark.errors import code_of
@@ -66,6 +67,29 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         response = await self._answer(wire.snapshot_request_from_proto(request))
         assert isinstance(response, m.FetchSnapshotResponse)
         return wire.snapshot_response_to_proto(response)
+
+    async def _change_voters(self, request: Callable[[], m.Request]) -> raft_pb2.RaftVoterResponse:
+        try:
+            response = await self._handle(request())
+        except Exception as error:  # becomes the response's error code
+            response = m.VoterChangeResponse(m.Header(code_of(error), None, -1), str(error))
+        assert isinstance(response, m.VoterChangeResponse)
+        return voters.response_to_proto(response)
+
+    async def AddRaftVoter(
+        self, request: raft_pb2.AddRaftVoterRequest, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        return await self._change_voters(lambda: voters.add_request_from_proto(request))
+
+    async def RemoveRaftVoter(
+        self, request: raft_pb2.RemoveRaftVoterRequest, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        return await self._change_voters(lambda: voters.remove_request_from_proto(request))
+
+    async def UpdateRaftVoter(
+        self, request: raft_pb2.UpdateRaftVoterRequest, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        return await self._change_voters(lambda: voters.update_request_from_proto(request))
 
     async def DescribeQuorum(
         self, request: raft_pb2.DescribeQuorumRequest, context: Context

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from quorum import raft_wire as wire
+from quorum import raft_wire_voters as voters
 from quorum.raft import messages as m
 from tidemark.errors import NetworkError, code_of
 from tidemark.types import Endpoint
@@ -82,6 +83,18 @@ class GrpcTransport:
                     piece = wire.snapshot_request_to_proto(request)
                     answer = await stub.FetchSnapshot(piece, timeout=timeout_s)
                     return wire.snapshot_response_from_proto(answer)
+                case m.AddVoterRequest():
+                    add = voters.add_request_to_proto(request)
+                    changed = await stub.AddRaftVoter(add, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
+                case m.RemoveVoterRequest():
+                    remove = voters.remove_request_to_proto(request)
+                    changed = await stub.RemoveRaftVoter(remove, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
+                case m.UpdateVoterRequest():
+                    update = voters.update_request_to_proto(request)
+                    changed = await stub.UpdateRaftVoter(update, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
         except grpc.aio.AioRpcError as error:
             raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
 

@@ -16,19 +16,19 @@ from tidemark.v1 import common_pb2, raft_pb2
 CONTROLLER_LISTENER = "CONTROLLER"
 
 
-def _id(value: int | None) -> int:
+def plain_id(value: int | None) -> int:
     return -1 if value is None else value
 
 
-def _optional(value: int) -> int | None:
+def optional_id(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _directory(key: ReplicaKey) -> bytes:
+def directory_bytes(key: ReplicaKey) -> bytes:
     return b"" if key.directory_id is None else key.directory_id.bytes
 
 
-def _key(replica_id: int, directory_id: bytes) -> ReplicaKey:
+def key_from_proto(replica_id: int, directory_id: bytes) -> ReplicaKey:
     return ReplicaKey(replica_id, UUID(bytes=directory_id) if len(directory_id) == 16 else None)
 
 
@@ -42,7 +42,7 @@ def endpoint_from_proto(message: common_pb2.Endpoint) -> Endpoint | None:
     return Endpoint(message.host, message.port) if message.host else None
 
 
-def _error(value: int) -> ErrorCode:
+def error_code(value: int) -> ErrorCode:
     try:
         return ErrorCode(value)
     except ValueError:
@@ -57,8 +57,8 @@ def _header(
     | raft_pb2.FetchSnapshotResponse,
 ) -> m.Header:
     return m.Header(
-        _error(response.error_code),
-        _optional(response.leader_id),
+        error_code(response.error_code),
+        optional_id(response.leader_id),
         response.leader_epoch,
         endpoint_from_proto(response.leader_endpoint),
     )
@@ -71,10 +71,10 @@ def vote_request_to_proto(request: m.VoteRequest) -> raft_pb2.VoteRequest:
     return raft_pb2.VoteRequest(
         cluster_id=request.cluster_id,
         voter_id=request.voter.replica_id,
-        voter_directory_id=_directory(request.voter),
+        voter_directory_id=directory_bytes(request.voter),
         replica_epoch=request.epoch,
         replica_id=request.candidate.replica_id,
-        replica_directory_id=_directory(request.candidate),
+        replica_directory_id=directory_bytes(request.candidate),
         last_offset_epoch=request.last_offset_epoch,
         last_offset=request.last_offset,
         pre_vote=request.pre_vote,
@@ -84,9 +84,9 @@ def vote_request_to_proto(request: m.VoteRequest) -> raft_pb2.VoteRequest:
 def vote_request_from_proto(request: raft_pb2.VoteRequest) -> m.VoteRequest:
     return m.VoteRequest(
         request.cluster_id,
-        _key(request.voter_id, request.voter_directory_id),
+        key_from_proto(request.voter_id, request.voter_directory_id),
         request.replica_epoch,
-        _key(request.replica_id, request.replica_directory_id),
+        key_from_proto(request.replica_id, request.replica_directory_id),
         request.last_offset_epoch,
         request.last_offset,
         request.pre_vote,
@@ -97,7 +97,7 @@ def vote_response_to_proto(response: m.VoteResponse) -> raft_pb2.VoteResponse:
     header = response.header
     return raft_pb2.VoteResponse(
         error_code=int(header.error),  # type: ignore[arg-type]
-        leader_id=_id(header.leader_id),
+        leader_id=plain_id(header.leader_id),
         leader_epoch=header.epoch,
         leader_endpoint=endpoint_to_proto(header.leader_endpoint),
         vote_granted=response.vote_granted,
@@ -117,7 +117,7 @@ def begin_request_to_proto(
     return raft_pb2.BeginQuorumEpochRequest(
         cluster_id=request.cluster_id,
         voter_id=request.voter.replica_id,
-        voter_directory_id=_directory(request.voter),
+        voter_directory_id=directory_bytes(request.voter),
         leader_id=request.leader_id,
         leader_epoch=request.epoch,
         leader_endpoint=endpoint_to_proto(request.leader_endpoint),
@@ -129,7 +129,7 @@ def begin_request_from_proto(
 ) -> m.BeginQuorumEpochRequest:
     return m.BeginQuorumEpochRequest(
         request.cluster_id,
-        _key(request.voter_id, request.voter_directory_id),
+        key_from_proto(request.voter_id, request.voter_directory_id),
         request.leader_id,
         request.leader_epoch,
         endpoint_from_proto(request.leader_endpoint),
@@ -142,7 +142,7 @@ def begin_response_to_proto(
     header = response.header
     return raft_pb2.BeginQuorumEpochResponse(
         error_code=int(header.error),  # type: ignore[arg-type]
-        leader_id=_id(header.leader_id),
+        leader_id=plain_id(header.leader_id),
         leader_epoch=header.epoch,
         leader_endpoint=endpoint_to_proto(header.leader_endpoint),
     )
@@ -160,7 +160,7 @@ def end_request_to_proto(request: m.EndQuorumEpochRequest) -> raft_pb2.EndQuorum
         leader_id=request.leader_id,
         leader_epoch=request.epoch,
         preferred_candidates=[
-            raft_pb2.ReplicaKey(replica_id=key.replica_id, directory_id=_directory(key))
+            raft_pb2.ReplicaKey(replica_id=key.replica_id, directory_id=directory_bytes(key))
             for key in request.preferred_candidates
         ],
         leader_endpoint=endpoint_to_proto(request.leader_endpoint),
@@ -172,7 +172,7 @@ def end_request_from_proto(request: raft_pb2.EndQuorumEpochRequest) -> m.EndQuor
         request.cluster_id,
         request.leader_id,
         request.leader_epoch,
-        tuple(_key(k.replica_id, k.directory_id) for k in request.preferred_candidates),
+        tuple(key_from_proto(k.replica_id, k.directory_id) for k in request.preferred_candidates),
         endpoint_from_proto(request.leader_endpoint),
     )
 
@@ -181,7 +181,7 @@ def end_response_to_proto(response: m.EndQuorumEpochResponse) -> raft_pb2.EndQuo
     header = response.header
     return raft_pb2.EndQuorumEpochResponse(
         error_code=int(header.error),  # type: ignore[arg-type]
-        leader_id=_id(header.leader_id),
+        leader_id=plain_id(header.leader_id),
         leader_epoch=header.epoch,
         leader_endpoint=endpoint_to_proto(header.leader_endpoint),
     )
@@ -200,11 +200,11 @@ def fetch_request_to_proto(request: m.FetchRequest) -> raft_pb2.QuorumFetchReque
     return raft_pb2.QuorumFetchRequest(
         cluster_id=request.cluster_id,
         replica_id=request.replica.replica_id,
-        replica_directory_id=_directory(request.replica),
+        replica_directory_id=directory_bytes(request.replica),
         current_leader_epoch=request.epoch,
         fetch_offset=request.fetch_offset,
         last_fetched_epoch=request.last_fetched_epoch,
-        high_watermark=_id(request.high_watermark),
+        high_watermark=plain_id(request.high_watermark),
         max_wait_ms=request.max_wait_ms,
         max_bytes=request.max_bytes,
     )
@@ -213,11 +213,11 @@ def fetch_request_to_proto(request: m.FetchRequest) -> raft_pb2.QuorumFetchReque
 def fetch_request_from_proto(request: raft_pb2.QuorumFetchRequest) -> m.FetchRequest:
     return m.FetchRequest(
         request.cluster_id,
-        _key(request.replica_id, request.replica_directory_id),
+        key_from_proto(request.replica_id, request.replica_directory_id),
         request.current_leader_epoch,
         request.fetch_offset,
         request.last_fetched_epoch,
-        _optional(request.high_watermark),
+        optional_id(request.high_watermark),
         request.max_wait_ms,
         request.max_bytes,
     )
@@ -227,10 +227,10 @@ def fetch_response_to_proto(response: m.FetchResponse) -> raft_pb2.QuorumFetchRe
     header, diverging, snapshot = response.header, response.diverging_epoch, response.snapshot_id
     return raft_pb2.QuorumFetchResponse(
         error_code=int(header.error),  # type: ignore[arg-type]
-        leader_id=_id(header.leader_id),
+        leader_id=plain_id(header.leader_id),
         leader_epoch=header.epoch,
         leader_endpoint=endpoint_to_proto(header.leader_endpoint),
-        high_watermark=_id(response.high_watermark),
+        high_watermark=plain_id(response.high_watermark),
         log_start_offset=response.log_start_offset,
         diverging_epoch=None
         if diverging is None
@@ -245,7 +245,7 @@ def fetch_response_from_proto(response: raft_pb2.QuorumFetchResponse) -> m.Fetch
     snapshot = response.snapshot_id
     return m.FetchResponse(
         _header(response),
-        _optional(response.high_watermark),
+        optional_id(response.high_watermark),
         response.log_start_offset,
         (diverging.epoch, diverging.end_offset) if response.HasField("diverging_epoch") else None,
         SnapshotId(snapshot.end_offset, snapshot.epoch)
@@ -266,7 +266,7 @@ def snapshot_request_to_proto(request: m.FetchSnapshotRequest) -> raft_pb2.Fetch
     return raft_pb2.FetchSnapshotRequest(
         cluster_id=request.cluster_id,
         replica_id=request.replica.replica_id,
-        replica_directory_id=_directory(request.replica),
+        replica_directory_id=directory_bytes(request.replica),
         current_leader_epoch=request.epoch,
         snapshot_id=_snapshot_id(request.snapshot_id),
         position=request.position,
@@ -279,7 +279,7 @@ def snapshot_request_from_proto(
 ) -> m.FetchSnapshotRequest:
     return m.FetchSnapshotRequest(
         request.cluster_id,
-        _key(request.replica_id, request.replica_directory_id),
+        key_from_proto(request.replica_id, request.replica_directory_id),
         request.current_leader_epoch,
         SnapshotId(request.snapshot_id.end_offset, request.snapshot_id.epoch),
         request.position,
@@ -293,7 +293,7 @@ def snapshot_response_to_proto(
     header, snapshot = response.header, response.snapshot_id
     return raft_pb2.FetchSnapshotResponse(
         error_code=int(header.error),  # type: ignore[arg-type]
-        leader_id=_id(header.leader_id),
+        leader_id=plain_id(header.leader_id),
         leader_epoch=header.epoch,
         leader_endpoint=endpoint_to_proto(header.leader_endpoint),
         snapshot_id=None if snapshot is None else _snapshot_id(snapshot),

@@ -16,7 +16,6 @@ from quorum.raft.messages import (
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    Request,
 )
 from quorum.raft.requests import BOOTSTRAP_ID_FIRST, Pending
 from quorum.raft.roles import Follower, SnapshotDownload, Unattached
@@ -107,7 +106,7 @@ class Following(Elections):
 
     # --- responses --------------------------------------------------------------------------------
 
-    def _is_from_leader(self, pending: Pending, request: Request, now_ms: int) -> bool:
+    def _is_from_leader(self, pending: Pending, request: FetchSnapshotRequest) -> bool:
         """Whether the answer came from the leader that we follow in the epoch we asked in."""
         role = self.role
         if not isinstance(role, Follower) or request.epoch != role.epoch:
@@ -186,7 +185,7 @@ class Following(Elections):
         if not isinstance(request, FetchSnapshotRequest) or not isinstance(role, Follower):
             return
         download = role.download
-        if not self._is_from_leader(pending, request, now_ms) or download is None:
+        if not self._is_from_leader(pending, request) or download is None:
             return
         asked = (request.snapshot_id, request.position)
         if download.installing or asked != (download.snapshot_id, download.position):

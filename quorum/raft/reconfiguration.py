@@ -57,13 +57,12 @@ class Reconfiguring(Leading):
             if refusal is not None:
                 self._refuse(token, *refusal)
                 return
-            update = isinstance(request, UpdateVoterRequest)
-            if update and self.voters.endpoint(request.voter.replica_id) == request.endpoint:
+            wait_ms = self.config.request_timeout_ms
+            if not isinstance(request, UpdateVoterRequest):
+                wait_ms = min(max(request.timeout_ms, 0), MAX_CHANGE_WAIT_MS)
+            elif self.voters.endpoint(request.voter.replica_id) == request.endpoint:
                 self._refuse(token, ErrorCode.NONE, "nothing to change")
                 return
-            wait_ms = self.config.request_timeout_ms
-            if isinstance(request, AddVoterRequest | RemoveVoterRequest):
-                wait_ms = min(max(request.timeout_ms, 0), MAX_CHANGE_WAIT_MS)
             role.change = VoterChange(token, request, now_ms + wait_ms)
 
     def _refuse(self, token: int, error: ErrorCode, message: str) -> None:

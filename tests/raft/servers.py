@@ -15,6 +15,8 @@ import grpc.aio
 
 from commitlog.files import Directory
 from commitlog.memory_files import MemoryDirectory
+from quorum.bootstrap import write_bootstrap_checkpoint
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch
 from quorum.raft_server import RaftServer
 from quorum.raft_transport import MemoryNetwork
@@ -63,8 +65,16 @@ class RaftNodes:
     """Three voters (1, 2, 3) and observers; `grpc=False` runs them on the in-memory network."""
 
     def __init__(
-        self, *, voters: int = 3, grpc: bool = False, settings: dict[str, str] | None = None
+        self,
+        *,
+        voters: int = 3,
+        grpc: bool = False,
+        settings: dict[str, str] | None = None,
+        initial: list[int] | None = None,
     ):
+        """`initial`: these are the first voters by the log (KIP-853), the others are controllers
+        that may become voters; None: all are static voters."""
+        self.initial = initial
         self.grpc = grpc
         self.network = MemoryNetwork()
         ports = {n: free_port() if grpc else 9000 + n for n in range(1, voters + 1)}
@@ -86,23 +96,39 @@ class RaftNodes:
             "process.roles": "controller" if voter else "broker",
             "node.id": str(node_id),
             "listeners": listener,
-            "controller.quorum.voters": ",".join(
-                f"{n}@{e.address}" for n, e in self.endpoints.items()
-            ),
+            **self.quorum_settings(),
             "controller.quorum.election.timeout.ms": "150",
             "controller.quorum.fetch.timeout.ms": "400",
             "controller.quorum.request.timeout.ms": "1000",
         }
         return parse_server_config(values | self.settings)
 
+    def quorum_settings(self) -> dict[str, str]:
+        if self.initial is not None:
+            addresses = ",".join(self.endpoints[n].address for n in self.initial)
+            return {"controller.quorum.bootstrap.servers": addresses}
+        voters = ",".join(f"{n}@{e.address}" for n, e in self.endpoints.items())
+        return {"controller.quorum.voters": voters}
+
+    def key(self, node_id: int) -> ReplicaKey:
+        return ReplicaKey(node_id, UUID(int=1000 + node_id))
+
+    def _format(self, node_id: int, directory: Directory) -> None:
+        if self.initial is not None and node_id in self.initial:
+            voters = (Voter(self.key(n), self.endpoints[n]) for n in self.initial)
+            write_bootstrap_checkpoint(directory, VoterSet(voters))
+
     async def start(self, node_id: int, *, cluster_id: str = CLUSTER_ID) -> RaftServer:
-        directory = self.directories.setdefault(node_id, MemoryDirectory(seed=node_id))
+        if node_id not in self.directories:
+            self.directories[node_id] = MemoryDirectory(seed=node_id)
+            self._format(node_id, self.directories[node_id])
+        directory = self.directories[node_id]
         endpoint = self.endpoints.get(node_id)
         server = RaftServer(
             self.config(node_id),
             cluster_id=cluster_id,
             directory=directory,
-            directory_id=UUID(int=1000 + node_id),
+            directory_id=self.key(node_id).directory_id,
             rng=random.Random(node_id),
             now_ms=lambda: int(time.time() * 1000),
             transport=None if self.grpc else self.network.transport(endpoint),

@@ -35,15 +35,37 @@ def format_(
     ignore_formatted: Annotated[
         bool, typer.Option("--ignore-formatted", help="Leave formatted directories as they are.")
     ] = False,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="This controller is the first and only voter.")
+    ] = False,
+    initial_controllers: Annotated[
+        str | None,
+        typer.Option(
+            "--initial-controllers",
+            "-I",
+            help="The first voters, the same on each: id@host:port:directoryId,...",
+        ),
+    ] = None,
+    no_initial_controllers: Annotated[
+        bool,
+        typer.Option("--no-initial-controllers", "-N", help="Join a cluster that exists."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write meta.properties into every directory of the node."""
-    from node.storage import format_storage
+    """Write meta.properties into every directory of the node, and the first voters if asked."""
+    from node.storage import first_voters, format_storage
     from tidemark.config import load_server_config
+    from tidemark.errors import ConfigError
 
-    lines = format_storage(
-        load_server_config(config), cluster_id, ignore_formatted=ignore_formatted
-    )
+    if standalone + (initial_controllers is not None) + no_initial_controllers > 1:
+        raise ConfigError(
+            "--standalone, --initial-controllers and --no-initial-controllers exclude each other"
+        )
+    settings = load_server_config(config)
+    voters = first_voters(settings, standalone=standalone, initial_controllers=initial_controllers)
+    if no_initial_controllers and settings.controller_quorum_voters:
+        raise ConfigError("--no-initial-controllers goes with bootstrap servers, not with voters")
+    lines = format_storage(settings, cluster_id, ignore_formatted=ignore_formatted, voters=voters)
     if as_json:
         print_json({"cluster_id": cluster_id, "directories": lines})
     else:

@@ -45,6 +45,9 @@ class ServerConfig:
     controller_quorum_bootstrap_servers: tuple[str, ...] = setting(
         (), doc="host:port of controllers to ask first"
     )
+    controller_quorum_auto_join_enable: bool = setting(
+        False, doc="a controller that is no voter asks to become one (KIP-853)"
+    )
     controller_quorum_election_timeout_ms: int = setting(
         1000, doc="least time before an election", at_least=1
     )
