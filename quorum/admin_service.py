@@ -18,7 +18,9 @@ from google.protobuf.message import Message
 from quorum import admin_answers
 from quorum.controller_client import FORWARDED, ControllerClient
 from quorum.image import MetadataImage
+from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo
+from quorum.voter_admin import change_voters
 from tidemark.errors import (
     ApiError,
     NotControllerError,
@@ -74,6 +76,10 @@ class QuorumView(Protocol):
     """What a node knows of the quorum: the Raft client."""
 
     def describe(self) -> QuorumInfo: ...
+
+    async def handle(self, request: m.Request) -> m.Response:
+        """Answers a request of the quorum."""
+        ...
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -143,6 +149,32 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         except TidemarkError:
             answer = admin_answers.describe_quorum(self._quorum.describe())
         return answer
+
+    async def AddRaftVoter(
+        self, request: raft_pb2.AddRaftVoterRequest, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        work = self._change_voters("AddRaftVoter", request, context)
+        return await answered(raft_pb2.RaftVoterResponse, work)
+
+    async def RemoveRaftVoter(
+        self, request: raft_pb2.RemoveRaftVoterRequest, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        work = self._change_voters("RemoveRaftVoter", request, context)
+        return await answered(raft_pb2.RaftVoterResponse, work)
+
+    async def _change_voters(
+        self, method: str, request: Any, context: Context
+    ) -> raft_pb2.RaftVoterResponse:
+        """By the own replica if it leads the quorum, else by the one that does."""
+        try:
+            return await change_voters(self._quorum, request)
+        except NotControllerError:
+            if is_forwarded(context):
+                raise
+            answer: raft_pb2.RaftVoterResponse = await self._forward(
+                method, request, request.timeout_ms, context
+            )
+            return answer
 
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: Context
