@@ -188,6 +188,7 @@ class BrokerServer:
             partitions=self.replicas.partitions,
             logs=self._logs,
             tier=self._tier,
+            config=self._config,
             cluster_id=self._storage.cluster_id,
             images=self._loader,
             quorum=self._raft,

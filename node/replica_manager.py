@@ -28,12 +28,21 @@ from node.registry import PartitionRegistry
 from node.remote_reads import RemoteReads
 from node.replica_fetcher import FetcherManager
 from node.tasks import cancel_all, spawn
-from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage, PartitionRegistration
+from quorum.image import (
+    EMPTY_IMAGE,
+    ConfigResource,
+    ConfigResourceType,
+    MetadataDelta,
+    MetadataImage,
+    PartitionRegistration,
+)
 from tidemark.config import ServerConfig, TopicConfig, effective_topic_config, server_defaults
 from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicIdPartition, TopicPartition
 
 log = logging.getLogger(__name__)
+
+_TOPIC = ConfigResourceType.TOPIC
 
 
 class TierFollower(Protocol):
@@ -73,6 +82,7 @@ class ReplicaManager:
         self._clock = clock
         self._fetchers = fetchers
         self._tier = tier
+        self._own_resources = {ConfigResource.broker(None), ConfigResource.broker(config.node_id)}
         self._saw_image = False
         self._leaving: set[asyncio.Task[None]] = set()
         self.partitions = partitions
@@ -95,16 +105,19 @@ class ReplicaManager:
                 broker.broker_id: BrokerView(broker.epoch, broker.is_active)
                 for broker in image.brokers.values()
             }
+        all_topics = bool(self._own_resources & delta.configs_changed.keys())
+        if all_topics:
+            self._defaults = self._altered_defaults()
         leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
         followers: dict[TopicIdPartition, Log] = {}
         for topic in delta.topics_deleted.values():
             for index in topic.partitions:
-                self._stop(TopicIdPartition(topic.topic_id, topic.name, index), delete=True)
+                self._stop(TopicIdPartition(topic.topic_id, topic.name, index), topic_deleted=True)
         for change in delta.topics_changed.values():
             for index, registration in sorted(change.partitions.items()):
                 identity = TopicIdPartition(change.topic_id, change.name, index)
                 self._reconcile(identity, registration, leaders, followers)
-        self._update_configs(delta)
+        self._update_configs(delta, all_topics, leaders, followers)
         if delta.brokers_changed:
             self._peers_changed(set(delta.brokers_changed))
         if self._tier is not None and (leaders or followers):
@@ -136,11 +149,11 @@ class ReplicaManager:
         followers: dict[TopicIdPartition, Log],
     ) -> None:
         if self._config.node_id not in registration.replicas:
-            self._stop(identity, delete=True)
+            self._stop(identity)
             return
         hosted = self.partitions.find(identity.topic_partition)
         if hosted is not None and hosted.topic_id != identity.topic_id:
-            self._stop(hosted.core.identity, delete=True)
+            self._stop(hosted.core.identity, topic_deleted=True)
             hosted = None
         try:
             hosted = hosted or self._host(identity)
@@ -220,7 +233,9 @@ class ReplicaManager:
             if not hosted.is_leader and hosted.core.leader in changed and not hosted.offline:
                 self._follow(hosted)
 
-    def _stop(self, identity: TopicIdPartition, delete: bool) -> None:
+    def _stop(self, identity: TopicIdPartition, *, topic_deleted: bool = False) -> None:
+        """The replica leaves this node with its log. What is in the tier goes only with the topic,
+        and by its last leader: after a reassignment the other replicas still need it."""
         hosted = self.partitions.find(identity.topic_partition)
         if hosted is None or hosted.topic_id != identity.topic_id:
             return
@@ -229,12 +244,11 @@ class ReplicaManager:
         self._fetchers.unfollow(identity.topic_partition)
         hosted.stop()
         if self._tier is not None:
-            gone = self._leave_tier(self._tier, identity, delete_remote=delete and led)
+            gone = self._leave_tier(self._tier, identity, delete_remote=topic_deleted and led)
             task = spawn(f"leave the tier {identity}", gone, self.partitions.fatal)
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        if delete:
-            self._logs.delete(identity.topic_partition)
+        self._logs.delete(identity.topic_partition)
 
     async def _leave_tier(
         self, tier: TierFollower, identity: TopicIdPartition, delete_remote: bool
@@ -260,16 +274,49 @@ class ReplicaManager:
         self._fetchers.unfollow(hosted.topic_partition)
         hosted.role_changed()
 
-    def _update_configs(self, delta: MetadataDelta) -> None:
-        for resource in delta.configs_changed:
-            topic = self.image.topics.get(resource.name) if resource.type == 2 else None
-            for index in topic.partitions if topic is not None else ():
-                hosted = self.partitions.find(TopicPartition(resource.name, index))
-                if hosted is not None:
-                    config = self.topic_config(resource.name, self.image)
-                    hosted.config = hosted.log.config = config
-                    hosted.core.min_insync_replicas = config.min_insync_replicas
-                    self._set_nudge(hosted)
+    def _update_configs(
+        self,
+        delta: MetadataDelta,
+        all_topics: bool,
+        leaders: dict[TopicIdPartition, tuple[Log, int]],
+        followers: dict[TopicIdPartition, Log],
+    ) -> None:
+        """Settings changed: logs and cores take them over, and the tier hears of topics that are
+        tiered from now on."""
+        names = {resource.name for resource in delta.configs_changed if resource.type == _TOPIC}
+        configs: dict[str, TopicConfig] = {}
+        for hosted in self.partitions if all_topics or names else ():
+            topic = hosted.topic_partition.topic
+            if not all_topics and topic not in names:
+                continue
+            if topic not in configs:
+                configs[topic] = self.topic_config(topic, self.image)
+            before, config = hosted.config, configs[topic]
+            hosted.config = hosted.log.config = config
+            hosted.core.min_insync_replicas = config.min_insync_replicas
+            self._set_nudge(hosted)
+            if hosted.offline:
+                continue
+            # A smaller min.insync.replicas may let the watermark go on.
+            if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
+                hosted.committed()
+            if config.remote_storage_enable and not before.remote_storage_enable:
+                if hosted.is_leader:
+                    leaders[hosted.core.identity] = (hosted.log, hosted.core.leader_epoch)
+                elif hosted.core.leader is not None:
+                    followers[hosted.core.identity] = hosted.log
+
+    def _altered_defaults(self) -> TopicConfig:
+        """What topics take that set nothing themselves: server.properties, and what was altered
+        since."""
+        image = self.image
+        try:
+            return server_defaults(
+                self._config, image.broker_configs(None), image.broker_configs(self._config.node_id)
+            )
+        except TidemarkError as error:
+            log.error("settings of this broker: %s; using server.properties", error)
+            return server_defaults(self._config)
 
     def _set_nudge(self, hosted: HostedPartition) -> None:
         tiered = self._tier is not None and hosted.config.remote_storage_enable

@@ -16,11 +16,13 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from quorum import admin_answers
+from quorum.config_answers import describe_configs
 from quorum.controller_client import FORWARDED, ControllerClient
 from quorum.image import MetadataImage
 from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo
 from quorum.voter_admin import change_voters
+from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
     NotControllerError,
@@ -92,31 +94,40 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(
         self,
         *,
+        config: ServerConfig,
         cluster_id: str,
         images: ImageSource,
         quorum: QuorumView,
         client: ControllerClient,
         listener: str | None = None,
     ) -> None:
+        self._config = config
         self._cluster_id = cluster_id
         self._images = images
         self._quorum = quorum
         self._client = client
         self._listener = listener
 
+    # What changes metadata.
+
     async def CreateTopics(
         self, request: admin_pb2.CreateTopicsRequest, context: Context
     ) -> admin_pb2.CreateTopicsResponse:
-        response = admin_pb2.CreateTopicsResponse
-        work = self._forward("CreateTopics", request, request.timeout_ms, context)
-        return await answered(response, work)
+        return await self._change("CreateTopics", request, admin_pb2.CreateTopicsResponse, context)
 
     async def DeleteTopics(
         self, request: admin_pb2.DeleteTopicsRequest, context: Context
     ) -> admin_pb2.DeleteTopicsResponse:
-        response = admin_pb2.DeleteTopicsResponse
-        work = self._forward("DeleteTopics", request, request.timeout_ms, context)
-        return await answered(response, work)
+        return await self._change("DeleteTopics", request, admin_pb2.DeleteTopicsResponse, context)
+
+    async def IncrementalAlterConfigs(
+        self, request: admin_pb2.IncrementalAlterConfigsRequest, context: Context
+    ) -> admin_pb2.IncrementalAlterConfigsResponse:
+        return await self._change(
+            "IncrementalAlterConfigs", request, admin_pb2.IncrementalAlterConfigsResponse, context
+        )
+
+    # What is read.
 
     async def ListTopics(
         self, request: admin_pb2.ListTopicsRequest, context: Context
@@ -176,11 +187,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             )
             return answer
 
+    async def DescribeConfigs(
+        self, request: admin_pb2.DescribeConfigsRequest, context: Context
+    ) -> admin_pb2.DescribeConfigsResponse:
+        return describe_configs(self._images.image, self._config, request)
+
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: Context
     ) -> admin_pb2.DescribeLogDirsResponse:
         error = UnsupportedVersionError("only brokers have log directories: ask a broker")
         return failure(admin_pb2.DescribeLogDirsResponse, error)
+
+    async def _change(self, method: str, request: Any, response: type[R], context: Context) -> R:
+        """The active controller's answer to a change, or the error of getting there."""
+        work = self._forward(method, request, request.timeout_ms, context)
+        return await answered(response, work)
 
     async def _forward(
         self, method: str, request: Message, timeout_ms: int, context: Context
@@ -195,18 +216,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 class ActiveAdmin(Protocol):
-    """What the active controller carries out; raises NotControllerError where it is not active."""
+    """What the active controller carries out: a change by the method's name. Raises ApiError,
+    NotControllerError where it is not active."""
 
     @property
     def is_active(self) -> bool: ...
 
-    async def create_topics(
-        self, request: admin_pb2.CreateTopicsRequest
-    ) -> admin_pb2.CreateTopicsResponse: ...
-
-    async def delete_topics(
-        self, request: admin_pb2.DeleteTopicsRequest
-    ) -> admin_pb2.DeleteTopicsResponse: ...
+    async def administer(self, method: str, request: Any) -> Any: ...
 
 
 class ControllerAdminService(AdminService):
@@ -218,23 +234,10 @@ class ControllerAdminService(AdminService):
         super().__init__(**kwargs)
         self._controller = controller
 
-    async def CreateTopics(
-        self, request: admin_pb2.CreateTopicsRequest, context: Context
-    ) -> admin_pb2.CreateTopicsResponse:
+    async def _change(self, method: str, request: Any, response: type[R], context: Context) -> R:
         if not self._controller.is_active:
-            return await super().CreateTopics(request, context)
-        return await answered(
-            admin_pb2.CreateTopicsResponse, self._controller.create_topics(request)
-        )
-
-    async def DeleteTopics(
-        self, request: admin_pb2.DeleteTopicsRequest, context: Context
-    ) -> admin_pb2.DeleteTopicsResponse:
-        if not self._controller.is_active:
-            return await super().DeleteTopics(request, context)
-        return await answered(
-            admin_pb2.DeleteTopicsResponse, self._controller.delete_topics(request)
-        )
+            return await super()._change(method, request, response, context)
+        return await answered(response, self._controller.administer(method, request))
 
     async def DescribeMetadataQuorum(
         self, request: raft_pb2.DescribeQuorumRequest, context: Context

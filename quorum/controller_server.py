@@ -122,6 +122,7 @@ class ControllerServer:
         )
         admin = ControllerAdminService(
             self.controller,
+            config=self._config,
             cluster_id=self._cluster_id,
             images=self._loader,
             quorum=self._raft,

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from quorum.controller import elections
 from quorum.controller.alter_partition import alter_partitions
 from quorum.controller.cluster_control import ClusterControl, check_broker_epoch
+from quorum.controller.configs import TopicSettings, alter_configs
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.topics import TopicControl
@@ -36,7 +37,6 @@ PRODUCER_ID_BLOCK_SIZE = 1_000
 PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000
 UNCLEAN_ELECTION_INTERVAL_MS = 300_000
 _FENCE_PASSES_PER_SESSION = 8
-_UNCLEAN_SETTING = "unclean.leader.election.enable"
 
 # The level a new cluster starts with: the records of proto/tidemark/v1/metadata.proto.
 METADATA_VERSION_LEVEL = 1
@@ -177,6 +177,11 @@ class ControllerCore:
     ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
         return self._topics.delete(self.image, request)
 
+    def alter_configs(
+        self, request: admin_pb2.IncrementalAlterConfigsRequest
+    ) -> ControllerResult[admin_pb2.IncrementalAlterConfigsResponse]:
+        return alter_configs(self.image, self._config, request)
+
     # Time.
 
     def next_deadline_ms(self) -> int | None:
@@ -221,15 +226,7 @@ class ControllerCore:
                 assert leader is None or self._image.is_active(leader), f"{name}: leader is fenced"
 
     def _unclean_allowed(self) -> Callable[[str], bool]:
-        """The topic's own setting, else the cluster's default. Asked for each partition of a fenced
-        broker: so the one setting is looked at, not the whole configuration."""
-        image, default = self.image, self._config.unclean_leader_election_enable
-
-        def allowed(topic: str) -> bool:
-            value = image.topic_configs(topic).get(_UNCLEAN_SETTING)
-            return default if value is None else value.lower() == "true"
-
-        return allowed
+        return TopicSettings(self.image, self._config).unclean_allowed
 
     def _fence_interval_ms(self) -> int:
         return max(1, self._config.broker_session_timeout_ms // _FENCE_PASSES_PER_SESSION)

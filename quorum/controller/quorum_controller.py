@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from quorum.controller.core import ControllerCore
@@ -34,6 +34,14 @@ Generate = Callable[[int], ControllerResult[R]]
 
 _QUEUE_LIMIT = 10_000
 _REQUEST_TIMEOUT_MS = 30_000
+
+
+# Who generates the records of each method of the Admin service that changes metadata.
+_CHANGES: Mapping[str, Callable[[ControllerCore, Any], ControllerResult[Any]]] = {
+    "CreateTopics": ControllerCore.create_topics,
+    "DeleteTopics": ControllerCore.delete_topics,
+    "IncrementalAlterConfigs": ControllerCore.alter_configs,
+}
 
 
 class _Pending(NamedTuple):
@@ -102,15 +110,14 @@ class QuorumController:
     async def create_topics(
         self, request: admin_pb2.CreateTopicsRequest
     ) -> admin_pb2.CreateTopicsResponse:
-        return await self._run(
-            lambda _: self._core.create_topics(request), timeout_ms=request.timeout_ms
-        )
+        answer: admin_pb2.CreateTopicsResponse = await self.administer("CreateTopics", request)
+        return answer
 
-    async def delete_topics(
-        self, request: admin_pb2.DeleteTopicsRequest
-    ) -> admin_pb2.DeleteTopicsResponse:
+    async def administer(self, method: str, request: Any) -> Any:
+        """The answer to a method of the Admin service that changes metadata; raises ApiError."""
+        generate = _CHANGES[method]
         return await self._run(
-            lambda _: self._core.delete_topics(request), timeout_ms=request.timeout_ms
+            lambda now_ms: generate(self._core, request), timeout_ms=request.timeout_ms
         )
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:

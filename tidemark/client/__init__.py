@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     )
     from tidemark.client.metadata import MetadataCache
     from tidemark.client.models import (
+        AlterConfigOp,
         BatchMetadata,
         ClusterDescription,
+        ConfigEntry,
+        ConfigResource,
         ConsumerRecord,
+        FeatureDescription,
         LogDirDescription,
         NewTopic,
         OffsetAndTimestamp,
+        PartitionReassignment,
         QuorumDescription,
         RecordMetadata,
         TopicDescription,
@@ -39,6 +44,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Admin": "sync",
+    "AlterConfigOp": "models",
+    "ConfigEntry": "models",
+    "ConfigResource": "models",
+    "FeatureDescription": "models",
+    "PartitionReassignment": "models",
     "AsyncAdmin": "admin",
     "AsyncConsumer": "consumer",
     "AsyncProducer": "producer",
@@ -65,6 +75,7 @@ _HOMES = {
 
 __all__ = [
     "Admin",
+    "AlterConfigOp",
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
@@ -72,14 +83,18 @@ __all__ = [
     "BufferExhaustedError",
     "ClientClosedError",
     "ClusterDescription",
+    "ConfigEntry",
+    "ConfigResource",
     "Connections",
     "Consumer",
     "ConsumerRecord",
+    "FeatureDescription",
     "LogDirDescription",
     "MetadataCache",
     "NewTopic",
     "NoOffsetForPartitionError",
     "OffsetAndTimestamp",
+    "PartitionReassignment",
     "Producer",
     "QuorumDescription",
     "RawBatches",

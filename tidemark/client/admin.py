@@ -9,14 +9,12 @@ every live broker has forgotten them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from random import Random
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from tidemark.client import decoding
-from tidemark.client.connections import Connections, parse_bootstrap_servers
-from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
+from tidemark.client.admin_calls import Final
+from tidemark.client.admin_cluster import ClusterAdmin
+from tidemark.client.metadata import METADATA
 from tidemark.client.models import (
     ClusterDescription,
     LogDirDescription,
@@ -25,7 +23,6 @@ from tidemark.client.models import (
     TopicDescription,
     TopicListing,
 )
-from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -36,50 +33,13 @@ from tidemark.errors import (
 )
 from tidemark.v1 import admin_pb2, log_pb2
 
-T = TypeVar("T")
 
-_SERVICE = "/tidemark.v1.Admin/"
-
-
-class AsyncAdmin:
+class AsyncAdmin(ClusterAdmin):
     """Administers a cluster; safe for concurrent use on one event loop.
 
     `bootstrap_servers`: host:port of brokers or controllers. Every method raises the typed errors
     of `tidemark.errors`; retriable ones only after `default_api_timeout_ms`.
     """
-
-    def __init__(
-        self,
-        bootstrap_servers: str | Sequence[str],
-        *,
-        request_timeout_ms: int = 30_000,
-        default_api_timeout_ms: int = 60_000,
-        retry_backoff_ms: int = 100,
-        retry_backoff_max_ms: int = 1_000,
-        random_seed: int | None = None,
-    ) -> None:
-        self._bootstrap = parse_bootstrap_servers(bootstrap_servers)
-        self._connections = Connections(request_timeout_ms=request_timeout_ms)
-        self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
-        self._rng = Random(random_seed)
-        self._metadata = MetadataCache(
-            self._connections, self._bootstrap, retry=self._retry, rng=self._rng
-        )
-
-    async def __aenter__(self) -> AsyncAdmin:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._connections.close()
 
     async def create_topics(
         self,
@@ -142,7 +102,7 @@ class AsyncAdmin:
                 if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     if unknown_outcome:
                         continue
-                    raise _Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
+                    raise Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
                 raise_for(topic.error_code, topic.error_message)
 
         await self._with_retries(attempt, timeout_ms)
@@ -168,7 +128,7 @@ class AsyncAdmin:
             )
             for topic in answer.topics:
                 if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    raise _Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
+                    raise Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
                 raise_for(topic.error_code, topic.error_message)
             return {topic.name: decoding.topic(topic) for topic in answer.topics}
 
@@ -258,86 +218,6 @@ class AsyncAdmin:
         brokers = dict(self._metadata.brokers)
         views = await asyncio.gather(*(of_broker(e.address) for e in brokers.values()))
         return {broker: view for broker, view in zip(brokers, views, strict=True) if view}
-
-    # How requests are sent.
-
-    async def _send(self, address: str, method: str, request: Any, answer_type: Any) -> Any:
-        answer = await self._connections.call(
-            address, _SERVICE + method, request, answer_type.FromString
-        )
-        raise_for(answer.error_code, answer.error_message)
-        return answer
-
-    async def _with_retries(
-        self, attempt: Callable[[str], Awaitable[T]], timeout_ms: int | None = None
-    ) -> T:
-        """Tries node after node until one answers well, the error is final, or time is up (then the
-        last error is raised).
-        """
-        policy = self._retry
-        if timeout_ms is not None:
-            policy = RetryPolicy(timeout_ms, policy.backoff_ms, policy.backoff_max_ms)
-        started_ms, tries = monotonic_ms(), 0
-        while True:
-            address = self._metadata.candidates()[0]
-            tries += 1
-            try:
-                return await attempt(address)
-            except _Final as final:
-                raise final.error from None
-            except ApiError as error:
-                elapsed_ms = monotonic_ms() - started_ms
-                wait_ms = policy.next_wait_ms(error, tries, elapsed_ms, self._rng)
-                if wait_ms is None:
-                    raise
-                await asyncio.sleep(wait_ms / 1000)
-
-    async def _refresh_metadata(self) -> None:
-        async def attempt(_: str) -> None:
-            await self._metadata.refresh()
-
-        await self._with_retries(attempt)
-
-    async def _wait_on_all_brokers(
-        self,
-        names: list[str],
-        reached: Callable[[log_pb2.MetadataResponse, list[str]], bool],
-        timeout_ms: int | None,
-    ) -> None:
-        """Asks each live broker: one that has applied the change says nothing of the others."""
-        await self._refresh_metadata()
-        request = log_pb2.MetadataRequest(topics=names)
-        decode = log_pb2.MetadataResponse.FromString
-
-        async def of_broker(broker_id: int) -> None:
-            async def attempt(_: str) -> None:
-                address = self._metadata.address(broker_id)
-                if address is None:
-                    return  # it died meanwhile: nobody will be sent there
-                try:
-                    answer = await self._connections.call(address, METADATA, request, decode)
-                except ApiError as error:
-                    if is_retriable(error):
-                        await self._metadata.refresh()
-                    raise
-                if not reached(answer, names):
-                    raise RequestTimedOutError(
-                        f"broker {broker_id} has not caught up with the change of {names}"
-                    )
-
-            await self._with_retries(attempt, timeout_ms)
-
-        await asyncio.gather(*(of_broker(broker_id) for broker_id in self._metadata.brokers))
-
-
-class _Final(Exception):
-    """Carries an error that is retriable by the table, but an answer here: the topic just does not
-    exist.
-    """
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def _all_led(answer: log_pb2.MetadataResponse, names: list[str]) -> bool:

@@ -7,6 +7,8 @@ from uuid import UUID
 
 from tidemark.client.models import (
     ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
     LogDirDescription,
     NodeDescription,
     PartitionDescription,
@@ -118,4 +120,17 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
         message.total_bytes,
         message.usable_bytes,
         replicas,
+    )
+
+
+def config_entry(message: admin_pb2.DescribeConfigsResponse.Entry) -> ConfigEntry:
+    name_of = admin_pb2.DescribeConfigsResponse.Source.Name
+    return ConfigEntry(
+        message.name,
+        message.value,
+        name_of(message.source),
+        message.read_only,
+        message.type,
+        message.documentation,
+        tuple(ConfigSynonym(s.name, s.value, name_of(s.source)) for s in message.synonyms),
     )

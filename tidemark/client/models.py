@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
@@ -176,3 +177,82 @@ class LogDirDescription:
     total_bytes: int
     usable_bytes: int
     replicas: tuple[ReplicaDescription, ...]
+
+
+class ConfigResourceType(IntEnum):
+    """What settings belong to; Kafka's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigResource(NamedTuple):
+    """A topic by name, or a broker by its id as text; BROKER with an empty name stands for all
+    brokers."""
+
+    type: ConfigResourceType
+    name: str
+
+    @classmethod
+    def topic(cls, name: str) -> ConfigResource:
+        return cls(ConfigResourceType.TOPIC, name)
+
+    @classmethod
+    def broker(cls, broker_id: int | None) -> ConfigResource:
+        """None: the default of all brokers."""
+        return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigOp:
+    """One change of a setting; `op` is SET, DELETE, or for lists APPEND or SUBTRACT (`value` has
+    the items, comma-separated)."""
+
+    name: str
+    value: str | None = None
+    op: str = "SET"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    """A value that is said of a setting, and where: see ConfigEntry.source."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """A setting. `source` is TOPIC_CONFIG, DYNAMIC_BROKER_CONFIG, DYNAMIC_DEFAULT_BROKER_CONFIG,
+    STATIC_BROKER_CONFIG or DEFAULT_CONFIG; `synonyms` are in order of precedence, the one in effect
+    first.
+    """
+
+    name: str
+    value: str
+    source: str
+    read_only: bool
+    type: str
+    documentation: str
+    synonyms: tuple[ConfigSynonym, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReassignment:
+    """A reassignment under way: `replicas` are all, those being added and removed among them."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDescription:
+    """A feature: its `level` in effect in the cluster (0: off), and the levels that the node which
+    answered supports."""
+
+    name: str
+    level: int
+    supported_min: int
+    supported_max: int

@@ -12,7 +12,7 @@ import atexit
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,12 +22,17 @@ from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import (
+    AlterConfigOp,
     BatchMetadata,
     ClusterDescription,
+    ConfigEntry,
+    ConfigResource,
+    FeatureDescription,
     Header,
     LogDirDescription,
     NewTopic,
     OffsetAndTimestamp,
+    PartitionReassignment,
     QuorumDescription,
     RecordMetadata,
     TopicDescription,
@@ -35,7 +40,7 @@ from tidemark.client.models import (
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
-from tidemark.errors import TidemarkError
+from tidemark.errors import ApiError, TidemarkError
 from tidemark.types import TopicPartition
 
 T = TypeVar("T")
@@ -464,3 +469,68 @@ class Admin(_Face):
     def describe_cluster_everywhere(self) -> dict[int, frozenset[int]]:
         """For each live broker the live brokers that it knows itself."""
         return self._thread.run(self._core.describe_cluster_everywhere())
+
+    def incremental_alter_configs(
+        self,
+        changes: Mapping[ConfigResource, Sequence[AlterConfigOp]],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Changes settings."""
+        self._thread.run(
+            self._core.incremental_alter_configs(
+                changes, validate_only=validate_only, timeout_ms=timeout_ms
+            )
+        )
+
+    def describe_configs(
+        self, resources: Collection[ConfigResource], names: Sequence[str] = (), **include: bool
+    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        """Settings by resource and name."""
+        return self._thread.run(self._core.describe_configs(resources, names, **include))
+
+    def create_partitions(self, counts: Mapping[str, int], **options: Any) -> None:
+        """Grows topics."""
+        self._thread.run(self._core.create_partitions(counts, **options))
+
+    def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Begins or cancels moves of partitions."""
+        self._thread.run(
+            self._core.alter_partition_reassignments(reassignments, timeout_ms=timeout_ms)
+        )
+
+    def list_partition_reassignments(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """Moves under way."""
+        return self._thread.run(self._core.list_partition_reassignments(partitions))
+
+    def elect_leaders(
+        self,
+        election_type: str = "PREFERRED",
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, ApiError | None]:
+        """Elects leaders; what became of each partition."""
+        return self._thread.run(
+            self._core.elect_leaders(election_type, partitions, timeout_ms=timeout_ms)
+        )
+
+    def describe_features(self) -> dict[str, FeatureDescription]:
+        """Features by name."""
+        return self._thread.run(self._core.describe_features())
+
+    def update_features(self, levels: Mapping[str, int], **options: Any) -> None:
+        """Sets levels of features."""
+        self._thread.run(self._core.update_features(levels, **options))
+
+    def unregister_broker(self, broker_id: int, *, timeout_ms: int | None = None) -> None:
+        """Forgets a broker."""
+        self._thread.run(self._core.unregister_broker(broker_id, timeout_ms=timeout_ms))

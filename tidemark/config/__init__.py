@@ -5,17 +5,23 @@ documentation.
 from tidemark.config.server import ServerConfig, load_server_config, parse_server_config
 from tidemark.config.topic import (
     TopicConfig,
+    dynamic_settings,
     effective_topic_config,
     server_defaults,
+    synonym_of,
+    validate_dynamic_configs,
     validate_topic_configs,
 )
 
 __all__ = [
     "ServerConfig",
     "TopicConfig",
+    "dynamic_settings",
     "effective_topic_config",
     "load_server_config",
     "parse_server_config",
     "server_defaults",
+    "synonym_of",
+    "validate_dynamic_configs",
     "validate_topic_configs",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -44,13 +45,28 @@ def key_of(attribute: str) -> str:
     return attribute.replace("_", ".")
 
 
-def keys_of(settings_class: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """The settings of a class by Kafka's names."""
+@functools.cache
+def keys_of(settings_class: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    """The settings of a class by Kafka's names; worked out once per class, do not change it."""
     return {
         key_of(field.name): field
         for field in dataclasses.fields(settings_class)
         if "doc" in field.metadata
     }
+
+
+@functools.cache
+def types_of(settings_class: Any) -> Mapping[str, Any]:
+    """The types of a class's attributes; resolving them takes longer than all the rest of a
+    parse."""
+    return typing.get_type_hints(settings_class)
+
+
+def text_of(value: Any) -> str:
+    """The text that `convert` reads as `value`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
@@ -101,7 +117,7 @@ def parse(
     settings and values of a wrong type or range.
     """
     known = keys_of(settings_class)
-    hints = typing.get_type_hints(settings_class)
+    hints = types_of(settings_class)
     chosen: dict[str, Any] = {}
     plugin: dict[str, dict[str, str]] = {attribute: {} for attribute in (prefixes or {}).values()}
     for key, text in values.items():

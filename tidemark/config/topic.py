@@ -5,11 +5,12 @@ settings they default to.
 from __future__ import annotations
 
 import dataclasses
-import typing
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from tidemark.config.definition import convert, key_of, keys_of, setting, unknown_key
+from tidemark.config.definition import convert, keys_of, setting, types_of, unknown_key
 from tidemark.config.server import ServerConfig
 from tidemark.errors import InvalidConfigError, TidemarkError
 
@@ -125,18 +126,27 @@ def validate_topic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
     Raises InvalidConfigError for unknown names, wrong values, and combinations Kafka refuses
     (KIP-405: tiering of a compacted topic, local retention above the total).
     """
-    known, hints = keys_of(TopicConfig), typing.get_type_hints(TopicConfig)
+    values = _converted(TopicConfig, overrides, keys_of(TopicConfig))
+    _check_tiering(dataclasses.replace(TopicConfig(), **values))  # type: ignore[arg-type]
+    return values
+
+
+def _converted(
+    settings_class: type[Any],
+    texts: Mapping[str, str],
+    allowed: Mapping[str, dataclasses.Field[Any]],
+) -> dict[str, object]:
+    """Typed values by attribute name; raises InvalidConfigError."""
+    hints = types_of(settings_class)
     values: dict[str, object] = {}
     try:
-        for key, text in overrides.items():
-            if key not in known:
-                raise unknown_key(key, known)
-            values[known[key].name] = convert(key, known[key], hints[known[key].name], text)
-    except InvalidConfigError:
-        raise
+        for key, text in texts.items():
+            if key not in allowed:
+                raise unknown_key(key, allowed)
+            field = allowed[key]
+            values[field.name] = convert(key, field, hints[field.name], text)
     except TidemarkError as error:
         raise InvalidConfigError(str(error)) from error
-    _check_tiering(dataclasses.replace(TopicConfig(), **values))  # type: ignore[arg-type]
     return values
 
 
@@ -154,15 +164,50 @@ def _check_tiering(config: TopicConfig) -> None:
             )
 
 
-def server_defaults(server: ServerConfig) -> TopicConfig:
+def synonym_of(topic_key: str) -> str:
+    """The server setting that gives a topic setting its default (there may be none of this
+    name)."""
+    return _SYNONYMS.get(topic_key, "log." + topic_key)
+
+
+@functools.cache
+def dynamic_settings() -> Mapping[str, dataclasses.Field[Any]]:
+    """The server settings that can be altered while a node runs, by Kafka's names: those topics
+    take their defaults from."""
+    known = keys_of(ServerConfig)
+    synonyms = {synonym_of(key) for key in keys_of(TopicConfig)}
+    return {key: field for key, field in known.items() if key in synonyms}
+
+
+def validate_dynamic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
+    """The typed values of settings altered while nodes run, by ServerConfig's attribute names.
+
+    Raises InvalidConfigError for unknown names, settings that need a restart, and wrong values.
+    """
+    for key in overrides:
+        if key in keys_of(ServerConfig) and key not in dynamic_settings():
+            raise InvalidConfigError(
+                f"{key} can not be altered while the node runs: set it in server.properties"
+            )
+    return _converted(ServerConfig, overrides, dynamic_settings())
+
+
+def server_defaults(server: ServerConfig, *dynamic: Mapping[str, str]) -> TopicConfig:
     """The settings of a topic that sets nothing itself, on this server (log.* and their
     synonyms).
+
+    `dynamic` are settings altered while it runs, the stronger ones last: the cluster's default,
+    then the broker's own. Raises InvalidConfigError for one of them that is not valid.
     """
+    altered: dict[str, object] = {}
+    for overrides in dynamic:
+        altered |= validate_dynamic_configs(overrides)
     chosen: dict[str, object] = {}
-    for field in dataclasses.fields(TopicConfig):
-        synonym = _SYNONYMS.get(key_of(field.name), "log." + key_of(field.name))
-        attribute = synonym.replace(".", "_")
-        if hasattr(server, attribute):
+    for key, field in keys_of(TopicConfig).items():
+        attribute = synonym_of(key).replace(".", "_")
+        if attribute in altered:
+            chosen[field.name] = altered[attribute]
+        elif hasattr(server, attribute):
             chosen[field.name] = getattr(server, attribute)
     return TopicConfig(**chosen)  # type: ignore[arg-type]
 

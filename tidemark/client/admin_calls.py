@@ -1,0 +1,137 @@
+"""How administrators' requests are sent: to any node, and to another one while errors are
+retriable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
+from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.errors import ApiError, RequestTimedOutError, raise_for
+from tidemark.v1 import log_pb2
+
+T = TypeVar("T")
+
+_SERVICE = "/tidemark.v1.Admin/"
+
+
+class AdminCalls:
+    """The connection of an admin client to its cluster."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        *,
+        request_timeout_ms: int = 30_000,
+        default_api_timeout_ms: int = 60_000,
+        retry_backoff_ms: int = 100,
+        retry_backoff_max_ms: int = 1_000,
+        random_seed: int | None = None,
+    ) -> None:
+        self._bootstrap = parse_bootstrap_servers(bootstrap_servers)
+        self._connections = Connections(request_timeout_ms=request_timeout_ms)
+        self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
+        self._rng = Random(random_seed)
+        self._metadata = MetadataCache(
+            self._connections, self._bootstrap, retry=self._retry, rng=self._rng
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._connections.close()
+
+    # How requests are sent.
+
+    async def _send(self, address: str, method: str, request: Any, answer_type: Any) -> Any:
+        answer = await self._connections.call(
+            address, _SERVICE + method, request, answer_type.FromString
+        )
+        raise_for(answer.error_code, answer.error_message)
+        return answer
+
+    async def _with_retries(
+        self, attempt: Callable[[str], Awaitable[T]], timeout_ms: int | None = None
+    ) -> T:
+        """Tries node after node until one answers well, the error is final, or time is up (then the
+        last error is raised).
+        """
+        policy = self._retry
+        if timeout_ms is not None:
+            policy = RetryPolicy(timeout_ms, policy.backoff_ms, policy.backoff_max_ms)
+        started_ms, tries = monotonic_ms(), 0
+        while True:
+            address = self._metadata.candidates()[0]
+            tries += 1
+            try:
+                return await attempt(address)
+            except Final as final:
+                raise final.error from None
+            except ApiError as error:
+                elapsed_ms = monotonic_ms() - started_ms
+                wait_ms = policy.next_wait_ms(error, tries, elapsed_ms, self._rng)
+                if wait_ms is None:
+                    raise
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _refresh_metadata(self) -> None:
+        async def attempt(_: str) -> None:
+            await self._metadata.refresh()
+
+        await self._with_retries(attempt)
+
+    async def _wait_on_all_brokers(
+        self,
+        names: list[str],
+        reached: Callable[[log_pb2.MetadataResponse, list[str]], bool],
+        timeout_ms: int | None,
+    ) -> None:
+        """Asks each live broker: one that has applied the change says nothing of the others."""
+        await self._refresh_metadata()
+        request = log_pb2.MetadataRequest(topics=names)
+        decode = log_pb2.MetadataResponse.FromString
+
+        async def of_broker(broker_id: int) -> None:
+            async def attempt(_: str) -> None:
+                address = self._metadata.address(broker_id)
+                if address is None:
+                    return  # it died meanwhile: nobody will be sent there
+                try:
+                    answer = await self._connections.call(address, METADATA, request, decode)
+                except ApiError as error:
+                    if is_retriable(error):
+                        await self._metadata.refresh()
+                    raise
+                if not reached(answer, names):
+                    raise RequestTimedOutError(
+                        f"broker {broker_id} has not caught up with the change of {names}"
+                    )
+
+            await self._with_retries(attempt, timeout_ms)
+
+        await asyncio.gather(*(of_broker(broker_id) for broker_id in self._metadata.brokers))
+
+
+class Final(Exception):
+    """Carries an error that is retriable by the table, but an answer here: the topic just does not
+    exist.
+    """
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,284 @@
+"""The part of the admin client that changes a cluster at work: settings, partitions, replicas,
+leaders, features, brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemark.client import decoding
+from tidemark.client.admin_calls import AdminCalls, Final
+from tidemark.client.models import (
+    AlterConfigOp,
+    ConfigEntry,
+    ConfigResource,
+    ConfigResourceType,
+    FeatureDescription,
+    PartitionReassignment,
+)
+from tidemark.errors import ApiError, ErrorCode, InvalidRequestError, error_for
+from tidemark.types import TopicPartition
+from tidemark.v1 import admin_pb2, log_pb2
+
+_OPS = ("SET", "DELETE", "APPEND", "SUBTRACT")
+
+
+class ClusterAdmin(AdminCalls):
+    """Changes and descriptions beyond topics; see AsyncAdmin."""
+
+    async def incremental_alter_configs(
+        self,
+        changes: Mapping[ConfigResource, Sequence[AlterConfigOp]],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Changes settings, those of each resource all together or not at all (KIP-339).
+
+        Raises the first resource's error: InvalidConfigError, UnknownTopicOrPartitionError,
+        BrokerIdNotRegisteredError.
+        """
+        request = admin_pb2.IncrementalAlterConfigsRequest(
+            validate_only=validate_only, timeout_ms=timeout_ms or self._retry.timeout_ms
+        )
+        for resource, ops in changes.items():
+            asked = request.resources.add(resource=_resource(resource))
+            for op in ops:
+                asked.ops.add(name=op.name, type=_op_type(op.op), value=op.value)
+        response = admin_pb2.IncrementalAlterConfigsResponse
+        answer = await self._ask("IncrementalAlterConfigs", request, response, timeout_ms)
+        for result in answer.responses:
+            kind = "topic" if result.resource.resource_type == 2 else "broker"
+            _check(result, f"{kind} {result.resource.resource_name!r}")
+
+    async def describe_configs(
+        self,
+        resources: Collection[ConfigResource],
+        names: Sequence[str] = (),
+        *,
+        include_synonyms: bool = True,
+        include_documentation: bool = False,
+    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        """Settings by name for each resource; `names` none: all. A broker's come from itself.
+
+        Raises the first resource's error.
+        """
+        if any(r.type is ConfigResourceType.BROKER and r.name for r in resources):
+            await self._refresh_metadata()
+
+        async def describe(resource: ConfigResource) -> dict[str, ConfigEntry]:
+            request = admin_pb2.DescribeConfigsRequest(
+                include_synonyms=include_synonyms, include_documentation=include_documentation
+            )
+            request.resources.add(resource=_resource(resource), names=names)
+            response = admin_pb2.DescribeConfigsResponse
+
+            async def attempt(address: str) -> dict[str, ConfigEntry]:
+                to = self._address_of(resource) or address
+                [result] = (await self._send(to, "DescribeConfigs", request, response)).results
+                try:
+                    _check(result, f"{resource.type.name.lower()} {resource.name!r}")
+                except ApiError as error:
+                    raise Final(error) from None
+                return {entry.name: decoding.config_entry(entry) for entry in result.configs}
+
+            return await self._with_retries(attempt)
+
+        found = await asyncio.gather(*map(describe, resources))
+        return dict(zip(resources, found, strict=True))
+
+    async def create_partitions(
+        self,
+        counts: Mapping[str, int],
+        *,
+        assignments: Mapping[str, Sequence[Sequence[int]]] | None = None,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Grows topics to so many partitions; returns when every live broker knows them.
+
+        `assignments` places the new partitions of a topic by hand: for each its broker ids,
+        preferred leader first. Raises the first topic's error: InvalidPartitionsError,
+        InvalidReplicaAssignmentError, UnknownTopicOrPartitionError.
+        """
+        request = admin_pb2.CreatePartitionsRequest(
+            timeout_ms=timeout_ms or self._retry.timeout_ms, validate_only=validate_only
+        )
+        for name, count in counts.items():
+            topic = request.topics.add(name=name, count=count)
+            for replicas in (assignments or {}).get(name, ()):
+                topic.assignments.add(broker_ids=replicas)
+        answer = await self._ask(
+            "CreatePartitions", request, admin_pb2.CreatePartitionsResponse, timeout_ms
+        )
+        for result in answer.results:
+            _check(result, f"topic {result.name!r}")
+        if not validate_only:
+
+            def grown(metadata: log_pb2.MetadataResponse, names: list[str]) -> bool:
+                led = {
+                    topic.name: sum(p.leader_id >= 0 for p in topic.partitions)
+                    for topic in metadata.topics
+                }
+                return all(led.get(name, 0) >= counts[name] for name in names)
+
+            await self._wait_on_all_brokers(list(counts), grown, timeout_ms)
+
+    async def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Begins to move partitions to other brokers, preferred leader first; None cancels
+        (KIP-455). Returns when that is decided, not when it is done.
+
+        Raises the first partition's error: InvalidReplicaAssignmentError,
+        NoReassignmentInProgressError, UnknownTopicOrPartitionError.
+        """
+        request = admin_pb2.AlterPartitionReassignmentsRequest(
+            timeout_ms=timeout_ms or self._retry.timeout_ms
+        )
+        for partition, replicas in reassignments.items():
+            asked = request.partitions.add(
+                topic=partition.topic, partition_index=partition.partition
+            )
+            if replicas is not None:
+                asked.replicas.broker_ids.extend(replicas)
+                asked.replicas.SetInParent()
+        response = admin_pb2.AlterPartitionReassignmentsResponse
+        answer = await self._ask("AlterPartitionReassignments", request, response, timeout_ms)
+        for result in answer.responses:
+            _check(result, f"{result.topic}-{result.partition_index}")
+
+    async def list_partition_reassignments(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """What is under way, of these partitions or of all (None)."""
+        request = admin_pb2.ListPartitionReassignmentsRequest()
+        for name, indexes in _by_topic(partitions or ()).items():
+            request.topics.add(topic=name, partition_indexes=indexes)
+        if partitions is not None and not partitions:
+            return {}
+        response = admin_pb2.ListPartitionReassignmentsResponse
+        answer = await self._ask("ListPartitionReassignments", request, response, None)
+        return {
+            TopicPartition(p.topic, p.partition_index): PartitionReassignment(
+                tuple(p.replicas), tuple(p.adding_replicas), tuple(p.removing_replicas)
+            )
+            for p in answer.partitions
+        }
+
+    async def elect_leaders(
+        self,
+        election_type: str = "PREFERRED",
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, ApiError | None]:
+        """Elects leaders, `election_type` PREFERRED or UNCLEAN (may lose records), for these
+        partitions or for all that need it (None).
+
+        Gives what became of each: None, or ElectionNotNeededError,
+        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
+        """
+        if election_type not in ("PREFERRED", "UNCLEAN"):
+            raise InvalidRequestError(f"{election_type!r} is no election: PREFERRED or UNCLEAN")
+        request = admin_pb2.ElectLeadersRequest(
+            election_type=admin_pb2.ElectLeadersRequest.Type.Value(election_type),
+            all_partitions=partitions is None,
+            timeout_ms=timeout_ms or self._retry.timeout_ms,
+        )
+        for partition in partitions or ():
+            request.partitions.add(topic=partition.topic, partition_index=partition.partition)
+        answer = await self._ask(
+            "ElectLeaders", request, admin_pb2.ElectLeadersResponse, timeout_ms
+        )
+        return {
+            TopicPartition(r.topic, r.partition_index): error_for(r.error_code, r.error_message)
+            if r.error_code
+            else None
+            for r in answer.results
+        }
+
+    async def describe_features(self) -> dict[str, FeatureDescription]:
+        """Features by name."""
+        request = admin_pb2.DescribeFeaturesRequest()
+        response = admin_pb2.DescribeFeaturesResponse
+        answer = await self._ask("DescribeFeatures", request, response, None)
+        return {
+            f.name: FeatureDescription(f.name, f.level, f.supported_min, f.supported_max)
+            for f in answer.features
+        }
+
+    async def update_features(
+        self,
+        levels: Mapping[str, int],
+        *,
+        downgrade: str | None = None,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Sets levels of features, all or none; `downgrade` SAFE or UNSAFE allows lower ones.
+
+        Raises FeatureUpdateFailedError, InvalidUpdateVersionError.
+        """
+        kinds = {None: "UPGRADE", "SAFE": "SAFE_DOWNGRADE", "UNSAFE": "UNSAFE_DOWNGRADE"}
+        if downgrade not in kinds:
+            raise InvalidRequestError(f"{downgrade!r} is no downgrade: SAFE or UNSAFE")
+        kind = admin_pb2.UpdateFeaturesRequest.Type.Value(kinds[downgrade])
+        request = admin_pb2.UpdateFeaturesRequest(
+            validate_only=validate_only, timeout_ms=timeout_ms or self._retry.timeout_ms
+        )
+        for name, level in levels.items():
+            request.updates.add(feature=name, level=level, type=kind)
+        response = admin_pb2.UpdateFeaturesResponse
+        answer = await self._ask("UpdateFeatures", request, response, timeout_ms)
+        for result in answer.results:
+            _check(result, f"feature {result.feature!r}")
+
+    async def unregister_broker(self, broker_id: int, *, timeout_ms: int | None = None) -> None:
+        """Forgets a broker that will not come back; BrokerIdNotRegisteredError. Its replicas stay
+        assigned until they are moved."""
+        request = admin_pb2.UnregisterBrokerRequest(
+            broker_id=broker_id, timeout_ms=timeout_ms or self._retry.timeout_ms
+        )
+        response = admin_pb2.UnregisterBrokerResponse
+        await self._ask("UnregisterBroker", request, response, timeout_ms)
+
+    async def _ask(self, method: str, request: Any, response: Any, timeout_ms: int | None) -> Any:
+        async def attempt(address: str) -> Any:
+            return await self._send(address, method, request, response)
+
+        return await self._with_retries(attempt, timeout_ms)
+
+    def _address_of(self, resource: ConfigResource) -> str | None:
+        """Where only one node can answer: its address, if it is known."""
+        if resource.type is not ConfigResourceType.BROKER or not resource.name.isdigit():
+            return None
+        return self._metadata.address(int(resource.name))
+
+
+def _resource(resource: ConfigResource) -> admin_pb2.ConfigResource:
+    return admin_pb2.ConfigResource(resource_type=resource.type, resource_name=resource.name)
+
+
+def _op_type(op: str) -> Any:
+    if op not in _OPS:
+        raise InvalidRequestError(f"{op!r} is no operation on settings: {', '.join(_OPS)}")
+    return admin_pb2.IncrementalAlterConfigsRequest.Type.Value(op)
+
+
+def _check(result: Any, what: str) -> None:
+    """Raises what the answer says of one item."""
+    if result.error_code != ErrorCode.NONE:
+        message = result.error_message
+        raise error_for(result.error_code, f"{what}: {message}" if message else what)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    by_topic: dict[str, list[int]] = {}
+    for partition in partitions:
+        by_topic.setdefault(partition.topic, []).append(partition.partition)
+    return by_topic
