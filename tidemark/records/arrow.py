@@ -83,6 +83,9 @@ def _kernels() -> tuple[Any, Any]:
 def warm_up() -> None:
     """Loads the kernels now, compiling them when this machine never did (a few seconds)."""
     _kernels()
+    from tidemark.records import walk_kernel
+
+    assert walk_kernel.NOTES
 
 
 def encode_arrow(

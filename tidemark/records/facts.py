@@ -2,8 +2,8 @@
 
 Kafka's LogValidator walks over every record: its offset must follow the one before it, its
 timestamp decides whether it is taken and what the batch's maximum is, and a compacted topic asks
-for keys. The walk here is the decoder's own bounds-checked kernel; small batches, and the first
-ones of a process, are decoded plainly instead.
+for keys. The walk is a bounds-checked kernel; the first batches of a process are decoded plainly
+instead, so that a short-lived one never loads numba.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from tidemark.records.header import (
     read_header,
 )
 from tidemark.records.plain import Record, decode_batch
-
-_PLAIN_MAX = 4  # below it the kernel's call costs more than Python's loop
 
 
 class RecordFacts(NamedTuple):
@@ -43,13 +41,11 @@ def record_facts(buffer: BytesLike, position: int = 0) -> RecordFacts:
     count = header.record_count
     if count <= 0:
         raise InvalidRecordError("a batch without records")
-    if count <= _PLAIN_MAX:
-        return _of_records(decode_batch(buffer, position), header)
     from tidemark.records.arrow import takes_plain_path
 
     if takes_plain_path(count):
         return _of_records(decode_batch(buffer, position), header)
-    return _of_columns(buffer, position, header)
+    return _of_kernel(buffer, position, header)
 
 
 def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
@@ -60,10 +56,11 @@ def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
     return RecordFacts(min(times), max(times), any(record.key is None for record in records))
 
 
-def _of_columns(buffer: BytesLike, position: int, header: BatchHeader) -> RecordFacts:
+def _of_kernel(buffer: BytesLike, position: int, header: BatchHeader) -> RecordFacts:
     import numpy as np
 
-    from tidemark.records import kernels
+    from tidemark.records import walk_kernel
+    from tidemark.records.kernels import FAULT_OFFSET, FAULTS
 
     count = header.record_count
     begin, end = position + HEADER_BYTES, position + header.size_bytes
@@ -73,24 +70,17 @@ def _of_columns(buffer: BytesLike, position: int, header: BatchHeader) -> Record
         begin, end = 0, len(source)
     if count * MIN_RECORD_BYTES > end - begin:
         raise CorruptMessageError(f"a batch claims {count} records in {end - begin} bytes")
-    span = (begin, end, 0, header.last_offset_delta)
-    append_time = header.timestamp_type == LOG_APPEND_TIME
-    times_of = (header.base_timestamp_ms, header.max_timestamp_ms, append_time, count)
-    table = np.array([[*span, *times_of]], np.int64)
-    offsets, timestamps = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    fields = np.empty((count + 1, kernels.FIELDS), np.int32)
-    totals = np.zeros(kernels.TOTALS, np.int64)
+    notes, totals = walk_kernel.new_notes()
     data = np.frombuffer(source, np.uint8)
-    found = kernels.scan(data, table, 0, 2**62, offsets, timestamps, fields, totals)
-    if found < 0:
-        raise CorruptMessageError(f"a batch can not be read: {kernels.FAULTS[found]}")
-    # The kernel holds each offset within the batch: in sequence means the last is the last, and
-    # none goes back or stays.
-    if found != count or offsets[0] != 0 or (np.diff(offsets[:count]) != 1).any():
+    fault = walk_kernel.walk(data, begin, end, count, header.base_timestamp_ms, notes, totals)
+    if fault == FAULT_OFFSET:
         raise _not_in_sequence(header)
-    times = timestamps[:count]
-    keyless = bool((fields[:count, kernels.KEY_LENGTH] < 0).any())
-    return RecordFacts(int(times.min()), int(times.max()), keyless)
+    if fault < 0:
+        raise CorruptMessageError(f"a batch can not be read: {FAULTS[fault]}")
+    least, most, keyless = notes.tolist()
+    if header.timestamp_type == LOG_APPEND_TIME:
+        least = most = header.max_timestamp_ms
+    return RecordFacts(least, most, keyless > 0)
 
 
 def _not_in_sequence(header: BatchHeader) -> InvalidRecordError:

@@ -1,0 +1,69 @@
+"""The walk over a batch's records says what the decoder says, and refuses what it refuses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.records.strategies import RECORDS
+from tidemark.errors import CorruptMessageError, InvalidRecordError, TidemarkError
+from tidemark.records import Record, arrow, decode_batch, encode_batch
+from tidemark.records.facts import RecordFacts, record_facts
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def facts_of(records: list[Record]) -> RecordFacts:
+    times = [record.timestamp_ms for record in records]
+    return RecordFacts(min(times), max(times), any(record.key is None for record in records))
+
+
+@pytest.fixture(autouse=True, params=["plain", "kernel"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways: the decoder's loop, and the kernel."""
+    monkeypatch.setattr(arrow, "takes_plain_path", lambda _: request.param == "plain")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_facts_are_those_of_the_decoded_records(codec: str) -> None:
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(RECORDS, st.integers(0, 1 << 40))
+    def check(records: list[Record], base: int) -> None:
+        data = b"xyz" + encode_batch(records, base_offset=base, compression=codec)
+        assert record_facts(data, 3) == facts_of(decode_batch(data, 3))
+
+    check()
+
+
+def test_any_flipped_bit_gives_the_decoders_verdict() -> None:
+    rng = random.Random(5)
+    records = [
+        Record(0, 1000 + i * 3 % 7, b"k" * (i % 3) or None, b"v" * i, (("h", b"x"),) * (i % 2))
+        for i in range(12)
+    ]
+    data = encode_batch(records)
+    for _ in range(3000):
+        damaged = bytearray(data)
+        position = rng.randrange(61, len(data))
+        damaged[position] ^= 1 << rng.randrange(8)
+        damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
+        try:
+            decoded = decode_batch(bytes(damaged))
+        except TidemarkError as error:
+            if "UTF-8" in str(error):
+                continue  # the text of a header's key is the one thing the walk does not look at
+            decoded = []
+        if [record.offset for record in decoded] == list(range(len(records))):
+            assert record_facts(bytes(damaged)) == facts_of(decoded)
+        else:
+            with pytest.raises((CorruptMessageError, InvalidRecordError)):
+                record_facts(bytes(damaged))
+
+
+def test_a_batch_without_records_is_refused() -> None:
+    with pytest.raises(InvalidRecordError, match="without records"):
+        record_facts(encode_batch([], last_offset=3, max_timestamp_ms=1))

@@ -1,0 +1,104 @@
+"""The walk over a batch's records that a leader makes before it appends them, compiled by numba.
+
+It notes nothing but the least and greatest timestamp and whether a key is null, and checks every
+bound: of records, fields and headers. So it costs a few nanoseconds a record; the decoder's `scan`
+(`tidemark.records.kernels`, whose fault codes these are) also notes where everything lies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemark.records.jit import INT64, UINT8, kernel, readable, writable
+from tidemark.records.kernels import (
+    FAULT_FIELD,
+    FAULT_HEADERS,
+    FAULT_OFFSET,
+    FAULT_RECORD_SIZE,
+    FAULT_TAIL,
+    FAULT_TIMESTAMP,
+    FAULT_VARINT,
+    Bytes,
+    Ints64,
+    _get_varint,
+    _get_varlong,
+    _scan_headers,
+    wide,
+)
+
+# What `walk` notes.
+MIN_TIME, MAX_TIME, NULL_KEYS = range(3)
+NOTES = 3
+
+
+@kernel(INT64(readable(UINT8), INT64, INT64, INT64, INT64, writable(INT64), writable(INT64)))
+def walk(
+    data: Bytes, at: int, batch_end: int, count: int, base_time: int, notes: Ints64, totals: Ints64
+) -> int:
+    """Walks over `count` records in data[at:batch_end]; 0, or a fault of `kernels.FAULTS`.
+
+    FAULT_OFFSET also where offsets do not go up by one from the first. Timestamps in `notes` are
+    the records' own: the base's plus their deltas.
+    """
+    least, most, keyless = 0x7FFFFFFFFFFFFFFF, -0x7FFFFFFFFFFFFFFF, 0
+    for index in range(count):
+        if at < batch_end and data[at] < 0x80:
+            byte = wide(data[at])
+            size = (byte >> 1) ^ -(byte & 1)
+            at += 1
+        else:
+            size, at = _get_varint(data, at, batch_end)
+            if at < 0:
+                return FAULT_VARINT
+        end = at + size
+        if size < 1 or end > batch_end:
+            return FAULT_RECORD_SIZE
+        delta, at = _get_varlong(data, at + 1, end)  # after the attributes
+        if at < 0:
+            return FAULT_VARINT
+        timestamp = base_time + delta
+        if ((base_time ^ timestamp) & (delta ^ timestamp)) < 0:
+            return FAULT_TIMESTAMP
+        least, most = min(least, timestamp), max(most, timestamp)
+        offset, at = _get_varint(data, at, end)
+        if at < 0:
+            return FAULT_VARINT
+        if offset != index:
+            return FAULT_OFFSET
+        length, at = _get_varint(data, at, end)
+        if at < 0:
+            return FAULT_VARINT
+        if length < -1 or length > end - at:
+            return FAULT_FIELD
+        if length < 0:
+            keyless += 1
+        else:
+            at += length
+        length, at = _get_varint(data, at, end)
+        if at < 0:
+            return FAULT_VARINT
+        if length < -1 or length > end - at:
+            return FAULT_FIELD
+        at += max(length, 0)
+        headers, at = _get_varint(data, at, end)
+        if at < 0:
+            return FAULT_VARINT
+        if headers < 0 or headers > end - at:
+            return FAULT_HEADERS
+        if headers:
+            at = _scan_headers(data, at, end, headers, totals, 0)
+            if at < 0:
+                return at
+        if at != end:
+            return FAULT_TAIL
+    if at != batch_end:
+        return FAULT_TAIL
+    notes[MIN_TIME], notes[MAX_TIME], notes[NULL_KEYS] = least, most, keyless
+    return 0
+
+
+def new_notes() -> tuple[Any, Any]:
+    """Room for what `walk` notes, and for the sums of headers that it does not use."""
+    import numpy as np
+
+    return np.zeros(NOTES, np.int64), np.zeros(8, np.int64)
