@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
+from uuid import UUID
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES
@@ -41,7 +42,7 @@ from tidemark.client.models import (
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
 from tidemark.errors import ApiError, TidemarkError
-from tidemark.types import TopicPartition
+from tidemark.types import Endpoint, TopicPartition
 
 T = TypeVar("T")
 
@@ -455,6 +456,27 @@ class Admin(_Face):
     def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum."""
         return self._thread.run(self._core.describe_quorum())
+
+    def add_raft_voter(
+        self,
+        voter_id: int,
+        directory_id: UUID,
+        endpoint: Endpoint,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Makes a controller a voter of the metadata quorum."""
+        self._thread.run(
+            self._core.add_raft_voter(voter_id, directory_id, endpoint, timeout_ms=timeout_ms)
+        )
+
+    def remove_raft_voter(
+        self, voter_id: int, directory_id: UUID, *, timeout_ms: int | None = None
+    ) -> None:
+        """Makes a voter of the metadata quorum an observer."""
+        self._thread.run(
+            self._core.remove_raft_voter(voter_id, directory_id, timeout_ms=timeout_ms)
+        )
 
     def describe_log_dirs(
         self, brokers: Sequence[int] | None = None, topics: Sequence[str] = ()

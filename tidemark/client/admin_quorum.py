@@ -1,0 +1,65 @@
+"""The part of the admin client that changes who votes in the metadata quorum (KIP-853)."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from tidemark.client.admin_calls import AdminCalls
+from tidemark.types import Endpoint
+from tidemark.v1 import common_pb2, raft_pb2
+
+_LISTENER = "CONTROLLER"
+
+
+class QuorumAdmin(AdminCalls):
+    """Adds and removes voters; see AsyncAdmin."""
+
+    async def add_raft_voter(
+        self,
+        voter_id: int,
+        directory_id: UUID,
+        endpoint: Endpoint,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Makes a controller that runs (and follows the log) a voter; returns when that is
+        committed. `endpoint` is its controller listener.
+
+        Raises DuplicateVoterError (also when an earlier try of this call did it),
+        RequestTimedOutError while another change is not finished or the controller does not catch
+        up, UnsupportedVersionError with static voters, InvalidRequestError when somebody else
+        answers at the endpoint.
+        """
+        request = raft_pb2.AddRaftVoterRequest(
+            voter_id=voter_id,
+            voter_directory_id=directory_id.bytes,
+            listener=common_pb2.Endpoint(name=_LISTENER, host=endpoint.host, port=endpoint.port),
+            timeout_ms=timeout_ms or self._retry.timeout_ms,
+            ack_when_committed=True,
+        )
+        await self._change_voters("AddRaftVoter", request)
+
+    async def remove_raft_voter(
+        self, voter_id: int, directory_id: UUID, *, timeout_ms: int | None = None
+    ) -> None:
+        """Makes a voter an observer; returns when that is committed. The leader resigns then.
+
+        Raises VoterNotFoundError (also when an earlier try of this call did it),
+        InvalidRequestError for the only voter, RequestTimedOutError, UnsupportedVersionError.
+        """
+        request = raft_pb2.RemoveRaftVoterRequest(
+            voter_id=voter_id,
+            voter_directory_id=directory_id.bytes,
+            timeout_ms=timeout_ms or self._retry.timeout_ms,
+        )
+        await self._change_voters("RemoveRaftVoter", request)
+
+    async def _change_voters(
+        self,
+        method: str,
+        request: raft_pb2.AddRaftVoterRequest | raft_pb2.RemoveRaftVoterRequest,
+    ) -> None:
+        async def attempt(address: str) -> None:
+            await self._send(address, method, request, raft_pb2.RaftVoterResponse)
+
+        await self._with_retries(attempt, request.timeout_ms)
