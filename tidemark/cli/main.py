@@ -13,13 +13,19 @@ import typer
 from typer.core import TyperGroup
 
 from tidemark.cli import (
+    brokers,
+    cluster,
+    configs,
     consume,
     dev,
     dump_log,
+    elect_leaders,
+    features,
     log_dirs,
     metadata,
     produce,
     quorum,
+    reassign,
     server,
     storage,
     topics,
@@ -71,6 +77,12 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log_dirs.app, name="log-dirs")
 app.add_typer(metadata.app, name="metadata")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(brokers.app, name="brokers")
+app.add_typer(configs.app, name="configs")
+app.add_typer(reassign.app, name="reassign")
+app.add_typer(features.app, name="features")
+app.command("elect-leaders")(elect_leaders.elect_leaders)
 app.command("server")(server.server)
 app.command("dev")(dev.dev)
 app.command("produce")(produce.produce)

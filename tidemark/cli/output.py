@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -70,6 +71,14 @@ def settings_of(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--config {text!r} is not key=value")
         found[key.strip()] = value.strip()
     return found
+
+
+def read_text(path: Path) -> str:
+    """A file that an option names; `-` is standard input. Raises ConfigError."""
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can not read {path}: {error}") from error
 
 
 def json_of(value: Any) -> Any:

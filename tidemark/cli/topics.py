@@ -1,4 +1,4 @@
-"""`tidemark topics`: create, list, describe, delete."""
+"""`tidemark topics`: create, list, describe, alter, delete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemark.cli.output import (
     settings_of,
 )
 
-app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...")]
 
@@ -112,6 +112,41 @@ def describe(
                 for p in topic.partitions
             ],
         )
+
+
+@app.command("alter")
+def alter(
+    topics: Topics,
+    partitions: Annotated[
+        int, typer.Option(help="Number of partitions afterwards: more than now.", min=1)
+    ],
+    assignment: Annotated[
+        list[str] | None,
+        typer.Option(help="4,5,6: brokers of a new partition, preferred first; repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check whether it would be accepted.")
+    ] = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Add partitions; records that are there stay, new ones of a key may go elsewhere."""
+    from tidemark.cli.reassignment import parse_ids
+    from tidemark.client.sync import Admin
+
+    placed = [parse_ids(text) for text in assignment or ()]
+    with Admin(bootstrap_server) as admin:
+        admin.create_partitions(
+            dict.fromkeys(topics, partitions),
+            assignments=dict.fromkeys(topics, placed) if placed else None,
+            validate_only=dry_run,
+        )
+    if as_json:
+        print_json({"dry_run": dry_run, "partitions": dict.fromkeys(topics, partitions)})
+    else:
+        for name in topics:
+            verb = "would have" if dry_run else "has"
+            print_line(f"topic {name} {verb} {partitions} partitions")
 
 
 @app.command("delete")

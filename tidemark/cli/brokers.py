@@ -1,0 +1,109 @@
+"""`tidemark brokers`: who is registered, and forgetting one that will not come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemark.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Json,
+    print_json,
+    print_line,
+    print_table,
+)
+from tidemark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidemark.client.models import ClusterDescription, TopicDescription
+    from tidemark.client.sync import Admin
+
+app = typer.Typer(help="The brokers of the cluster.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """List registered brokers with how many partitions they lead and hold."""
+    from tidemark.client.sync import Admin
+
+    with Admin(bootstrap_server) as admin:
+        cluster = admin.describe_cluster()
+        rows = rows_of(cluster, all_topics(admin))
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("BROKER", "ADDRESS", "RACK", "STATE", "LEADS", "REPLICAS", "IN SYNC")
+        print_table(columns, [list(row.values()) for row in rows])
+
+
+@app.command("unregister")
+def unregister(
+    broker_id: Annotated[int, typer.Argument(metavar="BROKER")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if it is alive or still holds replicas.")
+    ] = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Forget a broker that will not come back; refused while it is alive or holds replicas."""
+    from tidemark.client.sync import Admin
+
+    with Admin(bootstrap_server) as admin:
+        if not force:
+            rows = rows_of(admin.describe_cluster(), all_topics(admin))
+            _check(broker_id, next((r for r in rows if r["broker"] == broker_id), None))
+        admin.unregister_broker(broker_id)
+    if as_json:
+        print_json({"unregistered": broker_id})
+    else:
+        print_line(f"unregistered broker {broker_id}")
+
+
+def _check(broker_id: int, row: dict[str, Any] | None) -> None:
+    if row is None:
+        return  # the controller knows the right error
+    if row["state"] != "fenced":
+        raise ConfigError(f"broker {broker_id} is alive: stop it first, or say --force")
+    if row["replicas"]:
+        raise ConfigError(
+            f"broker {broker_id} still holds {row['replicas']} replicas: move them "
+            f"(tidemark reassign generate --drain {broker_id}), or say --force"
+        )
+
+
+def rows_of(
+    cluster: ClusterDescription, topics: Iterable[TopicDescription]
+) -> list[dict[str, Any]]:
+    """One row per registered broker."""
+    leads: Counter[int] = Counter()
+    replicas: Counter[int] = Counter()
+    in_sync: Counter[int] = Counter()
+    for topic in topics:
+        for partition in topic.partitions:
+            if partition.leader is not None:
+                leads[partition.leader] += 1
+            replicas.update(partition.replicas)
+            in_sync.update(partition.isr)
+    return [
+        {
+            "broker": broker.node_id,
+            "address": broker.endpoint.address,
+            "rack": broker.rack,
+            "state": "fenced" if broker.fenced else "active",
+            "leads": leads[broker.node_id],
+            "replicas": replicas[broker.node_id],
+            "in_sync": in_sync[broker.node_id],
+        }
+        for broker in cluster.brokers
+    ]
+
+
+def all_topics(admin: Admin) -> list[TopicDescription]:
+    """Every topic, internal ones included."""
+    names = [topic.name for topic in admin.list_topics(include_internal=True)]
+    return list(admin.describe_topics(names).values()) if names else []

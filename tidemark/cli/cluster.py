@@ -1,0 +1,170 @@
+"""`tidemark cluster health`: is everything as it should be? Exit status 0 only if so.
+
+critical: records can not be written or read (no active controller, no leader, an ISR below
+min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
+sync or on a dead disk, a controller that lags).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Json,
+    json_of,
+    print_json,
+    print_line,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from tidemark.client.models import ClusterDescription, QuorumDescription, TopicDescription
+    from tidemark.client.sync import Admin
+
+app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
+
+MIN_ISR = "min.insync.replicas"
+_SHOWN_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`severity` is critical or warning; `where` names a broker, a partition or a controller."""
+
+    severity: str
+    kind: str
+    where: str
+    detail: str
+
+
+@app.callback()
+def group() -> None:
+    """The cluster as a whole."""
+
+
+@app.command("health")
+def health(
+    max_lag_ms: Annotated[
+        int, typer.Option(help="How long a controller may be behind, in ms.", min=0)
+    ] = 10_000,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Tell what is wrong with brokers, partitions and controllers; 0 healthy, 1 not."""
+    from tidemark.cli.brokers import all_topics
+    from tidemark.client.sync import Admin
+
+    with Admin(bootstrap_server) as admin:
+        cluster, quorum, topics = (
+            admin.describe_cluster(),
+            admin.describe_quorum(),
+            all_topics(admin),
+        )
+        problems = quorum_problems(quorum, max_lag_ms) + broker_problems(cluster)
+        problems += partition_problems(topics, _default_min_isr(admin, cluster))
+    status = status_of(problems)
+    facts = {
+        "status": status,
+        "cluster_id": cluster.cluster_id,
+        "controller": quorum.leader_id,
+        "controllers": len(quorum.voters),
+        "brokers": len(cluster.brokers),
+        "brokers_active": sum(not broker.fenced for broker in cluster.brokers),
+        "topics": len(topics),
+        "partitions": sum(len(topic.partitions) for topic in topics),
+    }
+    if as_json:
+        print_json({**facts, "problems": json_of(problems)})
+    else:
+        for name, value in facts.items():
+            print_line(f"{name.replace('_', ' ') + ':':16}{value}")
+        if problems:
+            columns = ("SEVERITY", "PROBLEM", "WHERE", "DETAIL")
+            rows = [(p.severity, p.kind, p.where, p.detail) for p in problems[:_SHOWN_MAX]]
+            print_table(columns, rows)
+        if len(problems) > _SHOWN_MAX:
+            print_line(f"and {len(problems) - _SHOWN_MAX} more: --json has all")
+    if status != "healthy":
+        raise typer.Exit(1)
+
+
+def status_of(problems: Iterable[Problem]) -> str:
+    """healthy, degraded (warnings only) or critical."""
+    severities = {problem.severity for problem in problems}
+    if "critical" in severities:
+        return "critical"
+    return "degraded" if severities else "healthy"
+
+
+def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]:
+    """Of the controllers, by the leader's own clock."""
+    if quorum.leader_id is None:
+        what = "no metadata change is possible until a majority of the controllers runs"
+        return [Problem("critical", "no active controller", "quorum", what)]
+    now_ms = next(
+        (r.last_caught_up_timestamp_ms for r in quorum.voters if r.replica_id == quorum.leader_id),
+        None,
+    )
+    found: list[Problem] = []
+    for voter in quorum.voters:
+        if voter.replica_id == quorum.leader_id:
+            continue
+        where = f"controller {voter.replica_id}"
+        if voter.last_caught_up_timestamp_ms is None:
+            found.append(Problem("warning", "controller lags", where, "it has never caught up"))
+        elif now_ms is not None and now_ms - voter.last_caught_up_timestamp_ms > max_lag_ms:
+            behind_ms = now_ms - voter.last_caught_up_timestamp_ms
+            detail = f"last caught up {behind_ms} ms ago"
+            found.append(Problem("warning", "controller lags", where, detail))
+    return found
+
+
+def broker_problems(cluster: ClusterDescription) -> list[Problem]:
+    """Of the registered brokers."""
+    found = [
+        Problem(
+            "warning", "fenced broker", f"broker {b.node_id}", f"{b.endpoint.address} is silent"
+        )
+        for b in cluster.brokers
+        if b.fenced
+    ]
+    if cluster.brokers and len(found) == len(cluster.brokers):
+        found.append(Problem("critical", "no active broker", "cluster", "nothing can be served"))
+    return found
+
+
+def partition_problems(topics: Iterable[TopicDescription], default_min_isr: int) -> list[Problem]:
+    """Of the partitions, the worst of each; `default_min_isr` where a topic sets none itself."""
+    found: list[Problem] = []
+    for topic in topics:
+        least = int(topic.configs.get(MIN_ISR, default_min_isr))
+        for p in topic.partitions:
+            where = f"{topic.name}-{p.partition}"
+            detail = f"replicas {list(p.replicas)}, in sync {list(p.isr)}"
+            # With fewer replicas than min.insync.replicas all of them must be in sync (KIP-966).
+            if p.leader is None:
+                found.append(Problem("critical", "no leader", where, detail))
+            elif len(p.isr) < min(least, len(p.replicas)):
+                detail = f"{detail}, {MIN_ISR} {least}"
+                found.append(Problem("critical", "under min ISR", where, detail))
+            elif len(p.isr) < len(p.replicas):
+                found.append(Problem("warning", "under-replicated", where, detail))
+    return sorted(found, key=lambda problem: problem.severity)
+
+
+def _default_min_isr(admin: Admin, cluster: ClusterDescription) -> int:
+    """What a live broker takes where a topic sets nothing."""
+    from tidemark.client.models import ConfigResource
+
+    live = next((b.node_id for b in cluster.brokers if not b.fenced), None)
+    if live is None:
+        return 1
+    resource = ConfigResource.broker(live)
+    entry = admin.describe_configs([resource], [MIN_ISR])[resource].get(MIN_ISR)
+    return 1 if entry is None else int(entry.value)

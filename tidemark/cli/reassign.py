@@ -1,0 +1,280 @@
+"""`tidemark reassign`: moves replicas between brokers (KIP-455), by Kafka's JSON plans or by hand.
+
+tidemark reassign generate --topic flights --brokers 4,5,6 > plan.json
+tidemark reassign execute --plan plan.json --wait
+tidemark reassign execute flights-0=4,5,6
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemark.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Json,
+    json_of,
+    print_json,
+    print_line,
+    print_table,
+    read_text,
+)
+from tidemark.errors import ConfigError
+from tidemark.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemark.cli.reassignment import Plan
+    from tidemark.client.sync import Admin
+
+app = typer.Typer(help="Move replicas between brokers.", no_args_is_help=True)
+
+_POLL_S = 0.5
+
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", help="A plan as `generate` writes it, or Kafka's tool.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the moves are done.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait at most.", min=0)]
+
+
+@app.command("generate")
+def generate(
+    topic: Annotated[list[str] | None, typer.Option(help="Of this topic; repeatable.")] = None,
+    topics_file: Annotated[
+        Path | None, typer.Option(help='Kafka\'s {"topics": [{"topic": "t"}], "version": 1}.')
+    ] = None,
+    brokers: Annotated[
+        str | None, typer.Option(help="Ids to spread over, e.g. 4,5,6; default: all live ones.")
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option(help="Ids to empty; what is elsewhere stays where it is.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(help="Replicas of each partition from now on.", min=1)
+    ] = None,
+    current: Annotated[
+        bool, typer.Option("--current", help="The present assignment, to roll back to.")
+    ] = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Make a plan and print it as JSON: partitions that change, with as few moves as needed."""
+    from tidemark.cli import reassignment
+    from tidemark.client.sync import Admin
+
+    if drain is not None and (brokers is not None or replication_factor is not None):
+        raise ConfigError("--drain goes with neither --brokers nor --replication-factor")
+    names = [*(topic or []), *(_topics_of(topics_file) if topics_file is not None else [])]
+    with Admin(bootstrap_server) as admin:
+        assigned = _assigned(admin, names)
+        known = {b.node_id: b.rack for b in admin.describe_cluster().brokers if not b.fenced}
+    if current:
+        print_json(reassignment.plan_document(assigned))
+        return
+    if drain is not None:
+        plan = reassignment.drain(assigned, known, reassignment.parse_ids(drain))
+    else:
+        chosen = known
+        if brokers is not None:
+            ids = reassignment.parse_ids(brokers)
+            missing = sorted(set(ids) - set(known))
+            if missing:
+                raise ConfigError(f"brokers {missing} are not alive; alive are {sorted(known)}")
+            chosen = {broker: known[broker] for broker in ids}
+        plan = reassignment.spread(assigned, chosen, replication_factor=replication_factor)
+    print_json(reassignment.plan_document(plan))
+
+
+@app.command("execute")
+def execute(
+    moves: Annotated[
+        list[str] | None, typer.Argument(metavar="[PARTITION=IDS]...", help="flights-0=4,5,6")
+    ] = None,
+    plan: PlanFile = None,
+    rollback: Annotated[
+        Path | None, typer.Option(help="Write the present assignment here, as a plan.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")] = False,
+    wait: Wait = False,
+    timeout: Timeout = 3600,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Begin to move replicas; shows what each partition's replicas are now and will be."""
+    import json
+
+    from tidemark.cli.reassignment import plan_document
+    from tidemark.client.sync import Admin
+
+    wanted = _plan_of(moves, plan)
+    with Admin(bootstrap_server) as admin:
+        now = _assigned(admin, sorted({p.topic for p in wanted}))
+        unknown = sorted(set(wanted) - set(now))
+        if unknown:
+            raise ConfigError(f"there is no partition {', '.join(map(str, unknown))}")
+        before: Plan = {partition: now[partition] for partition in wanted}
+        if rollback is not None:
+            text = json.dumps(plan_document(before), indent=1)
+            _write(rollback, text + "\n")
+        if not dry_run:
+            admin.alter_partition_reassignments(wanted)
+        _show_moves(before, wanted, as_json=as_json, dry_run=dry_run)
+        if wait and not dry_run:
+            _wait_until_done(admin, wanted, timeout)
+
+
+@app.command("verify")
+def verify(
+    moves: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION=IDS]...")] = None,
+    plan: PlanFile = None,
+    wait: Wait = False,
+    timeout: Timeout = 3600,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Tell how far a plan is; exit status 1 unless all of it is done."""
+    from tidemark.client.sync import Admin
+
+    wanted = _plan_of(moves, plan)
+    with Admin(bootstrap_server) as admin:
+        if wait:
+            _wait_until_done(admin, wanted, timeout)
+        states = states_of(admin, wanted)
+    if as_json:
+        print_json({str(partition): state for partition, state in states.items()})
+    else:
+        print_table(("PARTITION", "STATE"), list(states.items()))
+    if any(state != "complete" for state in states.values()):
+        raise typer.Exit(1)
+
+
+@app.command("cancel")
+def cancel(
+    partitions: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION]...")] = None,
+    plan: PlanFile = None,
+    all_: Annotated[bool, typer.Option("--all", help="Whatever is under way.")] = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Stop moves under way and go back to the replicas of before."""
+    from tidemark.cli.reassignment import parse_partition, parse_plan
+    from tidemark.client.sync import Admin
+
+    if sum((bool(partitions), plan is not None, all_)) != 1:
+        raise ConfigError("name partitions, or give --plan, or --all")
+    named: Collection[TopicPartition] = [parse_partition(text) for text in partitions or ()]
+    if plan is not None:
+        named = parse_plan(read_text(plan))
+    with Admin(bootstrap_server) as admin:
+        under_way = admin.list_partition_reassignments(None if all_ else list(named))
+        if under_way:
+            admin.alter_partition_reassignments(dict.fromkeys(under_way))
+    cancelled = sorted(under_way)
+    if as_json:
+        print_json({"cancelled": [str(partition) for partition in cancelled]})
+        return
+    for partition in cancelled:
+        print_line(f"cancelled the reassignment of {partition}")
+    if not cancelled:
+        print_line("no reassignment of these was under way")
+
+
+@app.command("list")
+def list_(bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """List the reassignments under way."""
+    from tidemark.client.sync import Admin
+
+    with Admin(bootstrap_server) as admin:
+        found = admin.list_partition_reassignments()
+    if as_json:
+        print_json(json_of(found))
+    else:
+        print_table(
+            ("PARTITION", "REPLICAS", "ADDING", "REMOVING"),
+            [(p, r.replicas, r.adding, r.removing) for p, r in sorted(found.items())],
+        )
+
+
+def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
+    """`complete`, `in progress ...`, or what is otherwise, for each partition of a plan."""
+    now = {
+        TopicPartition(topic.name, p.partition): p
+        for topic in admin.describe_topics(sorted({p.topic for p in wanted})).values()
+        for p in topic.partitions
+    }
+    under_way = admin.list_partition_reassignments(list(wanted))
+    states: dict[TopicPartition, str] = {}
+    for partition, replicas in sorted(wanted.items()):
+        found = now.get(partition)
+        moving = under_way.get(partition)
+        if found is None:
+            states[partition] = "there is no such partition"
+        elif moving is not None:
+            behind = [b for b in moving.adding if b not in found.isr]
+            states[partition] = f"in progress: adding {list(moving.adding)}, not in sync {behind}"
+        elif found.replicas == tuple(replicas):
+            states[partition] = "complete"
+        else:
+            states[partition] = f"not as planned: replicas are {list(found.replicas)}"
+    return states
+
+
+def _wait_until_done(admin: Admin, wanted: Plan, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := admin.list_partition_reassignments(list(wanted)):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{len(left)} moves are still under way after {timeout_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def _plan_of(moves: list[str] | None, plan: Path | None) -> Plan:
+    from tidemark.cli.reassignment import parse_move, parse_plan
+
+    if bool(moves) == (plan is not None):
+        raise ConfigError("say either --plan FILE or moves such as flights-0=4,5,6")
+    if plan is not None:
+        return parse_plan(read_text(plan))
+    return dict(map(parse_move, moves or ()))
+
+
+def _topics_of(path: Path) -> list[str]:
+    import json
+
+    try:
+        return [str(item["topic"]) for item in json.loads(read_text(path))["topics"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'{path} is not {{"topics": [{{"topic": "t"}}]}}: {error}') from error
+
+
+def _assigned(admin: Admin, names: list[str]) -> Plan:
+    """The replicas of these topics, or of all."""
+    chosen = names or [topic.name for topic in admin.list_topics(include_internal=True)]
+    found = admin.describe_topics(chosen) if chosen else {}
+    return {
+        TopicPartition(topic.name, p.partition): p.replicas
+        for topic in found.values()
+        for p in topic.partitions
+    }
+
+
+def _show_moves(before: Plan, after: Plan, *, as_json: bool, dry_run: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {"partition": str(p), "before": list(before[p]), "after": list(after[p])}
+        for p in sorted(after)
+    ]
+    if as_json:
+        print_json({"dry_run": dry_run, "moves": rows})
+    else:
+        print_table(("PARTITION", "BEFORE", "AFTER"), [tuple(row.values()) for row in rows])
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"can not write {path}: {error}") from error
