@@ -17,6 +17,7 @@ import logging
 from dataclasses import dataclass
 
 from commitlog.batches import Header, end_transaction
+from commitlog.cleaner_swap import finish_swaps
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.producer_state import ProducerStateManager, snapshot_name
@@ -45,11 +46,10 @@ class Loaded:
 
 def remove_leftovers(directory: Directory) -> None:
     """Removes temporary files of the last run, and finishes swaps."""
+    finish_swaps(directory)
     for name in directory.list():
-        if name.endswith((DELETED_SUFFIX, ".cleaned", ".tmp")):
+        if name.endswith((DELETED_SUFFIX, ".tmp")):
             directory.remove(name)
-        elif name.endswith(".swap"):
-            directory.rename(name, name.removesuffix(".swap"))
     names = set(directory.list())
     for name in names:
         stem = name[:20]

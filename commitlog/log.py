@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from uuid import UUID
 
-from commitlog import lookup, retention
+from commitlog import invariants, lookup, retention
 from commitlog.batches import Header, end_transaction
 from commitlog.checkpoints import check_topic_id
+from commitlog.cleaner_swap import swap_files, with_cleaned
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
+from commitlog.indexes import MAX_RELATIVE_OFFSET
 from commitlog.loader import load_segments, replay_producers
 from commitlog.producer_state import ProducerStateManager, find_duplicate
 from commitlog.segment import Segment
@@ -81,7 +83,7 @@ class Log:
         self.last_flush_ms = 0
         self._now_ms = 0
         self.recovered_bytes_cut = 0
-        self._deleted: list[tuple[int, tuple[str, ...]]] = []
+        self._deleted = retention.DeletedFiles(directory)
         jitter = config.segment_jitter_ms
         self._jitter_ms = random.Random(str(topic_partition)).randrange(jitter) if jitter else 0
 
@@ -280,7 +282,10 @@ class Log:
             now_ms,
             self._jitter_ms,
         ):
-            segment = self._roll(max(self._log_end_offset, headers[0].base_offset), now_ms)
+            base = self._log_end_offset  # contiguous even where a compacted leader has a gap
+            if prepared.last_offset - base > MAX_RELATIVE_OFFSET:
+                base = headers[0].base_offset
+            segment = self._roll(base, now_ms)
         segment.append(prepared.buffers, headers)
         self._log_end_offset = prepared.last_offset + 1
         for index, header in enumerate(headers):
@@ -376,9 +381,7 @@ class Log:
     # --- watermarks
 
     def update_high_watermark(self, offset: int) -> int:
-        """Moves the high watermark up to `offset`, at most to the log's end; returns where it
-        is.
-        """
+        """Moves the high watermark up to `offset`, at most to the log's end; gives where it is."""
         offset = min(offset, self._log_end_offset)
         if offset > self._high_watermark:
             self._high_watermark = offset
@@ -445,20 +448,24 @@ class Log:
                 self.producers.forget_snapshot(segment.base_offset)
             self._set_segments(self._segments[count:])
 
+    def replace_segments(self, old: list[Segment], new_bases: list[int], now_ms: int) -> None:
+        """Puts the cleaned segments of `new_bases` in place of `old`; for `commitlog.cleaner`."""
+        with self._lock:
+            names = swap_files(self.directory, old, new_bases)
+            self._deleted.add(now_ms + self._config.file_delete_delay_ms, names)
+            self._set_segments(with_cleaned(self._segments, old, new_bases, now_ms))
+            for segment in old:
+                if segment.base_offset not in new_bases:
+                    self.producers.forget_snapshot(segment.base_offset)
+
     def _rename_deleted(self, segment: Segment, now_ms: int) -> None:
         names = retention.rename_deleted(self.directory, segment)
-        self._deleted.append((now_ms + self._config.file_delete_delay_ms, names))
+        self._deleted.add(now_ms + self._config.file_delete_delay_ms, [names])
         self._names_changed = True
 
     def purge_deleted(self, now_ms: int) -> int:
         """Removes the files whose delete delay is over; returns how many segments went."""
-        with self._lock:
-            due = [names for due_ms, names in self._deleted if due_ms <= now_ms]
-            self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
-        for names in due:
-            for name in names:
-                self.directory.remove(name)
-        return len(due)
+        return self._deleted.purge(now_ms)
 
     # --- truncation
 
@@ -531,9 +538,7 @@ class Log:
         start_offset: int,
         log_start_offset: int | None = None,
     ) -> None:
-        """A follower begins at `start_offset`, with epochs and producers from the tier
-        (KIP-405).
-        """
+        """A follower begins at `start_offset`, epochs and producers from the tier (KIP-405)."""
         start = self._log_start_offset if log_start_offset is None else log_start_offset
         self.truncate_fully_and_start_at(start_offset, min(start, start_offset))
         self.epochs.replace(epoch_entries)
@@ -589,10 +594,4 @@ class Log:
 
     def validate(self) -> None:
         """Asserts what must always hold."""
-        assert self._bases == sorted(set(self._bases)), self._bases
-        assert self._log_start_offset <= self._log_end_offset or not self.size_bytes
-        assert self._recovery_point <= self._log_end_offset
-        assert self._high_watermark <= self._log_end_offset
-        assert self.active_segment.next_offset <= self._log_end_offset
-        self.epochs.validate()
-        self.producers.validate()
+        invariants.validate(self)

@@ -71,6 +71,8 @@ class LogManager:
         self._locks: list[DirectoryLock] = []
         self._deleted: list[tuple[int, Directory, str]] = []
         self._checkpoint_lock = threading.Lock()
+        self.on_cut: Callable[[Log], None] | None = None
+        self.on_removed: Callable[[TopicPartition], None] | None = None
 
     # --- open and close
 
@@ -253,6 +255,8 @@ class LogManager:
             self._take_out(topic_partition, STRAY_SUFFIX)
 
     def _take_out(self, topic_partition: TopicPartition, suffix: str) -> str:
+        if self.on_removed is not None:  # the cleaner lets go of it first
+            self.on_removed(topic_partition)
         log = self._logs.pop(topic_partition)
         home = self._homes.pop(topic_partition)
         log.close(clean=False)
@@ -304,6 +308,8 @@ class LogManager:
         home = self._homes.get(log.topic_partition)
         if home is not None:
             self._write_recovery_points((home,))
+        if self.on_cut is not None:
+            self.on_cut(log)
 
     def _write_recovery_points(self, directories: Iterable[Directory]) -> None:
         points = {log.topic_partition: log.recovery_point for log in self.logs()}

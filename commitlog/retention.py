@@ -9,7 +9,8 @@ deleted; where it breaches retention it is rolled, so that the next pass may tak
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from commitlog.files import Directory
@@ -127,3 +128,32 @@ def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:
             directory.rename(name, name + DELETED_SUFFIX)
             renamed.append(name + DELETED_SUFFIX)
     return tuple(renamed)
+
+
+class DeletedFiles:
+    """Files renamed to `.deleted`, and when they may go; any thread may purge."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, tuple[str, ...]]] = []
+
+    def add(self, due_ms: int, segments: Iterable[tuple[str, ...]]) -> None:
+        """The names of deleted segments. A name that waits already begins to wait anew."""
+        with self._lock:
+            for names in segments:
+                self._waiting = [
+                    (due, tuple(name for name in waiting if name not in names))
+                    for due, waiting in self._waiting
+                ]
+                self._waiting.append((due_ms, names))
+
+    def purge(self, now_ms: int) -> int:
+        """Removes what is due; returns how many segments went."""
+        with self._lock:
+            due = [names for due_ms, names in self._waiting if due_ms <= now_ms]
+            self._waiting = [entry for entry in self._waiting if entry[0] > now_ms]
+            for names in due:
+                for name in names:
+                    self._directory.remove(name)
+        return len(due)

@@ -60,7 +60,11 @@ class Segment:
         *,
         size_bytes: int = 0,
         created_ms: int = 0,
+        suffix: str = "",
     ) -> None:
+        """`suffix`: what its file names end with while it does not belong to the log
+        (`.cleaned`).
+        """
         self.directory = directory
         self.base_offset = base_offset
         self.config = config
@@ -68,10 +72,10 @@ class Segment:
         self.is_rolled = False
         self._size = size_bytes
         stem = f"{base_offset:020d}"
-        self.log_file = stem + LOG_SUFFIX
-        self.offset_index_file = stem + INDEX_SUFFIX
-        self.time_index_file = stem + TIME_INDEX_SUFFIX
-        self.txn_index_file = stem + TXN_INDEX_SUFFIX
+        self.log_file = stem + LOG_SUFFIX + suffix
+        self.offset_index_file = stem + INDEX_SUFFIX + suffix
+        self.time_index_file = stem + TIME_INDEX_SUFFIX + suffix
+        self.txn_index_file = stem + TXN_INDEX_SUFFIX + suffix
         limit = config.segment_index_bytes
         self.offset_index = OffsetIndex(directory, self.offset_index_file, base_offset, limit)
         self.time_index = TimeIndex(directory, self.time_index_file, base_offset, limit)
@@ -88,10 +92,15 @@ class Segment:
 
     @classmethod
     def create(
-        cls, directory: Directory, base_offset: int, config: TopicConfig, now_ms: int
+        cls,
+        directory: Directory,
+        base_offset: int,
+        config: TopicConfig,
+        now_ms: int,
+        suffix: str = "",
     ) -> Segment:
         """A new, empty segment; whatever files of its name there were are emptied."""
-        segment = cls(directory, base_offset, config, created_ms=now_ms)
+        segment = cls(directory, base_offset, config, created_ms=now_ms, suffix=suffix)
         for name in segment.file_names[1:]:
             directory.remove(name)
         segment.file.truncate(0)
@@ -177,7 +186,10 @@ class Segment:
             return True
         first = self.first_timestamp_ms
         waited = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
-        return waited > self.config.segment_ms - jitter_ms
+        limit_ms = self.config.segment_ms
+        if self.config.is_compacted:  # or its records could not be compacted in time
+            limit_ms = min(limit_ms, self.config.max_compaction_lag_ms)
+        return waited > limit_ms - jitter_ms
 
     def append(self, buffers: list[bytes | memoryview], headers: list[Header]) -> None:
         """Appends whole batches; `headers` are theirs, with the offsets they are given.

@@ -171,6 +171,25 @@ class ServerConfig:
     log_cleaner_max_compaction_lag_ms: int = setting(
         _MAX_LONG, doc="max.compaction.lag.ms of topics", at_least=1
     )
+    log_cleaner_enable: bool = setting(True, doc="compact topics with cleanup.policy=compact")
+    log_cleaner_threads: int = setting(1, doc="logs that are cleaned at once", at_least=1)
+    log_cleaner_dedupe_buffer_size: int = setting(
+        128 << 20,
+        doc="memory of all cleaners for their maps of keys, 24 bytes a key",
+        at_least=4096,
+    )
+    log_cleaner_io_buffer_size: int = setting(
+        512 << 10, doc="bytes that all cleaners read at once", at_least=1024
+    )
+    log_cleaner_io_buffer_load_factor: float = setting(
+        0.9, doc="how full a cleaner's map may get", at_least=0.1, at_most=0.99
+    )
+    log_cleaner_io_max_bytes_per_second: float = setting(
+        float(_MAX_LONG), doc="rate of all cleaners' reads and writes together", at_least=1
+    )
+    log_cleaner_backoff_ms: int = setting(
+        15_000, doc="wait of an idle cleaner before it looks again", at_least=0
+    )
     num_recovery_threads_per_data_dir: int = setting(
         2, doc="threads that recover logs at start", at_least=1
     )

@@ -1,0 +1,58 @@
+"""What all cleaners of a node share: the rate of their reads and writes, the sign to stop, and the
+ways a cleaning ends early.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidemark.errors import TidemarkError
+
+
+class CleaningAbortedError(TidemarkError):
+    """The log was cut, deleted or paused while it was being cleaned; nothing is wrong with it."""
+
+
+class SegmentDoesNotFitError(TidemarkError):
+    """The keys of one segment need more map memory than a cleaner has."""
+
+
+class Throttle:
+    """Holds reads and writes of all cleaners together to a rate (log.cleaner.io.max.bytes...)."""
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep_s: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._clock_s = clock_s
+        self._sleep_s = sleep_s
+        self._lock = threading.Lock()
+        self._free_at_s = 0.0
+
+    def spend(self, size_bytes: int) -> None:
+        """Waits until this many bytes more are within the rate."""
+        with self._lock:
+            now = self._clock_s()
+            self._free_at_s = max(self._free_at_s, now) + size_bytes / self._rate
+            wait_s = self._free_at_s - now
+        if wait_s > 0.001:
+            self._sleep_s(wait_s)
+
+
+@dataclass(slots=True)
+class CleanerIo:
+    """What a cleaner may use: bytes at once, rate, and a sign to stop."""
+
+    buffer_bytes: int
+    throttle: Throttle
+    must_stop: Callable[[], bool] = lambda: False
+
+    def check(self) -> None:
+        if self.must_stop():
+            raise CleaningAbortedError("the cleaning was called off")

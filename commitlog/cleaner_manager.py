@@ -1,0 +1,210 @@
+"""The cleaner of a node: which log is next, what is under way, and how far each log is clean
+(Kafka's LogCleaner and LogCleanerManager).
+
+`LogCleaner` belongs to the thread that owns the logs: it chooses, swaps, and keeps states and
+checkpoints. The long work of a cleaning (`Cleaning.build_map`, `next_group`) is for other threads;
+node/cleaning.py runs it in a pool, `clean_once` does everything at once. A log whose files can not
+be cleaned (damaged batches, keys beyond the map) is marked uncleanable with the reason; the others
+go on. The first dirty offsets are kept in `cleaner-offset-checkpoint` of each log directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from commitlog.checkpoints import OffsetCheckpoint
+from commitlog.cleaner_choice import cleanable, qualifies
+from commitlog.cleaner_io import CleanerIo, CleaningAbortedError, Throttle
+from commitlog.cleaner_states import CleaningState, CleaningStates
+from commitlog.files import Directory
+from commitlog.log import Log
+from commitlog.log_manager import LogManager
+from tidemark.config import ServerConfig
+from tidemark.errors import FatalError, StorageError, TidemarkError
+from tidemark.types import TopicPartition
+
+if TYPE_CHECKING:
+    from commitlog.cleaner import CleanedGroup, Cleaning
+    from commitlog.offset_map import OffsetMap
+
+_log = logging.getLogger(__name__)
+
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+
+
+class LogCleaner:
+    """One per node; register it with its LogManager (`LogManager.cleaner`)."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        config: ServerConfig,
+        *,
+        now_ms: Callable[[], int],
+        throttle: Throttle | None = None,
+    ) -> None:
+        self._logs = logs
+        self._config = config
+        self._now_ms = now_ms
+        self._throttle = throttle or Throttle(config.log_cleaner_io_max_bytes_per_second)
+        self.states = CleaningStates()
+        self.uncleanable: dict[TopicPartition, str] = {}
+        self._checkpoints: dict[TopicPartition, int] = {}
+        self._write_lock = threading.Lock()
+        self._stopped = False
+        for directory in logs.directories:
+            try:
+                self._checkpoints |= OffsetCheckpoint(directory, CLEANER_CHECKPOINT).read()
+            except StorageError as error:
+                _log.warning("%s: every log counts as dirty", error)
+        logs.on_cut = self.log_cut
+        logs.on_removed = self.log_removed
+
+    # --- choice
+
+    @property
+    def has_work(self) -> bool:
+        """Is there any compacted log? (Only then the kernels are worth loading.)"""
+        return any(log.config.is_compacted for log in self._logs.logs())
+
+    def checkpoint_of(self, partition: TopicPartition) -> int | None:
+        """Where the last cleaning of a log ended; None: it was never cleaned."""
+        return self._checkpoints.get(partition)
+
+    def choose(self) -> Cleaning | None:
+        """The dirtiest log that qualifies; it is IN_PROGRESS until `finish`."""
+        from commitlog.cleaner import Cleaning
+
+        now_ms = self._now_ms()
+        best = None
+        for log in self._logs.logs() if not self._stopped else ():
+            partition = log.topic_partition
+            if not log.config.is_compacted or partition in self.uncleanable:
+                continue
+            if self.states.get(partition) is not None:
+                continue
+            try:
+                found = cleanable(log, self._checkpoints.get(partition), now_ms)
+            except TidemarkError as error:
+                self._give_up(partition, error)
+                continue
+            if qualifies(found, log.config) and (
+                best is None or found.dirty_ratio > best[1].dirty_ratio
+            ):
+                best = (log, found)
+        if best is None:
+            return None
+        log, found = best
+        self.states.begin(log.topic_partition)
+        try:
+            return Cleaning(log, found, now_ms, self._io(log.topic_partition))
+        except TidemarkError as error:
+            self.states.finish(log.topic_partition)
+            self._give_up(log.topic_partition, error)
+            return None
+
+    def _io(self, partition: TopicPartition) -> CleanerIo:
+        per_thread = self._config.log_cleaner_io_buffer_size // self._config.log_cleaner_threads
+        states = self.states
+
+        def must_stop() -> bool:
+            return self._stopped or states.get(partition) is not CleaningState.IN_PROGRESS
+
+        return CleanerIo(per_thread, self._throttle, must_stop)
+
+    def new_map(self) -> OffsetMap:
+        """A map of one cleaner's share of log.cleaner.dedupe.buffer.size."""
+        from commitlog.offset_map import OffsetMap
+
+        config = self._config
+        share = config.log_cleaner_dedupe_buffer_size // config.log_cleaner_threads
+        return OffsetMap(share, config.log_cleaner_io_buffer_load_factor)
+
+    # --- a cleaning's end
+
+    def swap(self, cleaning: Cleaning, group: CleanedGroup) -> None:
+        """Puts a group in place; CleaningAbortedError where it no longer fits."""
+        cleaning.swap(group)
+
+    def finish(self, cleaning: Cleaning, error: BaseException | None = None) -> None:
+        """The cleaning is over. A FatalError is raised again."""
+        partition = cleaning.log.topic_partition
+        counts = self.states.finish(partition)
+        if isinstance(error, FatalError):
+            raise error
+        if isinstance(error, CleaningAbortedError) or not counts:
+            _log.info("%s: cleaning aborted", partition)
+        elif isinstance(error, (TidemarkError, OSError)):
+            self._give_up(partition, error)
+        elif error is None:
+            self._checkpoints[partition] = cleaning.end_offset
+            self._write(self._logs.directory_of(partition))
+            stats = cleaning.stats
+            _log.info(
+                "%s: cleaned up to %d, %d bytes of %d left, %d segments of %d",
+                partition,
+                cleaning.end_offset,
+                stats.bytes_written,
+                stats.bytes_read,
+                stats.segments_after,
+                stats.segments_before,
+            )
+
+    def _give_up(self, partition: TopicPartition, error: BaseException) -> None:
+        self.uncleanable[partition] = str(error)
+        _log.error("%s is not compacted any more until the node restarts: %s", partition, error)
+
+    def clean_once(self) -> Cleaning | None:
+        """Chooses a log and cleans it, here and now; None where nothing qualifies."""
+        cleaning = self.choose()
+        if cleaning is None:
+            return None
+        error: BaseException | None = None
+        try:
+            cleaning.build_map(self.new_map())
+            while (group := cleaning.next_group()) is not None:
+                self.swap(cleaning, group)
+        except (TidemarkError, OSError) as caught:
+            error = caught
+        self.finish(cleaning, error)
+        return cleaning
+
+    def stop(self) -> None:
+        """Cleanings under way end without effect, none begins."""
+        self._stopped = True
+
+    # --- what happens to logs meanwhile
+
+    def log_cut(self, log: Log) -> None:
+        """A log is cut (its recovery point says where): its clean part ends there at most."""
+        partition = log.topic_partition
+        self.states.abort(partition)
+        known = self._checkpoints.get(partition)
+        if known is not None and known > log.recovery_point:
+            self._checkpoints[partition] = log.recovery_point
+            self._write(self._logs.directory_of(partition))
+
+    def log_removed(self, partition: TopicPartition) -> None:
+        """A log is deleted or set aside."""
+        self.states.abort(partition)
+        self.uncleanable.pop(partition, None)
+        if self._checkpoints.pop(partition, None) is not None:
+            self._write(self._logs.directory_of(partition))
+
+    def is_cleaning(self, partition: TopicPartition) -> bool:
+        """Is a cleaning under way? Retention waits for its end."""
+        return self.states.get(partition) is CleaningState.IN_PROGRESS
+
+    def _write(self, directory: Directory | None) -> None:
+        if directory is None:
+            return
+        with self._write_lock:
+            own = {
+                partition: offset
+                for partition, offset in self._checkpoints.items()
+                if self._logs.directory_of(partition) is directory
+            }
+            OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)

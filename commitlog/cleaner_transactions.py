@@ -1,0 +1,66 @@
+"""The outcome of transactions while a log is walked from its beginning (Kafka's
+CleanedTransactionMetadata).
+
+Records of an aborted transaction go. A marker goes when no batch of its transaction is left, and
+then only after its delete horizon. What is known of aborted transactions comes from the transaction
+indexes; the walk must see every batch, in offset order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from commitlog.batches import EndTransaction, Header
+from commitlog.types import AbortedTransaction
+
+
+class TransactionWalk:
+    """Feed it every batch; `kept_aborted` are the index entries that the walked part still
+    needs.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._coming = deque(sorted(aborted, key=lambda entry: entry.first_offset))
+        self._aborted: dict[int, AbortedTransaction] = {}
+        self._seen: set[int] = set()  # producers whose aborted batches were met
+        self._committed: set[int] = set()  # producers with batches of other transactions
+
+    def _advance(self, last_offset: int) -> None:
+        while self._coming and self._coming[0].first_offset <= last_offset:
+            entry = self._coming.popleft()
+            self._aborted.setdefault(entry.producer_id, entry)
+
+    def on_data(self, header: Header) -> bool:
+        """Is this batch part of an aborted transaction? (Its records go.)"""
+        self._advance(header.last_offset)
+        if not header.is_transactional:
+            return False
+        entry = self._aborted.get(header.producer_id)
+        if entry is not None:
+            self._seen.add(header.producer_id)
+            return True
+        self._committed.add(header.producer_id)
+        return False
+
+    def on_control(
+        self, header: Header, end: EndTransaction | None
+    ) -> tuple[bool, AbortedTransaction | None]:
+        """(may the marker go, the index entry that must stay with it).
+
+        `end` is None for an empty control batch (cleaned before) and for control records that end
+        no transaction; the latter always stay.
+        """
+        self._advance(header.last_offset)
+        if end is None:
+            return header.record_count == 0, None
+        producer_id = header.producer_id
+        if end.committed:
+            had = producer_id in self._committed
+            self._committed.discard(producer_id)
+            return not had, None
+        entry = self._aborted.pop(producer_id, None)
+        if entry is not None and producer_id in self._seen:
+            self._seen.discard(producer_id)
+            return False, entry
+        return True, None
