@@ -20,6 +20,7 @@ from node.metadata_answers import metadata_response
 from node.plain_records import to_plain
 from node.produce import ProduceResult
 from node.producer_ids import ProducerIdManager
+from node.record_deletion import RecordDeleter
 from node.replica_manager import ReplicaManager
 from node.request_memory import RequestMemory
 from quorum.admin_service import ImageSource
@@ -57,6 +58,7 @@ class LogService:
         self._listener = listener
         self._request_timeout_ms = request_timeout_ms
         self._fetch_max_bytes = fetch_max_bytes
+        self._deleter = RecordDeleter(replicas.partitions)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What a server adds (`add_generic_rpc_handlers`)."""
@@ -68,6 +70,7 @@ class LogService:
                     "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
                     "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
                     "Metadata": _unary(self.metadata, pb.MetadataRequest),
+                    "DeleteRecords": _unary(self.delete_records, pb.DeleteRecordsRequest),
                     "InitProducerId": _unary(self.init_producer_id, pb.InitProducerIdRequest),
                 },
             ),
@@ -207,6 +210,30 @@ class LogService:
                 producer_epoch=-1,
             )
         return pb.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+    async def delete_records(
+        self, request: pb.DeleteRecordsRequest, context: Context
+    ) -> pb.DeleteRecordsResponse:
+        """Moves log starts up (KIP-107); waits for the replicas on live brokers."""
+        timeout_ms = request.timeout_ms if request.timeout_ms > 0 else self._request_timeout_ms
+
+        async def one(
+            item: pb.DeleteRecordsRequest.DeleteRecordsPartition,
+        ) -> pb.DeleteRecordsResponse.PartitionResult:
+            result = pb.DeleteRecordsResponse.PartitionResult(
+                topic=item.topic, partition_index=item.partition_index, low_watermark=-1
+            )
+            try:
+                result.low_watermark = await self._deleter.delete(
+                    item.topic, item.partition_index, item.offset, timeout_ms
+                )
+            except ApiError as error:
+                result.error_code = int(code_of(error))  # type: ignore[assignment]
+                result.error_message = str(error)
+            return result
+
+        results = await asyncio.gather(*map(one, request.partitions))
+        return pb.DeleteRecordsResponse(partitions=results)
 
     async def offset_for_leader_epoch(
         self, request: pb.OffsetForLeaderEpochRequest, context: Context

@@ -53,6 +53,7 @@ def properties(tmp_path: Path) -> Path:
         ["quorum"],
         ["quorum", "describe"],
         ["dump-log"],
+        ["delete-records"],
         ["log-dirs", "describe"],
     ],
 )
@@ -126,8 +127,8 @@ def test_dump_log_shows_records_as_text_and_json(tmp_path: Path) -> None:
             app, ["dump-log", "--print-data-log", "--json", str(segment)]
         ).stdout.splitlines()
     ]
-    assert [row["kind"] for row in rows][-2:] == ["batch", "record"]
-    assert rows[-1]["payload"] == "hello"
+    assert [row["kind"] for row in rows] == ["file", "start", "batch"]
+    assert rows[-1]["records"][0]["payload"] == "hello"
     assert runner.invoke(app, ["dump-log", str(tmp_path / "none.log")]).exit_code == 1
 
 

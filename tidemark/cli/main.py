@@ -17,6 +17,7 @@ from tidemark.cli import (
     cluster,
     configs,
     consume,
+    delete_records,
     dev,
     dump_log,
     elect_leaders,
@@ -87,6 +88,7 @@ app.command("server")(server.server)
 app.command("dev")(dev.dev)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("delete-records")(delete_records.delete_records)
 app.command("dump-log")(dump_log.dump_log)
 
 

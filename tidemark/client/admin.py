@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tidemark.client import decoding
 from tidemark.client.admin_calls import Final
 from tidemark.client.admin_cluster import ClusterAdmin
+from tidemark.client.admin_logs import LogAdmin
 from tidemark.client.admin_quorum import QuorumAdmin
 from tidemark.client.metadata import METADATA
 from tidemark.client.models import (
@@ -35,7 +36,7 @@ from tidemark.errors import (
 from tidemark.v1 import admin_pb2, log_pb2
 
 
-class AsyncAdmin(ClusterAdmin, QuorumAdmin):
+class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
     """Administers a cluster; safe for concurrent use on one event loop.
 
     `bootstrap_servers`: host:port of brokers or controllers. Every method raises the typed errors

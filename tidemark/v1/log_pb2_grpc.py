@@ -59,6 +59,11 @@ class LogStub:
                 request_serializer=tidemark_dot_v1_dot_log__pb2.InitProducerIdRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_log__pb2.InitProducerIdResponse.FromString,
                 _registered_method=True)
+        self.DeleteRecords = channel.unary_unary(
+                '/tidemark.v1.Log/DeleteRecords',
+                request_serializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
+                _registered_method=True)
 
 
 class LogServicer:
@@ -95,6 +100,13 @@ class LogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRecords(self, request, context):
+        """of the leader (KIP-107)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -122,6 +134,11 @@ def add_LogServicer_to_server(servicer, server):
                     servicer.InitProducerId,
                     request_deserializer=tidemark_dot_v1_dot_log__pb2.InitProducerIdRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_log__pb2.InitProducerIdResponse.SerializeToString,
+            ),
+            'DeleteRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRecords,
+                    request_deserializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,6 +276,33 @@ class Log:
             '/tidemark.v1.Log/InitProducerId',
             tidemark_dot_v1_dot_log__pb2.InitProducerIdRequest.SerializeToString,
             tidemark_dot_v1_dot_log__pb2.InitProducerIdResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Log/DeleteRecords',
+            tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
+            tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class LogStub:
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
     Metadata: _grpc.UnaryUnaryMultiCallable[_log_pb2.MetadataRequest, _log_pb2.MetadataResponse]
     InitProducerId: _grpc.UnaryUnaryMultiCallable[_log_pb2.InitProducerIdRequest, _log_pb2.InitProducerIdResponse]
+    DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
+    """of the leader (KIP-107)"""
 
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
@@ -49,6 +51,8 @@ class LogAsyncStub(LogStub):
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     Metadata: _aio.UnaryUnaryMultiCallable[_log_pb2.MetadataRequest, _log_pb2.MetadataResponse]  # type: ignore[assignment]
     InitProducerId: _aio.UnaryUnaryMultiCallable[_log_pb2.InitProducerIdRequest, _log_pb2.InitProducerIdResponse]  # type: ignore[assignment]
+    DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
+    """of the leader (KIP-107)"""
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -86,6 +90,14 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.InitProducerIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.InitProducerIdResponse, _abc.Awaitable[_log_pb2.InitProducerIdResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteRecords(
+        self,
+        request: _log_pb2.DeleteRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_log_pb2.DeleteRecordsResponse, _abc.Awaitable[_log_pb2.DeleteRecordsResponse]]:
+        """of the leader (KIP-107)"""
 
 def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

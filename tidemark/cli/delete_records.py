@@ -1,0 +1,51 @@
+"""`tidemark delete-records`: moves the start of partitions up."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemark.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, Json, print_json, print_table
+from tidemark.errors import ConfigError
+from tidemark.types import TopicPartition
+
+
+def delete_records(
+    offsets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC-PARTITION=OFFSET...",
+            help="The first offset to keep; -1: the high watermark.",
+        ),
+    ],
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Delete the records below an offset; they are gone on all live replicas when this returns."""
+    from tidemark.client.sync import Admin
+
+    wanted = dict(map(_offset_of, offsets))
+    with Admin(bootstrap_server) as admin:
+        found = admin.delete_records(wanted)
+    rows = [(str(partition), low_watermark) for partition, low_watermark in found.items()]
+    if as_json:
+        print_json([{"partition": name, "low_watermark": low} for name, low in rows])
+    else:
+        print_table(("PARTITION", "LOW WATERMARK"), rows)
+
+
+def _offset_of(text: str) -> tuple[TopicPartition, int]:
+    name, _, offset = text.rpartition("=")
+    try:
+        return partition_of(name), int(offset)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not TOPIC-PARTITION=OFFSET, like events-0=42") from None
+
+
+def partition_of(name: str) -> TopicPartition:
+    """`events-0` as a partition; ValueError for what is none."""
+    topic, dash, index = name.rpartition("-")
+    if not dash or not topic:
+        raise ValueError(f"{name!r} is not TOPIC-PARTITION")
+    return TopicPartition(topic, int(index))
