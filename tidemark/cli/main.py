@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from tidemark.cli import (
     brokers,
     cluster,
+    completion,
     configs,
     consume,
     delete_records,
@@ -60,7 +61,6 @@ app = typer.Typer(
     help="A partitioned, replicated log in the manner of Apache Kafka.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -90,11 +90,12 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("delete-records")(delete_records.delete_records)
 app.command("dump-log")(dump_log.dump_log)
+app.command("completion")(completion.completion)
 
 
 def run() -> None:
     """Entry point of the `tidemark` command."""
-    app()
+    app(prog_name="tidemark")
 
 
 if __name__ == "__main__":

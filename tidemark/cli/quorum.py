@@ -1,8 +1,10 @@
-"""`tidemark quorum describe`: the metadata quorum, as Kafka's kafka-metadata-quorum shows it."""
+"""`tidemark quorum`: the metadata quorum, as Kafka's kafka-metadata-quorum shows and changes it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,11 +18,34 @@ from tidemark.cli.output import (
     print_table,
 )
 from tidemark.errors import ConfigError
+from tidemark.types import uuid_to_text
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from tidemark.client.models import QuorumDescription, QuorumReplica
+    from tidemark.types import Endpoint
 
 app = typer.Typer(help="The metadata quorum.", no_args_is_help=True)
+
+_TIMES = ("LastFetchTimestamp", "LastCaughtUpTimestamp")
+
+ControllerConfig = Annotated[
+    Path | None, typer.Option("--config", "-c", help="The controller's server.properties.")
+]
+ControllerId = Annotated[int | None, typer.Option("--controller-id", help="Its node id.")]
+DirectoryId = Annotated[
+    str | None, typer.Option("--directory-id", help="Of its metadata directory: storage info.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")]
+
+
+class Controller(NamedTuple):
+    """Who is added or removed."""
+
+    controller_id: int
+    directory_id: UUID
+    endpoint: Endpoint | None
 
 
 @app.callback()
@@ -31,10 +56,13 @@ def group() -> None:
 @app.command("describe")
 def describe(
     status: Annotated[
-        bool, typer.Option("--status", help="Leader, epoch, high watermark.")
+        bool, typer.Option("--status", help="Leader, epoch, high watermark, who votes.")
     ] = False,
     replication: Annotated[
         bool, typer.Option("--replication", help="Each replica: end offset, lag, last fetch.")
+    ] = False,
+    human_readable: Annotated[
+        bool, typer.Option("--human-readable", "-hr", help="Times as how long ago.")
     ] = False,
     bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
@@ -52,15 +80,144 @@ def describe(
         if as_json:
             print_json(facts)
         else:
-            for name, value in facts.items():
-                print_line(f"{name + ':':24}{value}")
+            _print_status(facts)
         return
     replicas = replication_of(quorum)
+    if human_readable:
+        now_ms = leader_time_ms(quorum)
+        replicas = [_with_ages(row, now_ms) for row in replicas]
     if as_json:
         print_json(replicas)
     else:
         columns = list(replicas[0]) if replicas else []
         print_table([c.upper() for c in columns], [list(row.values()) for row in replicas])
+
+
+@app.command("add-controller")
+def add_controller(
+    config: ControllerConfig = None,
+    controller_id: ControllerId = None,
+    directory_id: DirectoryId = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="host:port of its controller listener.")
+    ] = None,
+    dry_run: DryRun = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Make a controller that runs a voter: by its --config, on its host, or by id, directory id and
+    endpoint.
+    """
+    from tidemark.client.sync import Admin
+    from tidemark.types import Endpoint
+
+    if config is not None:
+        if controller_id is not None or directory_id is not None or endpoint is not None:
+            raise ConfigError("--config says it all: leave the other options out")
+        new = controller_of(config)
+    elif controller_id is None or directory_id is None or endpoint is None:
+        raise ConfigError("say --config, or --controller-id, --directory-id and --endpoint")
+    else:
+        try:
+            where = Endpoint.parse(endpoint)
+        except ValueError as error:
+            raise ConfigError(f"--endpoint: {error}") from None
+        new = Controller(controller_id, _directory_id(directory_id), where)
+    assert new.endpoint is not None
+    if not dry_run:
+        with Admin(bootstrap_server) as admin:
+            admin.add_raft_voter(new.controller_id, new.directory_id, new.endpoint)
+    _say_changed("added" if not dry_run else "would add", new, as_json=as_json, dry_run=dry_run)
+
+
+@app.command("remove-controller")
+def remove_controller(
+    config: ControllerConfig = None,
+    controller_id: ControllerId = None,
+    directory_id: DirectoryId = None,
+    dry_run: DryRun = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Make a voter an observer; its directory id is looked up where the quorum has one voter of
+    that id.
+    """
+    from tidemark.client.sync import Admin
+
+    with Admin(bootstrap_server) as admin:
+        if config is not None:
+            old = controller_of(config)
+        elif controller_id is None:
+            raise ConfigError("say --controller-id, or --config")
+        elif directory_id is not None:
+            old = Controller(controller_id, _directory_id(directory_id), None)
+        else:
+            old = voter_of(admin.describe_quorum(), controller_id)
+        if not dry_run:
+            admin.remove_raft_voter(old.controller_id, old.directory_id)
+    _say_changed(
+        "removed" if not dry_run else "would remove", old, as_json=as_json, dry_run=dry_run
+    )
+
+
+def controller_of(config: Path) -> Controller:
+    """The controller that a server.properties and its formatted directory describe; ConfigError,
+    StorageError.
+    """
+    from commitlog.checkpoints import MetaProperties
+    from commitlog.files import OsDirectory
+    from tidemark.config import load_server_config
+
+    settings = load_server_config(config)
+    if not settings.is_controller:
+        raise ConfigError(f"{config}: process.roles has no controller")
+    found = MetaProperties.read(OsDirectory(settings.metadata_directory, create=False))
+    if found is None:
+        raise ConfigError(
+            f"{settings.metadata_directory} is not formatted: tidemark storage format"
+        )
+    listener = settings.controller_listener_names[0]
+    return Controller(
+        settings.node_id, found.directory_id, settings.advertised_endpoints()[listener]
+    )
+
+
+def voter_of(quorum: QuorumDescription, controller_id: int) -> Controller:
+    """The one voter of an id; ConfigError where there is none, or its directory is unknown."""
+    found = [v for v in quorum.voters if v.replica_id == controller_id]
+    if not found:
+        ids = [voter.replica_id for voter in quorum.voters]
+        raise ConfigError(f"controller {controller_id} is no voter: voters are {ids}")
+    directory = found[0].directory_id
+    if len(found) > 1 or directory is None:
+        raise ConfigError(f"controller {controller_id}: say --directory-id as well")
+    return Controller(controller_id, directory, None)
+
+
+def _directory_id(text: str) -> UUID:
+    from tidemark.types import uuid_from_text
+
+    try:
+        return uuid_from_text(text)
+    except ValueError as error:
+        raise ConfigError(f"--directory-id: {error}") from None
+
+
+def _say_changed(verb: str, who: Controller, *, as_json: bool, dry_run: bool) -> None:
+    where = None if who.endpoint is None else who.endpoint.address
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "controller_id": who.controller_id,
+                "directory_id": uuid_to_text(who.directory_id),
+                "endpoint": where,
+            }
+        )
+        return
+    at = "" if where is None else f" at {where}"
+    directory = uuid_to_text(who.directory_id)
+    print_line(f"{verb} controller {who.controller_id} with directory id {directory}{at}")
 
 
 def lag_of(quorum: QuorumDescription, replica: QuorumReplica) -> int | None:
@@ -72,18 +229,78 @@ def lag_of(quorum: QuorumDescription, replica: QuorumReplica) -> int | None:
     return max(0, leader_end - replica.log_end_offset)
 
 
+def leader_time_ms(quorum: QuorumDescription) -> int | None:
+    """The leader's clock as it answered: it is always caught up with itself."""
+    return next(
+        (r.last_caught_up_timestamp_ms for r in quorum.voters if r.replica_id == quorum.leader_id),
+        None,
+    )
+
+
+def lag_time_ms(quorum: QuorumDescription) -> int | None:
+    """How long ago the voter that is furthest behind had all of the leader's log."""
+    now_ms = leader_time_ms(quorum)
+    times = [r.last_caught_up_timestamp_ms for r in quorum.voters]
+    if now_ms is None or None in times:
+        return None
+    return max((now_ms - time for time in times if time is not None), default=0)
+
+
 def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
     """The facts of --status, by Kafka's names."""
     lags = [lag for r in quorum.voters if (lag := lag_of(quorum, r)) is not None]
+    addresses = {node.node_id: node.endpoint.address for node in quorum.nodes}
+
+    def members(replicas: Iterable[QuorumReplica]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": r.replica_id,
+                "directoryId": json_of(r.directory_id),
+                "endpoint": addresses.get(r.replica_id),
+            }
+            for r in replicas
+        ]
+
     return {
         "ClusterId": cluster_id,
         "LeaderId": quorum.leader_id,
         "LeaderEpoch": quorum.leader_epoch,
         "HighWatermark": quorum.high_watermark,
         "MaxFollowerLag": max(lags, default=None),
-        "CurrentVoters": [r.replica_id for r in quorum.voters],
-        "CurrentObservers": [r.replica_id for r in quorum.observers],
+        "MaxFollowerLagTimeMs": lag_time_ms(quorum),
+        "CurrentVoters": members(quorum.voters),
+        "CurrentObservers": members(quorum.observers),
     }
+
+
+def _print_status(facts: dict[str, Any]) -> None:
+    for name, value in facts.items():
+        if isinstance(value, list):
+            texts = [
+                " ".join(str(part) for part in member.values() if part is not None)
+                for member in value
+            ]
+            value = f"\n{'':24}".join(texts) or "none"
+        print_line(f"{name + ':':24}{'unknown' if value is None else value}")
+
+
+def _with_ages(row: dict[str, Any], now_ms: int | None) -> dict[str, Any]:
+    def age(time_ms: int | None) -> str:
+        if time_ms is None or now_ms is None:
+            return "never" if time_ms is None else "unknown"
+        return age_text(max(0, now_ms - time_ms))
+
+    return row | {name: age(row[name]) for name in _TIMES}
+
+
+def age_text(age_ms: int) -> str:
+    """`250 ms ago`, `12.5 s ago`, `3 min ago`, ..."""
+    if age_ms < 1000:
+        return f"{age_ms} ms ago"
+    if age_ms < 60_000:
+        return f"{age_ms / 1000:.1f} s ago"
+    minutes = age_ms // 60_000
+    return f"{minutes} min ago" if minutes < 120 else f"{minutes // 60} h ago"
 
 
 def replication_of(quorum: QuorumDescription) -> list[dict[str, Any]]:
