@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+RETRY_MS = 60_000
 
 
 class LogCleaner:
@@ -49,12 +50,14 @@ class LogCleaner:
         self._logs = logs
         self._config = config
         self._now_ms = now_ms
-        self._throttle = throttle or Throttle(config.log_cleaner_io_max_bytes_per_second)
+        self._stop = threading.Event()
+        rate = config.log_cleaner_io_max_bytes_per_second
+        self._throttle = throttle or Throttle(rate, sleep_s=self._stop.wait)
         self.states = CleaningStates()
         self.uncleanable: dict[TopicPartition, str] = {}
         self._checkpoints: dict[TopicPartition, int] = {}
         self._write_lock = threading.Lock()
-        self._stopped = False
+        self._retry_at_ms: dict[TopicPartition, int] = {}
         for directory in logs.directories:
             try:
                 self._checkpoints |= OffsetCheckpoint(directory, CLEANER_CHECKPOINT).read()
@@ -62,6 +65,13 @@ class LogCleaner:
                 _log.warning("%s: every log counts as dirty", error)
         logs.on_cut = self.log_cut
         logs.on_removed = self.log_removed
+
+    def start(self) -> None:
+        """The logs are open: none is clean beyond its end."""
+        for log in self._logs.logs():
+            known = self._checkpoints.get(log.topic_partition, 0)
+            if known > log.log_end_offset:
+                self._checkpoints[log.topic_partition] = log.log_end_offset
 
     # --- choice
 
@@ -80,11 +90,13 @@ class LogCleaner:
 
         now_ms = self._now_ms()
         best = None
-        for log in self._logs.logs() if not self._stopped else ():
+        for log in self._logs.logs() if not self._stop.is_set() else ():
             partition = log.topic_partition
             if not log.config.is_compacted or partition in self.uncleanable:
                 continue
             if self.states.get(partition) is not None:
+                continue
+            if self._retry_at_ms.get(partition, 0) > now_ms:
                 continue
             try:
                 found = cleanable(log, self._checkpoints.get(partition), now_ms)
@@ -111,7 +123,7 @@ class LogCleaner:
         states = self.states
 
         def must_stop() -> bool:
-            return self._stopped or states.get(partition) is not CleaningState.IN_PROGRESS
+            return self._stop.is_set() or states.get(partition) is not CleaningState.IN_PROGRESS
 
         return CleanerIo(per_thread, self._throttle, must_stop)
 
@@ -137,7 +149,10 @@ class LogCleaner:
             raise error
         if isinstance(error, CleaningAbortedError) or not counts:
             _log.info("%s: cleaning aborted", partition)
-        elif isinstance(error, (TidemarkError, OSError)):
+        elif isinstance(error, (StorageError, OSError)):  # a full disk may have room later
+            self._retry_at_ms[partition] = self._now_ms() + RETRY_MS
+            _log.error("%s: cleaning failed, it is tried again: %s", partition, error)
+        elif isinstance(error, TidemarkError):
             self._give_up(partition, error)
         elif error is None:
             self._checkpoints[partition] = cleaning.end_offset
@@ -174,7 +189,7 @@ class LogCleaner:
 
     def stop(self) -> None:
         """Cleanings under way end without effect, none begins."""
-        self._stopped = True
+        self._stop.set()
 
     # --- what happens to logs meanwhile
 
@@ -191,6 +206,7 @@ class LogCleaner:
         """A log is deleted or set aside."""
         self.states.abort(partition)
         self.uncleanable.pop(partition, None)
+        self._retry_at_ms.pop(partition, None)
         if self._checkpoints.pop(partition, None) is not None:
             self._write(self._logs.directory_of(partition))
 

@@ -29,6 +29,7 @@ from commitlog.segment import (
     TXN_INDEX_SUFFIX,
     Segment,
 )
+from tidemark.errors import FatalError, StorageError
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +41,27 @@ _KINDS = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, LOG_SUFFIX)  # the 
 def swap_files(
     directory: Directory, old: Sequence[Segment], new_bases: Sequence[int]
 ) -> list[tuple[str, ...]]:
-    """Steps 2 to 4 for the cleaned segments of `new_bases`; the `.deleted` names by old segment."""
-    for base in sorted(new_bases, reverse=True):
-        _rename_all(directory, base, CLEANED_SUFFIX, SWAP_SUFFIX)
+    """Steps 2 to 4 for the cleaned segments of `new_bases`; the `.deleted` names by old segment.
+
+    StorageError where nothing was done; FatalError where the swap is decided and can not be ended.
+    """
+    try:
+        for base in sorted(new_bases, reverse=True):
+            _rename_all(directory, base, CLEANED_SUFFIX, SWAP_SUFFIX)
+    except StorageError:
+        remove_files(directory, sorted(new_bases, reverse=True), SWAP_SUFFIX)
+        remove_files(directory, sorted(new_bases, reverse=True), CLEANED_SUFFIX)
+        raise
     directory.fsync()
+    try:
+        return _replace(directory, old, new_bases)
+    except StorageError as error:
+        raise FatalError(f"a swap of segments was cut short, a restart ends it: {error}") from error
+
+
+def _replace(
+    directory: Directory, old: Sequence[Segment], new_bases: Sequence[int]
+) -> list[tuple[str, ...]]:
     deleted = []
     for segment in old:
         segment.close()

@@ -1,4 +1,5 @@
-"""What a broker does on the side: retention, checkpoints, flushes, purges, ISR shrinking.
+"""What a broker does on the side: retention, compaction, checkpoints, flushes, purges, expiry of
+producers, ISR shrinking.
 
 Each has its own period (Kafka's settings). Work on logs happens on the event loop in small slices,
 one log at a time with a breath between, since appends and these share the logs; what only waits for
@@ -12,7 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from commitlog.cleaner_manager import LogCleaner
 from commitlog.log_manager import LogManager
+from node.cleaning import CleanerWorkers
 from node.clock import Clock
 from node.isr import IsrKeeper
 from node.registry import PartitionRegistry
@@ -22,6 +25,8 @@ from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError
 
 log = logging.getLogger(__name__)
+
+_PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
 
 
 class BackgroundWork:
@@ -45,9 +50,12 @@ class BackgroundWork:
         self._on_fatal = on_fatal
         self._pool = ThreadPoolExecutor(config.background_threads, "background")
         self._tasks: list[asyncio.Task[None]] = []
+        self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
+        self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
 
     def start(self) -> None:
         config = self._config
+        self._cleaners.start()
         self._begin("retention", config.log_retention_check_interval_ms, self.retention)
         self._begin("purge", min(config.log_segment_delete_delay_ms + 1, 30_000), self.purge)
         self._begin(
@@ -65,6 +73,11 @@ class BackgroundWork:
             config.log_flush_start_offset_checkpoint_interval_ms,
             self.checkpoint_log_starts,
         )
+        self._begin(
+            "producer expiry",
+            min(_PRODUCER_EXPIRY_INTERVAL_MS, config.producer_id_expiration_ms),
+            self.expire_producers,
+        )
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
@@ -72,17 +85,28 @@ class BackgroundWork:
         self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
 
     async def stop(self) -> None:
+        await self._cleaners.stop()
         await cancel_all(*self._tasks)
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
     async def retention(self) -> None:
-        """One pass over all logs (retention.ms, retention.bytes, log start, local retention)."""
+        """One pass over all logs (retention.ms, retention.bytes, log start, local retention).
+
+        A log that is being cleaned waits for the next pass.
+        """
         for hosted in self._partitions:
-            if not hosted.offline and not hosted.deleted:
+            busy = self.cleaner.is_cleaning(hosted.topic_partition)
+            if not hosted.offline and not hosted.deleted and not busy:
                 try:
                     hosted.log.delete_expired(self._clock.wall_ms())
                 except StorageError as error:
                     log.error("retention of %s: %s", hosted.topic_partition, error)
+            await asyncio.sleep(0)
+
+    async def expire_producers(self) -> None:
+        """Forgets producers that were silent for producer.id.expiration.ms."""
+        for hosted in self._partitions:
+            hosted.log.producers.remove_expired(self._clock.wall_ms())
             await asyncio.sleep(0)
 
     async def purge(self) -> None:

@@ -1,0 +1,76 @@
+"""The cleaner threads of a broker: compaction (`commitlog.cleaner_manager`) in a bounded pool.
+
+Each of log.cleaner.threads workers takes the dirtiest log, cleans it group by group in a thread,
+and puts every group in place on the event loop, which owns the logs. An idle worker looks again
+after log.cleaner.backoff.ms. Nothing is loaded while no topic is compacted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from commitlog.cleaner_manager import LogCleaner
+from node.tasks import OnFatal, cancel_all, spawn
+from tidemark.config import ServerConfig
+from tidemark.errors import TidemarkError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class CleanerWorkers:
+    """Started when the logs are open, stopped before they are closed."""
+
+    def __init__(self, config: ServerConfig, cleaner: LogCleaner, on_fatal: OnFatal) -> None:
+        self._config = config
+        self._cleaner = cleaner
+        self._on_fatal = on_fatal
+        self._pool = ThreadPoolExecutor(config.log_cleaner_threads, "log-cleaner")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._cleaner.start()
+        if self._config.log_cleaner_enable:
+            for number in range(self._config.log_cleaner_threads):
+                self._tasks.append(spawn(f"log cleaner {number}", self._work(), self._on_fatal))
+
+    async def stop(self) -> None:
+        """Calls cleanings off; what they wrote and did not put in place goes at the next start."""
+        self._cleaner.stop()
+        await cancel_all(*self._tasks)
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+
+    async def _work(self) -> None:
+        while True:
+            if not await self.clean_one():
+                await asyncio.sleep(self._config.log_cleaner_backoff_ms / 1000)
+
+    async def clean_one(self) -> bool:
+        """Cleans the dirtiest log; False where none qualifies, or it could not be cleaned."""
+        cleaner = self._cleaner
+        if not cleaner.has_work:
+            return False
+        # loads the kernels: the first time that takes long, so not on the loop
+        await self._in_pool(lambda: importlib.import_module("commitlog.cleaner"))
+        cleaning = cleaner.choose()
+        if cleaning is None:
+            return False
+        error: BaseException | None = None
+        try:
+            await self._in_pool(lambda: cleaning.build_map(cleaner.new_map()))
+            while (group := await self._in_pool(cleaning.next_group)) is not None:
+                cleaner.swap(cleaning, group)
+        except (TidemarkError, OSError, asyncio.CancelledError) as caught:
+            error = caught
+        cleaner.finish(cleaning, error)
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        return error is None
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
