@@ -133,7 +133,8 @@ class _Planner:
         replication_factor: int | None,
     ) -> None:
         self._brokers = brokers
-        self._wanted = {p: replication_factor or len(r) for p, r in current.items()}
+        # A partition has one replica at least, whatever somebody says of it.
+        self._wanted = {p: replication_factor or max(1, len(r)) for p, r in current.items()}
         most = max(self._wanted.values(), default=0)
         if most > len(brokers):
             raise ConfigError(f"{most} replicas need {most} brokers; there are {len(brokers)}")
@@ -186,13 +187,15 @@ class _Planner:
 
     def spread_leaders(self) -> None:
         """Puts another replica first where a broker is preferred too often; that moves no data."""
-        leads: Counter[int] = Counter(r[0] for r in self.placed.values() if r)
-        for replicas in self.placed.values():
-            if not replicas:
-                continue
-            best = min(replicas, key=lambda b: (leads[b], replicas.index(b)))
-            if leads[replicas[0]] - leads[best] >= 2:
-                leads[replicas[0]] -= 1
-                leads[best] += 1
-                replicas.remove(best)
-                replicas.insert(0, best)
+        leads: Counter[int] = Counter(r[0] for r in self.placed.values())
+        changed = True
+        while changed:  # each change brings two brokers closer, so it ends
+            changed = False
+            for replicas in self.placed.values():
+                best = min(replicas, key=lambda b: (leads[b], replicas.index(b)))
+                if leads[replicas[0]] - leads[best] >= 2:
+                    leads[replicas[0]] -= 1
+                    leads[best] += 1
+                    replicas.remove(best)
+                    replicas.insert(0, best)
+                    changed = True
