@@ -256,6 +256,13 @@ class Partition:
             return None
         return self._propose(self.isr | {replica_id})
 
+    def maybe_recover(self) -> IsrProposal | None:
+        """A proposal that ends the recovery after an unclean election (KIP-704): a log needs none
+        beyond what opening it did, so it is made as soon as this node leads."""
+        if self.role is not Role.LEADER or self.pending is not None or not self.recovering:
+            return None
+        return self._propose(self.isr, recovering=False)
+
     def maybe_shrink_isr(self, now_ms: int) -> IsrProposal | None:
         """A proposal without the replicas that lag too long, if there are some and none is under
         way."""
@@ -301,11 +308,15 @@ class Partition:
             return None
         return None if code in _NOT_RETRIED else proposal
 
-    def _propose(self, members: frozenset[int]) -> IsrProposal:
+    def _propose(self, members: frozenset[int], *, recovering: bool | None = None) -> IsrProposal:
         brokers = self.brokers()
         new_isr = tuple(IsrMember(m, self._epoch_of(m, brokers)) for m in sorted(members))
         self.pending = IsrProposal(
-            self.identity, self.leader_epoch, self.partition_epoch, new_isr, self.recovering
+            self.identity,
+            self.leader_epoch,
+            self.partition_epoch,
+            new_isr,
+            self.recovering if recovering is None else recovering,
         )
         self.validate()
         return self.pending

@@ -212,6 +212,7 @@ class ReplicaManager:
                 hosted.core.leader_epoch,
                 hosted.log.log_end_offset,
             )
+        self.isr.submit(hosted.core.maybe_recover())
         hosted.core.maybe_advance_high_watermark(self._clock.mono_ms())
         hosted.committed()
         if new_epoch:

@@ -71,6 +71,29 @@ def _describe_partition(
     )
 
 
+def list_reassignments(
+    image: MetadataImage, request: admin_pb2.ListPartitionReassignmentsRequest
+) -> admin_pb2.ListPartitionReassignmentsResponse:
+    """The reassignments under way, of the partitions asked for or of all; unknown ones have
+    none."""
+    response = admin_pb2.ListPartitionReassignmentsResponse()
+    if request.topics:
+        named = [(image.topics.get(t.topic), set(t.partition_indexes)) for t in request.topics]
+    else:
+        named = [(topic, set()) for topic in image.topics.ordered()]
+    for topic, indexes in named:
+        for index, partition in topic.ordered() if topic is not None else ():
+            if topic is not None and partition.is_reassigning and index in (indexes or {index}):
+                response.partitions.add(
+                    topic=topic.name,
+                    partition_index=index,
+                    replicas=partition.replicas,
+                    adding_replicas=partition.adding,
+                    removing_replicas=partition.removing,
+                )
+    return response
+
+
 def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> list[int]:
     """The replicas whose broker is fenced or not registered."""
     return [

@@ -127,6 +127,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             "IncrementalAlterConfigs", request, admin_pb2.IncrementalAlterConfigsResponse, context
         )
 
+    async def CreatePartitions(
+        self, request: admin_pb2.CreatePartitionsRequest, context: Context
+    ) -> admin_pb2.CreatePartitionsResponse:
+        return await self._change(
+            "CreatePartitions", request, admin_pb2.CreatePartitionsResponse, context
+        )
+
+    async def AlterPartitionReassignments(
+        self, request: admin_pb2.AlterPartitionReassignmentsRequest, context: Context
+    ) -> admin_pb2.AlterPartitionReassignmentsResponse:
+        return await self._change(
+            "AlterPartitionReassignments",
+            request,
+            admin_pb2.AlterPartitionReassignmentsResponse,
+            context,
+        )
+
+    async def ElectLeaders(
+        self, request: admin_pb2.ElectLeadersRequest, context: Context
+    ) -> admin_pb2.ElectLeadersResponse:
+        return await self._change("ElectLeaders", request, admin_pb2.ElectLeadersResponse, context)
+
     # What is read.
 
     async def ListTopics(
@@ -186,6 +208,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 method, request, request.timeout_ms, context
             )
             return answer
+
+    async def ListPartitionReassignments(
+        self, request: admin_pb2.ListPartitionReassignmentsRequest, context: Context
+    ) -> admin_pb2.ListPartitionReassignmentsResponse:
+        return admin_answers.list_reassignments(self._images.image, request)
 
     async def DescribeConfigs(
         self, request: admin_pb2.DescribeConfigsRequest, context: Context

@@ -11,9 +11,16 @@ from __future__ import annotations
 from uuid import UUID
 
 from quorum.controller.cluster_control import check_broker_epoch
-from quorum.controller.partition_change import PartitionChangeBuilder
+from quorum.controller.elections import ElectionRules
+from quorum.controller.partition_change import Election
 from quorum.controller.result import ControllerResult
-from quorum.image import LeaderRecoveryState, MetadataImage, PartitionRegistration, intern_ids
+from quorum.image import (
+    LeaderRecoveryState,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+    intern_ids,
+)
 from quorum.image.records import leader_to_wire, partition_after_change
 from tidemark.errors import (
     ApiError,
@@ -37,13 +44,13 @@ _Answer = controller_pb2.AlterPartitionResponse.PartitionData
 
 
 def alter_partitions(
-    image: MetadataImage, request: controller_pb2.AlterPartitionRequest
+    rules: ElectionRules, request: controller_pb2.AlterPartitionRequest
 ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
     """The changes asked for, each partition with its own answer.
 
     Raises StaleBrokerEpochError when the leader that asks is not the registered broker.
     """
-    check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    check_broker_epoch(rules.image, request.broker_id, request.broker_epoch)
     response = controller_pb2.AlterPartitionResponse()
     result = ControllerResult(response)
     seen: set[tuple[bytes, int]] = set()
@@ -52,7 +59,7 @@ def alter_partitions(
             if (asked.topic_id, asked.partition_index) in seen:
                 raise InvalidRequestError("the partition is named twice in one request")
             seen.add((asked.topic_id, asked.partition_index))
-            answer, record = _alter(image, request.broker_id, asked)
+            answer, record = _alter(rules, request.broker_id, asked)
         except ApiError as error:
             answer = _Answer(
                 topic_id=asked.topic_id,
@@ -67,19 +74,15 @@ def alter_partitions(
 
 
 def _alter(
-    image: MetadataImage, broker_id: int, asked: _Asked
+    rules: ElectionRules, broker_id: int, asked: _Asked
 ) -> tuple[_Answer, pb.MetadataRecord | None]:
-    topic_id, before = _find(image, asked)
+    topic, before = _find(rules.image, asked)
     _check_epochs(before, broker_id, asked)
-    _check_isr(image, before, broker_id, asked)
-    record = PartitionChangeBuilder(
-        topic_id,
-        asked.partition_index,
-        before,
-        image.is_active,
-        target_isr=intern_ids(member.broker_id for member in asked.new_isr),
-        target_recovery_state=LeaderRecoveryState(asked.leader_recovery_state),
-    ).build()
+    _check_isr(rules.image, before, broker_id, asked)
+    builder = rules.builder(topic, asked.partition_index, before, election=Election.ONLINE)
+    builder.target_isr = intern_ids(member.broker_id for member in asked.new_isr)
+    builder.target_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
+    record = builder.build()
     after = before if record is None else partition_after_change(before, record.partition_change)
     if after.leader != broker_id:
         # The change stands, but its asker leads no more (it may be shutting down): it must not
@@ -98,10 +101,12 @@ def _answer(asked: _Asked, after: PartitionRegistration, code: int = 0) -> _Answ
         isr=after.isr,
         partition_epoch=after.partition_epoch,
         leader_recovery_state=after.leader_recovery_state,
+        eligible_leader_replicas=after.elr,
+        last_known_elr=after.last_known_elr,
     )
 
 
-def _find(image: MetadataImage, asked: _Asked) -> tuple[UUID, PartitionRegistration]:
+def _find(image: MetadataImage, asked: _Asked) -> tuple[TopicImage, PartitionRegistration]:
     if len(asked.topic_id) != 16:
         raise UnknownTopicIdError("the topic id is not 16 bytes")
     topic = image.topics.by_id(UUID(bytes=asked.topic_id))
@@ -110,7 +115,7 @@ def _find(image: MetadataImage, asked: _Asked) -> tuple[UUID, PartitionRegistrat
     partition = topic.partitions.get(asked.partition_index)
     if partition is None:
         raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
-    return topic.topic_id, partition
+    return topic, partition
 
 
 def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) -> None:

@@ -23,7 +23,7 @@ from enum import Enum
 from uuid import UUID
 
 from quorum.controller import elections
-from quorum.controller.elections import UncleanAllowed
+from quorum.controller.elections import ElectionRules
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.image import BrokerRegistration, Listener, MetadataImage
@@ -72,10 +72,9 @@ class ClusterControl:
 
     def register(
         self,
-        image: MetadataImage,
+        rules: ElectionRules,
         request: controller_pb2.RegisterBrokerRequest,
         next_offset: int,
-        unclean_allowed: UncleanAllowed,
         now_ms: int,
     ) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
         """Registers a broker, fenced; its epoch is the offset of the record.
@@ -90,6 +89,7 @@ class ClusterControl:
                 f"{self.cluster_id!r}: check meta.properties and controller.quorum.voters"
             )
         broker = _broker_from_request(request, next_offset)
+        image = rules.image
         before = image.brokers.get(broker.broker_id)
         moved: list[pb.MetadataRecord] = []
         if before is not None and before.incarnation_id == broker.incarnation_id:
@@ -105,8 +105,10 @@ class ClusterControl:
                     f"another broker {broker.broker_id} is alive; if it was this one, it is "
                     f"forgotten within {self.sessions.timeout_ms} ms"
                 )
-            # The old incarnation may still stand in ISRs: the new one has to earn its place.
-            moved = elections.broker_out_of_service(image, broker.broker_id, unclean_allowed)
+            # The old incarnation may still stand in ISRs: the new one has to earn its place. One
+            # that did not stop cleanly may have lost records: it is not eligible either (KIP-966).
+            unclean = request.previous_broker_epoch != before.epoch
+            moved = elections.broker_out_of_service(rules, broker.broker_id, unclean=unclean)
             broker = replace(broker, epoch=next_offset + len(moved))
         response = controller_pb2.RegisterBrokerResponse(broker_epoch=broker.epoch)
         result = ControllerResult.each([*moved, broker_record(broker)], response)
@@ -121,19 +123,19 @@ class ClusterControl:
 
     def heartbeat(
         self,
-        image: MetadataImage,
+        rules: ElectionRules,
         request: controller_pb2.BrokerHeartbeatRequest,
-        unclean_allowed: UncleanAllowed,
         now_ms: int,
     ) -> ControllerResult[controller_pb2.BrokerHeartbeatResponse]:
         """Keeps the session alive and moves the broker through the table above.
 
         Raises StaleBrokerEpochError for a broker that is not registered (any more).
         """
+        image = rules.image
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
         state = self._next_state(image, broker, request)
-        records = _transition(image, broker, state, unclean_allowed)
+        records = _transition(rules, broker, state)
         result = ControllerResult.each(
             records,
             controller_pb2.BrokerHeartbeatResponse(
@@ -148,19 +150,17 @@ class ClusterControl:
             )
         return result
 
-    def fence_stalest(
-        self, image: MetadataImage, unclean_allowed: UncleanAllowed, now_ms: int
-    ) -> list[pb.MetadataRecord]:
+    def fence_stalest(self, rules: ElectionRules, now_ms: int) -> list[pb.MetadataRecord]:
         """Fences the broker in service that has been silent longest beyond its session, only one.
 
         One at a time, so that a controller that was itself stopped for a while does not fence the
         whole cluster before it hears of it.
         """
-        broker_id = self.sessions.stalest(image, now_ms)
+        broker_id = self.sessions.stalest(rules.image, now_ms)
         if broker_id is None:
             return []
-        broker = image.brokers[broker_id]
-        return _transition(image, broker, BrokerState.FENCED, unclean_allowed)
+        broker = rules.image.brokers[broker_id]
+        return _transition(rules, broker, BrokerState.FENCED)
 
     def _next_state(
         self,
@@ -187,10 +187,9 @@ class ClusterControl:
 
 
 def _transition(
-    image: MetadataImage,
+    rules: ElectionRules,
     broker: BrokerRegistration,
     state: BrokerState,
-    unclean_allowed: UncleanAllowed,
 ) -> list[pb.MetadataRecord]:
     """The records that take the broker from what the image says into `state`.
 
@@ -208,7 +207,7 @@ def _transition(
         if broker.in_controlled_shutdown:
             # It was fenced on its way down and thought better of it: it may lead again.
             mark.broker_registration_change.in_controlled_shutdown = False
-        return [mark, *elections.broker_in_service(image, broker.broker_id, unclean_allowed)]
+        return [mark, *elections.broker_in_service(rules, broker.broker_id)]
     if state.fenced:
         if broker.fenced:
             return []
@@ -217,7 +216,7 @@ def _transition(
         if broker.in_controlled_shutdown:
             return []
         mark.broker_registration_change.in_controlled_shutdown = True
-    return [*elections.broker_out_of_service(image, broker.broker_id, unclean_allowed), mark]
+    return [*elections.broker_out_of_service(rules, broker.broker_id), mark]
 
 
 def _broker_from_request(

@@ -15,13 +15,17 @@ when nothing was written for a while, so that every replica's offset goes on and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quorum.controller import elections
 from quorum.controller.alter_partition import alter_partitions
 from quorum.controller.cluster_control import ClusterControl, check_broker_epoch
-from quorum.controller.configs import TopicSettings, alter_configs
+from quorum.controller.configs import alter_configs
+from quorum.controller.elections import ElectionRules
+from quorum.controller.leader_requests import elect_leaders
+from quorum.controller.partitions import create_partitions
+from quorum.controller.reassignments import alter_reassignments
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.topics import TopicControl
@@ -68,6 +72,7 @@ class ControllerCore:
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._cluster = ClusterControl(cluster_id, self._sessions)
         self._topics = TopicControl(config, rng)
+        self._rng = rng
         self._image: MetadataImage | None = None
         self._epoch = 0
         self._deadlines: _Deadlines | None = None
@@ -138,18 +143,17 @@ class ControllerCore:
         self, request: controller_pb2.RegisterBrokerRequest, next_offset: int, now_ms: int
     ) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
         """`next_offset` is the offset the first record will have: the broker's epoch."""
-        unclean = self._unclean_allowed()
-        return self._cluster.register(self.image, request, next_offset, unclean, now_ms)
+        return self._cluster.register(self._rules(), request, next_offset, now_ms)
 
     def broker_heartbeat(
         self, request: controller_pb2.BrokerHeartbeatRequest, now_ms: int
     ) -> ControllerResult[controller_pb2.BrokerHeartbeatResponse]:
-        return self._cluster.heartbeat(self.image, request, self._unclean_allowed(), now_ms)
+        return self._cluster.heartbeat(self._rules(), request, now_ms)
 
     def alter_partition(
         self, request: controller_pb2.AlterPartitionRequest
     ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
-        return alter_partitions(self.image, request)
+        return alter_partitions(self._rules(), request)
 
     def allocate_producer_ids(
         self, request: controller_pb2.AllocateProducerIdsRequest
@@ -182,6 +186,21 @@ class ControllerCore:
     ) -> ControllerResult[admin_pb2.IncrementalAlterConfigsResponse]:
         return alter_configs(self.image, self._config, request)
 
+    def create_partitions(
+        self, request: admin_pb2.CreatePartitionsRequest
+    ) -> ControllerResult[admin_pb2.CreatePartitionsResponse]:
+        return create_partitions(self.image, self._rng, request)
+
+    def alter_reassignments(
+        self, request: admin_pb2.AlterPartitionReassignmentsRequest
+    ) -> ControllerResult[admin_pb2.AlterPartitionReassignmentsResponse]:
+        return alter_reassignments(self._rules(), request)
+
+    def elect_leaders(
+        self, request: admin_pb2.ElectLeadersRequest
+    ) -> ControllerResult[admin_pb2.ElectLeadersResponse]:
+        return elect_leaders(self._rules(), request)
+
     # Time.
 
     def next_deadline_ms(self) -> int | None:
@@ -197,12 +216,12 @@ class ControllerCore:
         records: list[pb.MetadataRecord] = []
         if deadlines.fence_ms <= now_ms:
             deadlines.fence_ms = now_ms + self._fence_interval_ms()
-            records = self._cluster.fence_stalest(self.image, self._unclean_allowed(), now_ms)
+            records = self._cluster.fence_stalest(self._rules(), now_ms)
         elif deadlines.leaderless_ms <= now_ms:
             deadlines.leaderless_ms = now_ms + UNCLEAN_ELECTION_INTERVAL_MS
-            records = elections.leaderless(self.image, self._unclean_allowed())
+            records = elections.leaderless(self._rules())
         elif deadlines.preferred_ms is not None and deadlines.preferred_ms <= now_ms:
-            records, more = elections.preferred(self.image, PREFERRED_ELECTIONS_PER_PASS_MAX)
+            records, more = elections.preferred(self._rules(), PREFERRED_ELECTIONS_PER_PASS_MAX)
             interval_ms = self._preferred_interval_ms()
             deadlines.preferred_ms = now_ms if more else self._after(now_ms, interval_ms)
         elif deadlines.no_op_ms is not None and deadlines.no_op_ms <= now_ms:
@@ -225,8 +244,8 @@ class ControllerCore:
                 assert leader is None or leader in partition.isr, f"{name}: leader outside its ISR"
                 assert leader is None or self._image.is_active(leader), f"{name}: leader is fenced"
 
-    def _unclean_allowed(self) -> Callable[[str], bool]:
-        return TopicSettings(self.image, self._config).unclean_allowed
+    def _rules(self) -> ElectionRules:
+        return ElectionRules(self.image, self._config)
 
     def _fence_interval_ms(self) -> int:
         return max(1, self._config.broker_session_timeout_ms // _FENCE_PASSES_PER_SESSION)

@@ -1,21 +1,31 @@
-"""How one partition changes: the rules of leader election and of the ISR, in one builder.
+"""How one partition changes: the rules of reassignment, of leader election, of the ISR and of the
+eligible leader replicas, in one builder.
 
-Kafka's PartitionChangeBuilder, restated (KIP-631, KIP-704):
+Kafka's PartitionChangeBuilder, restated (KIP-455, KIP-631, KIP-704, KIP-966). In this order:
 
-1. A leader that is in the ISR and acceptable stays (but a PREFERRED election moves to the preferred
+1. A reassignment under way ends when the ISR without the replicas to remove is not empty and holds
+   all those added: then the ones to remove leave replicas and ISR.
+2. Eligible leader replicas (ELR): while the ISR is below min.insync.replicas, whoever leaves it
+   stays eligible, for nothing was committed without them; not after an unclean shutdown. From
+   min.insync.replicas on there are none.
+3. A leader that is in the ISR and acceptable stays (but a PREFERRED election moves to the preferred
    replica when that one is in the ISR and acceptable).
-2. Else the first in order of assignment that is in the ISR and acceptable leads.
-3. Else, where unclean elections are allowed, the first acceptable replica leads, alone in the ISR,
-   and is RECOVERING until it says otherwise.
-4. Else nobody leads.
-5. The ISR never empties: without a successor the last members stay, for they have the data.
+4. Else the first in order of assignment that is in the ISR and acceptable leads; else the first of
+   the ELR, which then is the ISR.
+5. Else, where both are empty, the last known leader leads as soon as it is acceptable; else, where
+   unclean elections are allowed, the first acceptable replica. Either is alone in the ISR, and
+   RECOVERING until it says otherwise.
+6. Else nobody leads.
+7. Without ELR the ISR never empties: its last members stay, for they have the data. With ELR it
+   may, and who led last is kept in `last_known_elr`.
 
-A changed leader raises the leader epoch, any change the partition epoch (done by the replay).
+A changed leader, and a replica that is no more, raise the leader epoch; any change raises the
+partition epoch (done by the replay).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
@@ -23,6 +33,8 @@ from uuid import UUID
 from quorum.image import LeaderRecoveryState, PartitionRegistration
 from quorum.image.records import leader_to_wire, node_ids
 from tidemark.v1 import metadata_pb2 as pb
+
+Ids = tuple[int, ...]
 
 
 class Election(Enum):
@@ -40,11 +52,24 @@ class _Elected:
 
 
 @dataclass(slots=True)
+class _Draft:
+    """The lists of the next state while they are worked out."""
+
+    replicas: Ids
+    isr: Ids
+    adding: Ids
+    removing: Ids
+    elr: Ids = ()
+    last_known: Ids = ()
+
+
+@dataclass(slots=True)
 class PartitionChangeBuilder:
     """Builds the record that leads from `partition` to its next state.
 
     `is_acceptable_leader` tells whether a broker may lead: in service, and not the one being taken
-    out of service by this very change. `target_isr` is None for an unchanged ISR.
+    out of service by this very change. Targets are None where nothing changes. `min_isr` is the
+    topic's min.insync.replicas, `unclean_shutdown` brokers that may have lost what they had.
     """
 
     topic_id: UUID
@@ -52,48 +77,147 @@ class PartitionChangeBuilder:
     partition: PartitionRegistration
     is_acceptable_leader: Callable[[int], bool]
     election: Election = Election.ONLINE
-    target_isr: tuple[int, ...] | None = None
+    elr_enabled: bool = False
+    min_isr: int = 1
+    target_isr: Ids | None = None
     target_recovery_state: LeaderRecoveryState | None = None
+    target_replicas: Ids | None = None
+    target_adding: Ids | None = None
+    target_removing: Ids | None = None
+    unclean_shutdown: frozenset[int] = frozenset()
 
     def build(self) -> pb.MetadataRecord | None:
         """The change, or None when there is none."""
         before = self.partition
-        isr = self.target_isr if self.target_isr else before.isr
-        elected = self._elect(isr)
+        draft = self._draft()
+        _complete_reassignment(draft)
+        self._set_eligible(draft)
+        elected = self._elect(draft)
         recovery = before.leader_recovery_state
-        if elected.unclean and elected.leader is not None:
-            isr = (elected.leader,)
+        if elected.unclean:
+            assert elected.leader is not None
+            draft.isr, draft.elr, draft.last_known = (elected.leader,), (), ()
             recovery = LeaderRecoveryState.RECOVERING
         elif self.target_recovery_state is not None:
             recovery = self.target_recovery_state
-        change = pb.PartitionChangeRecord(partition_id=self.index, topic_id=self.topic_id.bytes)
-        changed = False
-        if isr != before.isr:
-            change.isr.CopyFrom(node_ids(isr))
-            changed = True
-        # An unclean leader starts a new epoch even if it led before: its log may have lost records.
-        if elected.leader != before.leader or elected.unclean:
-            change.leader = leader_to_wire(elected.leader)
-            changed = True
-        if recovery != before.leader_recovery_state:
-            change.leader_recovery_state = recovery
-            changed = True
-        return pb.MetadataRecord(partition_change=change) if changed else None
+        if elected.leader is not None and elected.leader not in draft.isr:
+            self._begin_with(elected.leader, draft)
+        if self.elr_enabled and not draft.isr and before.isr and before.leader is not None:
+            draft.last_known = (before.leader,)
+        return self._record(draft, elected, recovery)
 
-    def _elect(self, isr: tuple[int, ...]) -> _Elected:
-        def clean(replica: int | None) -> bool:
-            return replica is not None and replica in isr and self.is_acceptable_leader(replica)
-
+    def _draft(self) -> _Draft:
         before = self.partition
-        if self.election is Election.PREFERRED and clean(before.preferred_leader):
-            return _Elected(before.preferred_leader)
-        if clean(before.leader):
+        isr = before.isr if self.target_isr is None else self.target_isr
+        if not isr and not self.elr_enabled:
+            isr = before.isr
+        replicas = _chosen(self.target_replicas, before.replicas)
+        return _Draft(
+            replicas=replicas,
+            isr=isr if replicas is before.replicas else tuple(r for r in isr if r in replicas),
+            adding=_chosen(self.target_adding, before.adding),
+            removing=_chosen(self.target_removing, before.removing),
+        )
+
+    def _set_eligible(self, draft: _Draft) -> None:
+        before = self.partition
+        if not self.elr_enabled or self._is_enough(draft):
+            return
+        gone = self.unclean_shutdown
+        draft.elr = tuple(
+            r
+            for r in dict.fromkeys((*before.elr, *before.isr))
+            if r not in draft.isr and r not in gone and r in draft.replicas
+        )
+        draft.last_known = _without(
+            before.last_known_elr, set(before.replicas) - set(draft.replicas)
+        )
+
+    def _is_enough(self, draft: _Draft) -> bool:
+        return len(draft.isr) >= min(self.min_isr, len(draft.replicas))
+
+    def _begin_with(self, leader: int, draft: _Draft) -> None:
+        """A leader from the ELR is the ISR; who was in it has all that was committed, too."""
+        draft.elr = _without((*draft.elr, *draft.isr), {leader})
+        draft.isr = (leader,)
+        if self._is_enough(draft):
+            draft.elr, draft.last_known = (), ()
+
+    def _elect(self, draft: _Draft) -> _Elected:
+        acceptable, before = self.is_acceptable_leader, self.partition
+
+        def clean(replica: int | None) -> bool:
+            return replica is not None and replica in draft.isr and acceptable(replica)
+
+        preferred = draft.replicas[0]
+        if self.election is Election.PREFERRED and clean(preferred):
+            return _Elected(preferred)
+        if before.leader in draft.replicas and clean(before.leader):
             return _Elected(before.leader)
-        for replica in before.replicas:
+        for replica in draft.replicas:
             if clean(replica):
                 return _Elected(replica)
+        for replica in draft.replicas:
+            if replica in draft.elr and acceptable(replica):
+                return _Elected(replica)
+        candidates: Iterable[int] = ()
+        if self.elr_enabled and not draft.isr and not draft.elr:
+            candidates = draft.last_known
         if self.election is Election.UNCLEAN:
-            for replica in before.replicas:
-                if self.is_acceptable_leader(replica):
-                    return _Elected(replica, unclean=True)
+            candidates = (*candidates, *draft.replicas)
+        for replica in candidates:
+            if acceptable(replica):
+                return _Elected(replica, unclean=True)
         return _Elected(None)
+
+    def _record(
+        self, draft: _Draft, elected: _Elected, recovery: LeaderRecoveryState
+    ) -> pb.MetadataRecord | None:
+        before = self.partition
+        change = pb.PartitionChangeRecord()
+        lists = (
+            (change.isr, draft.isr, before.isr),
+            (change.replicas, draft.replicas, before.replicas),
+            (change.adding_replicas, draft.adding, before.adding),
+            (change.removing_replicas, draft.removing, before.removing),
+            (change.eligible_leader_replicas, draft.elr, before.elr),
+            (change.last_known_elr, draft.last_known, before.last_known_elr),
+        )
+        for target, after, old in lists:
+            if after != old:
+                target.CopyFrom(node_ids(after))
+        if draft.replicas != before.replicas and before.directories:
+            kept = dict(zip(before.replicas, before.directories, strict=True))
+            change.directories.extend(kept.get(r, _UNASSIGNED).bytes for r in draft.replicas)
+        # An unclean leader starts a new epoch even if it led before: its log may have lost records.
+        # So does the partition when a replica goes: its fetches are refused from now on.
+        shrunk = not set(before.replicas) <= set(draft.replicas)
+        if elected.leader != before.leader or elected.unclean or shrunk:
+            change.leader = leader_to_wire(elected.leader)
+        if recovery != before.leader_recovery_state:
+            change.leader_recovery_state = recovery
+        if not change.ByteSize() and not change.HasField("leader"):
+            return None
+        change.partition_id, change.topic_id = self.index, self.topic_id.bytes
+        return pb.MetadataRecord(partition_change=change)
+
+
+_UNASSIGNED = UUID(int=0)
+
+
+def _complete_reassignment(draft: _Draft) -> None:
+    if not draft.adding and not draft.removing:
+        return
+    isr = _without(draft.isr, draft.removing)
+    if isr and set(draft.adding) <= set(isr):
+        draft.isr, draft.replicas = isr, _without(draft.replicas, draft.removing)
+        draft.adding = draft.removing = ()
+
+
+def _chosen(target: Ids | None, before: Ids) -> Ids:
+    return before if target is None else target
+
+
+def _without(ids: Ids, gone: Iterable[int]) -> Ids:
+    excluded = set(gone)
+    return tuple(i for i in ids if i not in excluded)

@@ -3,8 +3,8 @@
 Kafka's StripedReplicaPlacer, restated. Promises, for `place`:
 
 - no two replicas of a partition on one broker; too few brokers raise;
-- racks take turns: partition i starts at the next rack (random start), so each rack gets its share,
-  and a partition has as many racks as it can;
+- racks take turns, those with the fewest replicas per broker first and at random among equals, so
+  each rack gets its share, and a partition has as many racks as it can;
 - within a rack each broker is dealt once before any is dealt again, in an order that is shuffled
   for each deal; brokers in service before fenced ones;
 - the leader (first) is in service, and leaderships are even over the brokers.
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidemark.errors import InvalidReplicationFactorError
+
+# How much of an uneven past new partitions make up for.
+_CATCH_UP_ROUNDS_MAX = 1_000
 
 
 class UsableBroker(NamedTuple):
@@ -31,10 +34,16 @@ class UsableBroker(NamedTuple):
 class _Deck:
     """Deals brokers so that each comes once per round, whatever is skipped."""
 
-    def __init__(self, brokers: list[int], rng: random.Random) -> None:
+    def __init__(self, brokers: list[int], rng: random.Random, burden: Counter[int]) -> None:
         self._brokers = brokers
         self._rng = rng
         self._left: list[int] = []
+        # Whoever has less of the topic already is dealt first, until all have the same.
+        most = max((burden[broker] for broker in brokers), default=0)
+        for level in range(max(0, most - _CATCH_UP_ROUNDS_MAX), most):
+            behind = [broker for broker in brokers if burden[broker] <= level]
+            rng.shuffle(behind)
+            self._left.extend(behind)
 
     def draw(self, used: set[int]) -> int | None:
         """The next broker that is not in `used`, or None when all are."""
@@ -55,16 +64,30 @@ class _Deck:
 
 
 class _Rack:
-    def __init__(self, brokers: list[UsableBroker], rng: random.Random) -> None:
-        self._in_service = _Deck([b.broker_id for b in brokers if not b.fenced], rng)
-        self._fenced = _Deck([b.broker_id for b in brokers if b.fenced], rng)
+    def __init__(
+        self, brokers: list[UsableBroker], rng: random.Random, burden: Counter[int]
+    ) -> None:
+        self._size = len(brokers)
+        self._replicas = sum(burden[b.broker_id] for b in brokers)
+        self._in_service = _Deck([b.broker_id for b in brokers if not b.fenced], rng, burden)
+        self._fenced = _Deck([b.broker_id for b in brokers if b.fenced], rng, burden)
+
+    @property
+    def burden(self) -> float:
+        """Replicas per broker."""
+        return self._replicas / self._size
 
     def draw_in_service(self, used: set[int]) -> int | None:
-        return self._in_service.draw(used)
+        chosen = self._in_service.draw(used)
+        self._replicas += chosen is not None
+        return chosen
 
     def draw(self, used: set[int]) -> int | None:
-        chosen = self._in_service.draw(used)
-        return self._fenced.draw(used) if chosen is None else chosen
+        chosen = self.draw_in_service(used)
+        if chosen is None:
+            chosen = self._fenced.draw(used)
+            self._replicas += chosen is not None
+        return chosen
 
 
 class StripedReplicaPlacer:
@@ -74,9 +97,14 @@ class StripedReplicaPlacer:
         self._rng = rng
 
     def place(
-        self, brokers: Iterable[UsableBroker], num_partitions: int, replication_factor: int
+        self,
+        brokers: Iterable[UsableBroker],
+        num_partitions: int,
+        replication_factor: int,
+        existing: Sequence[tuple[int, ...]] = (),
     ) -> list[tuple[int, ...]]:
-        """The replicas of each partition, preferred leader first.
+        """The replicas of each partition, preferred leader first. `existing` are the partitions
+        the topic has: what is placed continues them, so that all together are even.
 
         Raises InvalidReplicationFactorError for a factor below 1 or above the number of brokers, or
         when no broker is in service.
@@ -84,24 +112,25 @@ class StripedReplicaPlacer:
         usable = sorted(brokers)
         _check(usable, replication_factor)
         in_service = {b.broker_id for b in usable if not b.fenced}
-        racks = self._racks(usable)
-        start = self._rng.randrange(len(racks))
-        leads: Counter[int] = Counter()
+        racks = self._racks(usable, Counter(b for replicas in existing for b in replicas))
+        leads = Counter(replicas[0] for replicas in existing)
         placed: list[tuple[int, ...]] = []
-        for partition in range(num_partitions):
-            turn = (start + partition) % len(racks)
-            chosen = _place_one(racks[turn:] + racks[:turn], replication_factor)
+        for _ in range(num_partitions):
+            # Racks with the fewest replicas have their turn first, at random among equals.
+            self._rng.shuffle(racks)
+            racks.sort(key=lambda rack: rack.burden)
+            chosen = _place_one(racks, replication_factor)
             # The least burdened leads; at a tie the first, which is in service.
             leader = min((b for b in chosen if b in in_service), key=lambda b: leads[b])
             leads[leader] += 1
             placed.append((leader, *(b for b in chosen if b != leader)))
         return placed
 
-    def _racks(self, usable: list[UsableBroker]) -> list[_Rack]:
+    def _racks(self, usable: list[UsableBroker], burden: Counter[int]) -> list[_Rack]:
         by_rack: dict[str, list[UsableBroker]] = {}
         for broker in usable:
             by_rack.setdefault(broker.rack or "", []).append(broker)
-        return [_Rack(by_rack[name], self._rng) for name in sorted(by_rack)]
+        return [_Rack(by_rack[name], self._rng, burden) for name in sorted(by_rack)]
 
 
 def _check(usable: list[UsableBroker], replication_factor: int) -> None:

@@ -41,6 +41,9 @@ _CHANGES: Mapping[str, Callable[[ControllerCore, Any], ControllerResult[Any]]] =
     "CreateTopics": ControllerCore.create_topics,
     "DeleteTopics": ControllerCore.delete_topics,
     "IncrementalAlterConfigs": ControllerCore.alter_configs,
+    "CreatePartitions": ControllerCore.create_partitions,
+    "AlterPartitionReassignments": ControllerCore.alter_reassignments,
+    "ElectLeaders": ControllerCore.elect_leaders,
 }
 
 

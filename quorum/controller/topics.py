@@ -161,8 +161,11 @@ class TopicControl:
         topic_id = self._new_topic_id(image)
         records = [topic_record(wanted.name, topic_id)]
         records += _config_records(wanted.name, wanted.configs)
+        manual = bool(wanted.assignments)
         records += [
-            partition_record(topic_id, index, _new_partition(image, wanted, index, ids))
+            partition_record(
+                topic_id, index, new_partition(image, wanted.name, index, ids, manual=manual)
+            )
             for index, ids in enumerate(replicas)
         ]
         created = _Created(
@@ -186,18 +189,22 @@ class TopicControl:
             raise InvalidReplicationFactorError(
                 f"the replication factor {factor} is not within 1 and {_REPLICATION_FACTOR_MAX}"
             )
-        brokers = [
-            UsableBroker(b.broker_id, b.rack, b.fenced)
-            for b in image.brokers.values()
-            if not b.in_controlled_shutdown
-        ]
-        return StripedReplicaPlacer(self.rng).place(brokers, partitions, factor)
+        return StripedReplicaPlacer(self.rng).place(usable_brokers(image), partitions, factor)
 
     def _new_topic_id(self, image: MetadataImage) -> UUID:
         while True:
             topic_id = UUID(int=self.rng.getrandbits(128), version=4)
             if image.topics.by_id(topic_id) is None:
                 return topic_id
+
+
+def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
+    """Who may get replicas."""
+    return [
+        UsableBroker(b.broker_id, b.rack, b.fenced)
+        for b in image.brokers.values()
+        if not b.in_controlled_shutdown
+    ]
 
 
 def _check_size(partitions: int, wanted: _Creatable) -> None:
@@ -236,14 +243,17 @@ def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int
     return replicas
 
 
-def _new_partition(
-    image: MetadataImage, wanted: _Creatable, index: int, replicas: tuple[int, ...]
+def new_partition(
+    image: MetadataImage, name: str, index: int, replicas: tuple[int, ...], *, manual: bool
 ) -> PartitionRegistration:
-    """A new partition: in sync is who is active, the first of them leads, epochs are 0."""
+    """A new partition: in sync is who is active, the first of them leads, epochs are 0.
+
+    Raises InvalidReplicaAssignmentError (`manual`) or InvalidReplicationFactorError when nobody is.
+    """
     isr = intern_ids(replica for replica in replicas if image.is_active(replica))
     if not isr:
-        message = f"{wanted.name}-{index}: all brokers of {list(replicas)} are fenced"
-        if wanted.assignments:
+        message = f"{name}-{index}: all brokers of {list(replicas)} are fenced"
+        if manual:
             raise InvalidReplicaAssignmentError(message)
         raise InvalidReplicationFactorError(message)
     return PartitionRegistration(replicas=intern_ids(replicas), isr=isr, leader=isr[0])

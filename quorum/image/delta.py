@@ -69,7 +69,7 @@ class TopicDelta:
     def apply(self) -> TopicImage:
         if self.before is None:
             return TopicImage(self.name, self.topic_id, Map(self.partitions))
-        return replace(self.before, partitions=self.before.partitions.update(self.partitions))
+        return self.before.with_partitions(self.partitions)
 
 
 class MetadataDelta:

@@ -19,11 +19,13 @@ from quorum.image.types import (
     EMPTY_TOPICS,
     BrokerRegistration,
     ConfigResource,
+    PartitionRegistration,
     TopicsImage,
 )
 from tidemark.v1 import metadata_pb2 as pb
 
 METADATA_VERSION = "metadata.version"
+ELR_VERSION = "eligible.leader.replicas.version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class MetadataImage:
         """Whether the broker may lead and join an ISR."""
         broker = self.brokers.get(broker_id)
         return broker is not None and broker.is_active
+
+    def replica_is_online(self, partition: PartitionRegistration, broker_id: int) -> bool:
+        """Whether the directory that the broker keeps the replica in has not failed; True while
+        nobody said which one that is."""
+        if not partition.directories:
+            return True
+        directory, broker = partition.directory_of(broker_id), self.brokers.get(broker_id)
+        return directory is None or (broker is not None and directory in broker.log_dirs)
 
     def partition_count(self) -> int:
         return sum(len(topic.partitions) for topic in self.topics)

@@ -7,20 +7,26 @@ are equal. Source: KIP-631.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from immutables import Map
 
+from quorum.image.placement_index import Placement
 from tidemark.types import Endpoint
 
 EMPTY_MAP: Map[Any, Any] = Map()
 
+UNASSIGNED_DIRECTORY = UUID(int=0)
+"""A replica whose broker has not said yet where it keeps it (KIP-858)."""
+
 # Replica lists repeat: a table of this many is shared, what comes beyond has a tuple of its own.
 _INTERNED_MAX = 1 << 16
+# Below this many partitions a topic is looked through as fast as an index of it.
+_PLACEMENT_PARTITIONS_MIN = 32
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 
@@ -112,6 +118,13 @@ class PartitionRegistration:
     def is_reassigning(self) -> bool:
         return bool(self.adding or self.removing)
 
+    def directory_of(self, broker_id: int) -> UUID | None:
+        """The directory that holds the broker's replica; None while it is not assigned."""
+        if not self.directories or broker_id not in self.replicas:
+            return None
+        found = self.directories[self.replicas.index(broker_id)]
+        return None if found == UNASSIGNED_DIRECTORY else found
+
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
@@ -120,6 +133,30 @@ class TopicImage:
     name: str
     topic_id: UUID
     partitions: Map[int, PartitionRegistration] = EMPTY_MAP
+    _placement: Placement | None = field(default=None, repr=False, compare=False)
+
+    def with_partitions(self, changed: Mapping[int, PartitionRegistration]) -> TopicImage:
+        """The topic with these partitions changed or added; what is known of the placement is kept
+        while the replicas stay."""
+        before = self.partitions
+        moved = any(
+            (old := before.get(index)) is None or old.replicas != new.replicas
+            for index, new in changed.items()
+        )
+        placement = None if moved else self._placement
+        return TopicImage(self.name, self.topic_id, before.update(changed), placement)
+
+    def hosted_by(self, broker_id: int) -> Iterable[tuple[int, PartitionRegistration]]:
+        """The partitions with a replica on the broker."""
+        partitions = self.partitions
+        if len(partitions) < _PLACEMENT_PARTITIONS_MIN:
+            return [(i, p) for i, p in partitions.items() if broker_id in p.replicas]
+        placement = self._placement
+        if placement is None:
+            # A value worked out late, the same for whoever comes first.
+            placement = Placement.of((i, p.replicas) for i, p in partitions.items())
+            object.__setattr__(self, "_placement", placement)
+        return [(index, partitions[index]) for index in placement.hosted_by(broker_id)]
 
     def ordered(self) -> list[tuple[int, PartitionRegistration]]:
         """The partitions by ascending index."""
@@ -143,6 +180,12 @@ class TopicsImage:
     def partition(self, topic_id: UUID, index: int) -> PartitionRegistration | None:
         topic = self.topics_by_id.get(topic_id)
         return None if topic is None else topic.partitions.get(index)
+
+    def hosted_by(self, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionRegistration]]:
+        """The partitions with a replica on the broker, in no order that could be relied upon."""
+        for topic in self.topics_by_id.values():
+            for index, partition in topic.hosted_by(broker_id):
+                yield topic, index, partition
 
     def names(self) -> list[str]:
         """All names in order."""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from commitlog.log import Log
 from tests.node.test_three_brokers import Brokers
 from tidemark.client import (
@@ -15,6 +17,7 @@ from tidemark.client import (
     NewTopic,
     TopicPartition,
 )
+from tidemark.errors import ElectionNotNeededError, NoReassignmentInProgressError
 
 T0 = TopicPartition("flights", 0)
 
@@ -67,6 +70,77 @@ def test_changed_settings_reach_the_logs_of_all_brokers(tmp_path: Path) -> None:
                 own = said[resources[1]]["log.retention.ms"]
                 assert (own.value, own.source) == ("2000", "DYNAMIC_BROKER_CONFIG")
                 assert said[resources[1]]["node.id"].value == "2"
+        finally:
+            await brokers.close()
+
+    asyncio.run(main())
+
+
+async def produce(brokers: Brokers, *values: str) -> None:
+    for value in values:
+        await brokers.produce(value)
+
+
+def test_a_partition_moves_to_other_brokers_with_all_its_records(tmp_path: Path) -> None:
+    async def main() -> None:
+        brokers = Brokers(tmp_path)
+        try:
+            await brokers.start(1, 2, 3)
+            async with admin_of(brokers) as admin:
+                topic = NewTopic("flights", assignments={0: (2, 1)})
+                await admin.create_topics([topic])
+                await produce(brokers, "a", "b", "c")
+                with pytest.raises(NoReassignmentInProgressError):
+                    await admin.alter_partition_reassignments({T0: None})
+                await admin.alter_partition_reassignments({T0: (3, 1)})
+                async with asyncio.timeout(30):
+                    while await admin.list_partition_reassignments():  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                assert await brokers.until_isr_is(1, 3) == 3
+                await until(lambda: log_of(brokers, 2) is None)
+                await produce(brokers, "d")
+                moved = log_of(brokers, 3)
+                assert moved is not None and moved.log_end_offset == 4
+                assert not list((tmp_path / "2").glob("flights-0")), "its directory goes, too"
+
+                await admin.create_partitions({"flights": 3})
+                described = (await admin.describe_topics(["flights"]))["flights"]
+                assert len(described.partitions) == 3
+        finally:
+            await brokers.close()
+
+    asyncio.run(main())
+
+
+def test_leaders_are_elected_as_asked_and_unclean_ones_take_followers_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        brokers = Brokers(tmp_path)
+        try:
+            await brokers.start(1, 2, 3)
+            async with admin_of(brokers) as admin:
+                topic = NewTopic("flights", assignments={0: (2, 3)})
+                await admin.create_topics([topic])
+                await produce(brokers, "a")
+                await brokers.until_isr_is(2, 3)
+                await brokers.stop(2)
+                await brokers.until_isr_is(3)
+                await brokers.start(2)
+                assert await brokers.until_isr_is(2, 3) == 3
+                assert await admin.elect_leaders("PREFERRED") == {T0: None}
+                assert await brokers.until_isr_is(2, 3) == 2
+                refused = await admin.elect_leaders("PREFERRED", [T0])
+                assert isinstance(refused[T0], ElectionNotNeededError)
+
+                await brokers.stop(3)
+                await brokers.stop(2, orderly=False)
+                async with asyncio.timeout(30):
+                    while (await brokers.partition()).leader_id != -1:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                await brokers.start(3)
+                assert await admin.elect_leaders("UNCLEAN", [T0]) == {T0: None}
+                await produce(brokers, "b")
+                await brokers.start(2)
+                assert await brokers.until_isr_is(2, 3) == 3
         finally:
             await brokers.close()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -21,6 +20,10 @@ from tidemark.errors import ConfigError
 T = TypeVar("T")
 
 _MISSING = object()
+
+# By settings class; there are two.
+_keys: dict[type[Any], dict[str, dataclasses.Field[Any]]] = {}
+_types: dict[type[Any], dict[str, Any]] = {}
 
 
 def setting(
@@ -45,21 +48,25 @@ def key_of(attribute: str) -> str:
     return attribute.replace("_", ".")
 
 
-@functools.cache
-def keys_of(settings_class: Any) -> Mapping[str, dataclasses.Field[Any]]:
+def keys_of(settings_class: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
     """The settings of a class by Kafka's names; worked out once per class, do not change it."""
-    return {
-        key_of(field.name): field
-        for field in dataclasses.fields(settings_class)
-        if "doc" in field.metadata
-    }
+    found = _keys.get(settings_class)
+    if found is None:
+        found = _keys[settings_class] = {
+            key_of(field.name): field
+            for field in dataclasses.fields(settings_class)
+            if "doc" in field.metadata
+        }
+    return found
 
 
-@functools.cache
-def types_of(settings_class: Any) -> Mapping[str, Any]:
-    """The types of a class's attributes; resolving them takes longer than all the rest of a
-    parse."""
-    return typing.get_type_hints(settings_class)
+def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
+    """The types of a class's attributes, worked out once: resolving them takes longer than all the
+    rest of a parse."""
+    found = _types.get(settings_class)
+    if found is None:
+        found = _types[settings_class] = typing.get_type_hints(settings_class)
+    return found
 
 
 def text_of(value: Any) -> str:

@@ -1,0 +1,106 @@
+"""ElectLeaders: an administrator wants preferred leaders back, or any leader at all (KIP-460)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quorum.controller.elections import ElectionRules
+from quorum.controller.partition_change import Election
+from quorum.controller.result import ControllerResult
+from quorum.image import MetadataImage, PartitionRegistration, TopicImage
+from tidemark.errors import (
+    ApiError,
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    InvalidRequestError,
+    PreferredLeaderNotAvailableError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.v1 import admin_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+_Request = admin_pb2.ElectLeadersRequest
+_ELECTIONS = {_Request.PREFERRED: Election.PREFERRED, _Request.UNCLEAN: Election.UNCLEAN}
+
+
+def elect_leaders(
+    rules: ElectionRules, request: admin_pb2.ElectLeadersRequest
+) -> ControllerResult[admin_pb2.ElectLeadersResponse]:
+    """Elections of the partitions named, each with its own answer, or of all that need one; raises
+    InvalidRequestError for a kind of election there is not."""
+    election = _ELECTIONS.get(request.election_type)
+    if election is None:
+        raise InvalidRequestError(f"no election of type {request.election_type}")
+    response = admin_pb2.ElectLeadersResponse()
+    result = ControllerResult(response)
+    asked = _all(rules.image) if request.all_partitions else _named(request)
+    seen: set[tuple[str, int]] = set()
+    for name, index in asked:
+        if (name, index) in seen:
+            continue
+        seen.add((name, index))
+        try:
+            record = _elect(rules, election, *find_partition(rules.image, name, index))
+        except ElectionNotNeededError as error:
+            if not request.all_partitions:
+                _answer(response, name, index, error)
+        except ApiError as error:
+            _answer(response, name, index, error)
+        else:
+            _answer(response, name, index, None)
+            result.groups.append([record])
+    return result
+
+
+def find_partition(
+    image: MetadataImage, name: str, index: int
+) -> tuple[TopicImage, int, PartitionRegistration]:
+    """Raises UnknownTopicOrPartitionError."""
+    topic = image.topics.get(name)
+    partition = None if topic is None else topic.partitions.get(index)
+    if topic is None or partition is None:
+        raise UnknownTopicOrPartitionError(f"there is no partition {name}-{index}")
+    return topic, index, partition
+
+
+def _all(image: MetadataImage) -> Iterator[tuple[str, int]]:
+    return ((topic.name, index) for topic in image.topics.ordered() for index, _ in topic.ordered())
+
+
+def _named(request: admin_pb2.ElectLeadersRequest) -> Iterator[tuple[str, int]]:
+    return ((p.topic, p.partition_index) for p in request.partitions)
+
+
+def _elect(
+    rules: ElectionRules,
+    election: Election,
+    topic: TopicImage,
+    index: int,
+    partition: PartitionRegistration,
+) -> pb.MetadataRecord:
+    preferred = election is Election.PREFERRED
+    if partition.has_preferred_leader if preferred else partition.leader is not None:
+        what = "its preferred leader" if preferred else "a leader"
+        raise ElectionNotNeededError(f"{topic.name}-{index} has {what}")
+    record = rules.builder(topic, index, partition, election=election).build()
+    if record is not None and record.partition_change.HasField("leader"):
+        return record
+    if preferred:
+        raise PreferredLeaderNotAvailableError(
+            f"{topic.name}-{index}: replica {partition.preferred_leader} is not in sync or not in "
+            "service"
+        )
+    raise EligibleLeadersNotAvailableError(
+        f"{topic.name}-{index}: none of {list(partition.replicas)} is in service"
+    )
+
+
+def _answer(
+    response: admin_pb2.ElectLeadersResponse, name: str, index: int, error: ApiError | None
+) -> None:
+    response.results.add(
+        topic=name,
+        partition_index=index,
+        error_code=0 if error is None else int(error.code),  # type: ignore[arg-type]
+        error_message="" if error is None else str(error),
+    )
