@@ -30,7 +30,6 @@ def dev(
 ) -> None:
     """Run a local cluster; the first broker answers on port 9092 if that is free."""
     import contextlib
-    import signal
     import tempfile
     import threading
 
@@ -51,15 +50,23 @@ def dev(
             ports=choose_ports(controllers, brokers),
             cluster_id=existing_cluster_id(data_dir),
         )
-        stopping = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopping.set())
+        _interrupt_on_signals()
         with cluster:
             cluster.wait_ready()
             _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
-            # Short waits: a signal is handled between two of them.
-            while not stopping.wait(0.2):
-                continue
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+
+
+def _interrupt_on_signals() -> None:
+    """SIGTERM ends the cluster as Ctrl-C does, also while it starts."""
+    import signal
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 def tier_settings(directory: Path) -> dict[str, str]:

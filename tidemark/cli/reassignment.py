@@ -93,18 +93,16 @@ def spread(
     brokers: Mapping[int, str | None],
     *,
     replication_factor: int | None = None,
-    balance: bool = True,
 ) -> Plan:
-    """Places the partitions of `current` on `brokers` (id to rack), with as few moves as `balance`
-    allows: without it only what must move does. Gives only partitions that change.
+    """Places the partitions of `current` on `brokers` (id to rack), evenly and with few moves.
+    Gives only partitions that change.
 
     Raises ConfigError when there are fewer brokers than replicas.
     """
     planner = _Planner(current, brokers, replication_factor)
     planner.fill()
-    if balance:
-        planner.even_out()
-        planner.spread_leaders()
+    planner.even_out()
+    planner.spread_leaders()
     return {p: tuple(r) for p, r in planner.placed.items() if tuple(r) != tuple(current[p])}
 
 

@@ -1,0 +1,101 @@
+"""`tidemark dev` from start to Ctrl-C, as at a terminal; no process stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark.cli.local_cluster import is_free
+from tidemark.cli.main import app
+
+runner = CliRunner()
+STOPPED_S = 30
+
+
+class Dev:
+    """The command as a process; a context manager that leaves nothing running."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "tidemark.cli.main", "dev", "--json", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def __enter__(self) -> Dev:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def announced(self) -> dict[str, str]:
+        """What it says when the cluster is ready."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr and self.process.stderr.read().decode()
+        found: dict[str, str] = json.loads(line)
+        return found
+
+    def children(self) -> list[int]:
+        """The nodes' process ids."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+    def stop(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(STOPPED_S)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for another process; the test's own limit ends it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def call(servers: str, *arguments: str, stdin: str | None = None) -> str:
+    result = runner.invoke(app, [*arguments, "--bootstrap-server", servers], input=stdin)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_is_started_used_and_gone(number: int, tmp_path: Path) -> None:
+    options = ("--brokers", "2", "--data-dir", str(tmp_path / "data"))
+    with Dev(*options) as dev:
+        told = dev.announced()
+        servers = told["bootstrap_servers"]
+        pids = dev.children()
+        assert len(pids) == 3
+        call(servers, "topics", "create", "events", "--replication-factor", "2")
+        call(servers, "produce", "events", stdin="hello\n")
+        read = call(servers, "consume", "events", "--from-beginning", "--max-messages", "1")
+        assert read == "hello\n"
+        assert call(servers, "metadata", "ls", "/brokers").split() == ["2", "3"]
+        assert "healthy" in call(servers, "cluster", "health")
+        assert dev.stop(number) == 0
+        assert not alive(pids)
+        ports = [int(address.rsplit(":", 1)[1]) for address in servers.split(",")]
+        assert all(map(is_free, ports))
+    with Dev(*options) as again:
+        servers = again.announced()["bootstrap_servers"]
+        kept = call(servers, "consume", "events", "--from-beginning", "--max-messages", "1")
+        assert kept == "hello\n"
+        assert again.stop(number) == 0
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_either() -> None:
+    with Dev() as dev:
+        until(lambda: len(dev.children()) == 2)
+        pids = dev.children()
+        assert dev.stop(signal.SIGINT) == 130
+        until(lambda: not alive(pids))
