@@ -20,7 +20,7 @@ from commitlog.flushing import PendingFlush
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory
-from quorum.raft.voters import VoterSet
+from quorum.raft.voters import ReplicaKey, VoterSet
 from quorum.raft_client import CommittedBatch
 from quorum.voters_record import note, quorum_records, to_record
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
@@ -231,6 +231,9 @@ class ReplicatedLog:
     @property
     def voters_offset(self) -> int | None:
         return self.history.voters_offset
+
+    def was_voter_since(self, key: ReplicaKey, end_offset: int) -> bool:
+        return self.history.was_voter_since(key, end_offset)
 
     @property
     def kraft_version(self) -> int:

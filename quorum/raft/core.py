@@ -134,6 +134,19 @@ class ReplicaCore:
         return self.voters.is_voter(self.key)
 
     @property
+    def may_elect(self) -> bool:
+        """It may stand for election: a voter, or one whose removal is not known to be committed.
+        The latter counts itself in no majority, but where only it holds the Voters record that
+        removes it nobody else could be elected (Ongaro 2014, §4.2.2).
+        """
+        if self.is_voter:
+            return True
+        if self.config.endpoint is None or self.log.voters is None:
+            return False
+        known = self.log.start_offset if self.high_watermark is None else self.high_watermark
+        return self.log.was_voter_since(self.key, known)
+
+    @property
     def syncs_before_fetch(self) -> bool:
         """Its fetch offset is durable: it is a voter, or may be one already for the leader."""
         return self.is_voter or self.config.endpoint is not None
@@ -177,7 +190,7 @@ class ReplicaCore:
         if type(role) not in TRANSITIONS[type(old)]:
             raise RaftInvariantError(f"illegal transition {old} -> {role}")
         removed = isinstance(old, Leader) and isinstance(role, Resigned)
-        if not self.is_voter and type(role) not in OBSERVER_ROLES and not removed:
+        if type(role) not in OBSERVER_ROLES and not removed and not self.may_elect:
             raise RaftInvariantError(f"an observer can not become {role}")
         if role.epoch < old.epoch:
             raise RaftInvariantError(f"the epoch would go back: {old} -> {role}")
@@ -203,7 +216,7 @@ class ReplicaCore:
         return base + self.rng.randrange(base)
 
     def _election_deadline_ms(self, now_ms: int) -> int:
-        if not self.is_voter:
+        if not self.may_elect:
             return FOREVER_MS
         if self.voters.is_only_voter(self.key):
             return now_ms
@@ -246,7 +259,7 @@ class ReplicaCore:
         if epoch == self.epoch and known is not None and known != leader_id:
             raise RaftInvariantError(f"two leaders in epoch {epoch}: {known} and {leader_id}")
         voted = self.role.voted if epoch == self.epoch else None
-        deadline_ms = now_ms + self.config.fetch_timeout_ms if self.is_voter else FOREVER_MS
+        deadline_ms = now_ms + self.config.fetch_timeout_ms
         self._become(Follower(epoch, voted, leader_id, endpoint, deadline_ms), now_ms)
         self._persist(leader_id, voted)
 
@@ -256,7 +269,8 @@ class ReplicaCore:
             raise RaftInvariantError(f"illegal transition {candidate} -> Leader")
         granting = tuple(sorted(candidate.granted))
         progress = {node: ReplicaProgress(self.voters.key(node)) for node in self.voters.ids}
-        progress[self.node_id].end_offset = self.flushed_offset
+        if self.node_id in progress:
+            progress[self.node_id].end_offset = self.flushed_offset
         leader = Leader(
             epoch=candidate.epoch,
             voted=candidate.voted,
@@ -288,7 +302,7 @@ class ReplicaCore:
         candidates = tuple(p.key for p in reversed(best_first))
         unacknowledged = set(self.voters.others(self.node_id))
         deadline_ms = self._election_deadline_ms(now_ms)
-        if not self.is_voter:  # removed: it looks for the next leader after a while
+        if not self.may_elect:  # removed: it looks for the next leader after a while
             deadline_ms = now_ms + self._random_election_timeout_ms()
         self._become(
             Resigned(leader.epoch, leader.voted, deadline_ms, candidates, unacknowledged), now_ms
@@ -303,18 +317,17 @@ class ReplicaCore:
         voters = self.log.voters or self.config.voters
         if voters == self.voters:
             return
-        was_voter = self.is_voter
+        could_elect = self.may_elect
         self.voters = voters
-        role, changed = self.role, was_voter != self.is_voter
+        role, changed = self.role, could_elect != self.may_elect
         match role:
             case Leader():
                 self._refresh_progress(role)
             case Follower() if changed:
-                timeout_ms = self.config.fetch_timeout_ms
-                role.fetch_deadline_ms = now_ms + timeout_ms if self.is_voter else FOREVER_MS
+                role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
             case Unattached() if changed:
                 role.election_deadline_ms = self._election_deadline_ms(now_ms)
-            case Prospective() | Candidate() if not self.is_voter:
+            case Prospective() | Candidate() if not self.may_elect:
                 self._become_unattached(role.epoch, now_ms, voted=role.voted)
             case Resigned():
                 role.unacknowledged &= set(voters.ids)

@@ -101,7 +101,7 @@ class Elections(ReplicaCore):
             return
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = self.role
-        if isinstance(role, Follower) and self.is_voter and role.leader_id == request.leader_id:
+        if isinstance(role, Follower) and self.may_elect and role.leader_id == request.leader_id:
             # Its leader says that it is gone: elect without waiting, the best candidate first.
             role.has_fetched = False
             role.fetch_deadline_ms = now_ms + self._successor_backoff_ms(request)

@@ -30,13 +30,13 @@ class Following(Elections):
     # --- timers and sending -----------------------------------------------------------------------
 
     def _poll_unattached(self, role: Unattached, now_ms: int) -> None:
-        if self.is_voter and now_ms >= role.election_deadline_ms and not self.shutting_down:
+        if self.may_elect and now_ms >= role.election_deadline_ms and not self.shutting_down:
             self._become_prospective(now_ms)
         elif not self.requests.has_pending():
             self._look_for_leader(now_ms)
 
     def _poll_follower(self, role: Follower, now_ms: int) -> None:
-        if self.is_voter and now_ms >= role.fetch_deadline_ms and not self.shutting_down:
+        if self.may_elect and now_ms >= role.fetch_deadline_ms and not self.shutting_down:
             self._become_prospective(now_ms)
             return
         if self._awaiting_log or (role.download is not None and role.download.installing):
@@ -147,8 +147,7 @@ class Following(Elections):
 
     def _heard_from_leader(self, role: Follower, now_ms: int) -> None:
         role.has_fetched = True
-        if self.is_voter:
-            role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
+        role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
 
     def _truncate_diverging(self, epoch: int, end_offset: int) -> None:
         """Cuts what the leader does not have (KIP-595; the local look-up handles epochs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quorum.raft.voters import VoterSet
+from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot.names import SnapshotId
 
 
@@ -40,6 +40,10 @@ class LogView(Protocol):
     @property
     def voters_offset(self) -> int | None:
         """Offset of that record; -1 when the bootstrap checkpoint says it."""
+        ...
+
+    def was_voter_since(self, key: ReplicaKey, end_offset: int) -> bool:
+        """Whether the voters at `end_offset`, or any later ones, include this replica."""
         ...
 
     @property

@@ -81,13 +81,13 @@ class Replica(Reconfiguring):
         if state.epoch < log_epoch:
             self.role = Unattached(log_epoch, None, deadline_ms)
             self._persist(None, None)
-        elif state.leader_id == self.node_id and self.is_voter:
+        elif state.leader_id == self.node_id and self.may_elect:
             # An (offset, epoch) pair must never be written twice: it leads no more in this epoch.
             others = set(self.voters.others(self.node_id))
             self.role = Resigned(state.epoch, state.voted, deadline_ms, (), others)
         elif state.leader_id is not None and state.leader_id != self.node_id:
             self._start_as_follower(state.leader_id, now_ms)
-        elif state.voted == self.key and self.is_voter:
+        elif state.voted == self.key and self.may_elect:
             self.role = Candidate(state.epoch, self.key, deadline_ms, {self.node_id})
         else:
             self.role = Unattached(state.epoch, state.voted, deadline_ms)
@@ -99,7 +99,7 @@ class Replica(Reconfiguring):
         if endpoint is None:
             self.role = Unattached(state.epoch, state.voted, self._election_deadline_ms(now_ms))
             return
-        deadline_ms = now_ms + self.config.fetch_timeout_ms if self.is_voter else FOREVER_MS
+        deadline_ms = now_ms + self.config.fetch_timeout_ms
         self.role = Follower(state.epoch, state.voted, leader_id, endpoint, deadline_ms)
 
     def step(self, event: Event, now_ms: int) -> Effects:
@@ -244,13 +244,15 @@ class Replica(Reconfiguring):
         match role:
             case Unattached() | Prospective() | Candidate() | Resigned():
                 stopped = self.shutting_down and isinstance(role, Unattached | Resigned)
-                return None if stopped else role.election_deadline_ms
+                watching = isinstance(role, Unattached) and not self.may_elect
+                return None if stopped or watching else role.election_deadline_ms
             case Follower():
                 if self.shutting_down:
                     return None
                 membership_ms = self._membership_deadline_ms(role)
                 due_ms = FOREVER_MS if membership_ms is None else membership_ms
-                return min(role.fetch_deadline_ms, due_ms)
+                fetch_ms = role.fetch_deadline_ms if self.may_elect else FOREVER_MS
+                return min(fetch_ms, due_ms)
             case Leader():
                 deadlines = [self._check_quorum_deadline_ms(role)]
                 deadlines.extend(p.deadline_ms for p in role.parked.values())

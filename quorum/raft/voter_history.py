@@ -7,9 +7,10 @@ the log alone, and whoever holds the log (and nobody else) keeps it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from quorum.raft.voters import VoterSet
+from quorum.raft.voters import ReplicaKey, VoterSet
 
 BOOTSTRAP_OFFSET = -1
 """What the bootstrap checkpoint 0-0 says: before every record, and not replicated."""
@@ -28,6 +29,9 @@ class _ByOffset(Generic[T]):
             last = self._entries[-1][0]
             raise ValueError(f"offset {offset} is not behind the newest entry's, {last}")
         self._entries.append((offset, value))
+
+    def newest_first(self) -> Iterator[tuple[int, T]]:
+        return reversed(self._entries)
 
     def newest(self, before: int | None = None) -> tuple[int, T] | None:
         for offset, value in reversed(self._entries):
@@ -78,6 +82,15 @@ class VoterHistory:
         """(kraft.version, voters) of the records before `end_offset`: what a checkpoint says."""
         version, voters = self._versions.newest(end_offset), self._voters.newest(end_offset)
         return (0 if version is None else version[1]), (None if voters is None else voters[1])
+
+    def was_voter_since(self, key: ReplicaKey, end_offset: int) -> bool:
+        """Whether the set in force at `end_offset`, or any later one, has this voter."""
+        for offset, voters in self._voters.newest_first():
+            if voters.is_voter(key):
+                return True
+            if offset < end_offset:
+                return False
+        return False
 
     def truncate_to(self, end_offset: int) -> None:
         """Records from `end_offset` on are gone: the sets before count again."""

@@ -47,7 +47,10 @@ def report(outcomes: list[Outcome], failed: list[int], elapsed_s: float) -> None
         f"{sum(o.elections for o in outcomes)} elections, {sum(o.crashes for o in outcomes)} "
         f"crashes, {sum(o.committed for o in outcomes)} records committed, "
         f"{sum(o.truncations for o in outcomes)} truncations, "
-        f"{sum(o.snapshots_installed for o in outcomes)} checkpoints fetched"
+        f"{sum(o.snapshots_installed for o in outcomes)} checkpoints fetched, "
+        f"{sum(o.voter_changes for o in outcomes)} voter changes, "
+        f"{sum(o.disks_lost for o in outcomes)} disks lost, "
+        f"{sum(o.checkpoints_broken for o in outcomes)} checkpoints broken"
     )
     print(f"{elapsed_s:.1f} s, {count * 60 / elapsed_s:.0f} seeds per minute")
 

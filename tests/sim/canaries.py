@@ -5,17 +5,18 @@ nothing (reliability layer 6).
 from __future__ import annotations
 
 from quorum.quorum_state import QuorumStateStore
-from quorum.raft.effects import ElectionState
+from quorum.raft.effects import Effects, ElectionState
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.messages import VoteRequest
 from quorum.raft.replica import Replica
-from quorum.raft.roles import Leader
+from quorum.raft.roles import Candidate, Leader, ReplicaProgress
 
 
 class Canary:
     """No bug: the real thing. Subclasses break one rule each."""
 
     skips_fsync = False
+    snapshots_uncommitted = False
     replica: type[Replica] = Replica
 
     @staticmethod
@@ -74,10 +75,89 @@ class CountsItselfUnsynced(Canary):
     replica = _CountsItselfUnsynced
 
 
+class _CutsTooMuch(Replica):
+    def _truncate_diverging(self, epoch: int, end_offset: int) -> None:
+        before, own_end_offset = self.log.end_offset_for_epoch(epoch - 1)
+        self._effects.truncate_to = max(self.log.start_offset, own_end_offset if before else 0)
+        self._awaiting_log = True
+        cut = self._effects.truncate_to
+        self.flushed_offset = min(self.flushed_offset, cut)
+        self.flush_requested_offset = min(self.flush_requested_offset, cut)
+
+
+class CutsTooMuch(Canary):
+    """A diverging follower cuts the whole epoch, below its high watermark."""
+
+    replica = _CutsTooMuch
+
+
+class _ResumesLeadership(Replica):
+    def start(self, now_ms: int) -> Effects:
+        state = self.election_state
+        if state.leader_id != self.node_id or not self.is_voter:
+            return super().start(now_ms)
+        self._effects = Effects()
+        self.role = Candidate(state.epoch, self.key, now_ms + 1000, set(self.voters.ids))
+        self._become_leader(now_ms)
+        return self._finish(now_ms)
+
+
+class ResumesLeadership(Canary):
+    """A restarted leader leads on in its epoch instead of being Resigned (rule 5)."""
+
+    replica = _ResumesLeadership
+
+
+class _CountsOldVoters(Replica):
+    old_voters: dict[int, ReplicaProgress] | None = None
+
+    def _refresh_progress(self, role: Leader) -> None:
+        self.old_voters = dict(role.voters)
+        super()._refresh_progress(role)
+
+    def _advance_high_watermark(self, role: Leader) -> None:
+        if self._is_committed(self.log.voters_offset):
+            self.old_voters = None
+        if self.old_voters is None:
+            super()._advance_high_watermark(role)
+            return
+        new, role.voters = role.voters, self.old_voters
+        super()._advance_high_watermark(role)
+        role.voters = new
+
+
+class CountsOldVoters(Canary):
+    """A change of the voters is committed by a majority of the voters before it (KIP-853)."""
+
+    replica = _CountsOldVoters
+
+
+class _ChangesWithoutWaiting(Replica):
+    def _may_begin(self, role: Leader) -> bool:
+        return role.change is None
+
+
+class ChangesWithoutWaiting(Canary):
+    """A change begins before the last one, or anything of the own epoch, is committed."""
+
+    replica = _ChangesWithoutWaiting
+
+
+class SnapshotsUncommitted(Canary):
+    """A checkpoint is made at the log's end, above the high watermark."""
+
+    snapshots_uncommitted = True
+
+
 CANARIES: dict[str, type[Canary]] = {
     "skips-fsync": SkipsFsync,
     "votes-twice": VotesTwice,
     "forgets-its-vote": ForgetsItsVote,
     "commits-old-epochs": CommitsOldEpochs,
     "counts-itself-unsynced": CountsItselfUnsynced,
+    "cuts-too-much": CutsTooMuch,
+    "resumes-leadership": ResumesLeadership,
+    "counts-old-voters": CountsOldVoters,
+    "changes-without-waiting": ChangesWithoutWaiting,
+    "snapshots-uncommitted": SnapshotsUncommitted,
 }

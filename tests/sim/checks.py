@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quorum.raft.effects import ElectionState, LeaderAndEpoch
 from quorum.raft.roles import Leader
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot import SnapshotId
 from snapshot.framing import decode_batches
 
@@ -31,12 +31,14 @@ class Violation(AssertionError):
 class Checks:
     """What has been seen so far in one world."""
 
-    def __init__(self, voter_ids: list[int]) -> None:
-        self._voter_ids = voter_ids
-        self._leaders: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._leaders: dict[int, tuple[int, int]] = {}  # epoch -> (node, incarnation)
         self._persisted: dict[int, ElectionState] = {}
-        self._votes: dict[tuple[int, int], ReplicaKey] = {}
-        self._granted: dict[tuple[int, int], ReplicaKey] = {}
+        self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
+        self._granted: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
+        self._written: dict[tuple[int, int], bytes] = {}  # (epoch, offset) -> batch
+        self.voter_changes = 0
+        self.disks_lost = 0
         self._high_watermarks: dict[int, int] = {}
         self._compared: dict[int, int] = {}
         self._committed: dict[int, tuple[int, bytes]] = {}  # base offset -> (epoch, batch)
@@ -53,6 +55,11 @@ class Checks:
             raise Violation(f"{rule} at node {node.node_id}: {facts}")
 
     # --- elections (I1, I2) ---------------------------------------------------------------------
+
+    def on_disk_lost(self, node: SimNode) -> None:
+        """What this disk remembered is not expected any more."""
+        self.disks_lost += 1
+        self._persisted.pop(node.node_id, None)
 
     def on_start(self, node: SimNode) -> None:
         """What the disk remembers is not older than what was promised."""
@@ -84,12 +91,12 @@ class Checks:
 
     def _vote(
         self,
-        votes: dict[tuple[int, int], ReplicaKey],
+        votes: dict[tuple[ReplicaKey, int], ReplicaKey],
         node: SimNode,
         epoch: int,
         voted: ReplicaKey,
     ) -> None:
-        known = votes.setdefault((node.node_id, epoch), voted)
+        known = votes.setdefault((node.config.key, epoch), voted)
         self._require(
             known == voted, "I2 one vote per epoch", node, epoch=epoch, first=known, then=voted
         )
@@ -113,12 +120,13 @@ class Checks:
         replica, log = node.replica, node.log
         if isinstance(replica.role, Leader):
             known = self._leaders.get(replica.epoch)
+            own = (node.node_id, node.incarnation)
             if known is None:
                 self.elections += 1
-                self._leaders[replica.epoch] = node.node_id
+                self._leaders[replica.epoch] = own
                 self._check_leader_is_complete(node)
             self._require(
-                known in (None, node.node_id), "I1 one leader per epoch", node, other=known
+                known in (None, own), "I1 one leader per epoch, and one life of it", node, was=known
             )
         self._check_high_watermark(node)
         latest, earliest = log.latest_snapshot, log.earliest_snapshot
@@ -151,7 +159,8 @@ class Checks:
             leader_end=role.epoch_start_offset,
             committed=self.committed_end,
         )
-        self._compare(node, max(node.log.start_offset, self._compared.get(node.node_id, 0)))
+        begin = max(node.log.start_offset, self._compared.get(node.node_id, 0))
+        self._compare(node, begin, self.committed_end)
 
     def _check_high_watermark(self, node: SimNode) -> None:
         high_watermark = node.replica.high_watermark
@@ -179,15 +188,21 @@ class Checks:
                 high_watermark=high_watermark,
                 epoch_start=role.epoch_start_offset,
             )
-        self._compare(node, max(before, node.log.start_offset))
+        begin = max(before, node.log.start_offset)
+        self._compare(node, begin, min(high_watermark, self.committed_end))
 
     def _check_commit(self, node: SimNode, high_watermark: int) -> None:
         """Somebody says that more is committed: a majority must hold it for good."""
-        nodes = node.world.nodes
-        durable = {n: nodes[n].durable_offset for n in self._voter_ids}
+        nodes, voters = node.world.nodes, node.replica.voters
+        durable = {
+            v.key.replica_id: nodes[v.key.replica_id].durable_offset
+            if nodes[v.key.replica_id].config.key.matches(v.key)
+            else 0
+            for v in voters
+        }
         holding = [n for n, offset in durable.items() if offset >= high_watermark]
         self._require(
-            2 * len(holding) > len(self._voter_ids),
+            2 * len(holding) > len(voters),
             "I3 a majority holds everything below the high watermark durably",
             node,
             high_watermark=high_watermark,
@@ -205,12 +220,10 @@ class Checks:
         self._read(node, max(self.committed_end, node.log.start_offset), high_watermark, add=True)
         self.committed_end = high_watermark
 
-    def _compare(self, node: SimNode, begin: int) -> None:
-        """I5: what a node holds below the high watermark is what was committed."""
-        high_watermark = node.replica.high_watermark or 0
-        end = min(high_watermark, self.committed_end)
-        if isinstance(node.replica.role, Leader):
-            end = min(self.committed_end, node.log.end_offset)
+    def _compare(self, node: SimNode, begin: int, end: int) -> None:
+        """I5: what a node holds below its high watermark (a new leader: at all) is what was
+        committed.
+        """
         if begin < end:
             self._read(node, begin, end, add=False)
             self._compared[node.node_id] = end
@@ -240,6 +253,32 @@ class Checks:
                         offset=batch.base_offset,
                         epochs=(known[0], batch.epoch),
                     )
+
+    # --- what leaders write ---------------------------------------------------------------------
+
+    def on_written(self, node: SimNode, offset: int) -> None:
+        """A leader wrote a batch: nobody ever wrote another one at this offset in this epoch."""
+        batch = node.log.read(offset, 1)
+        known = self._written.setdefault((node.replica.epoch, offset), batch)
+        self._require(
+            known == batch,
+            "an (offset, epoch) is written once",
+            node,
+            offset=offset,
+            epoch=node.replica.epoch,
+        )
+
+    def on_voters(self, node: SimNode, voters: VoterSet) -> None:
+        """A leader appends a voter set: it differs by one voter at most from the one before."""
+        self.voter_changes += 1
+        before = {v.key for v in node.replica.voters}
+        self._require(
+            len(before ^ {v.key for v in voters}) <= 1,
+            "voters change one at a time",
+            node,
+            before=node.replica.voters,
+            after=voters,
+        )
 
     # --- log and checkpoints (I6, I7, I8) ---------------------------------------------------------
 

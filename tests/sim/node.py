@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from commitlog.memory_files import MemoryDirectory
+from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
 from quorum.raft.core import ReplicaConfig
 from quorum.raft.effects import (
@@ -30,11 +31,12 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.raft_client import CommittedBatch
 from quorum.raft_listeners import Listeners
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from tests.sim.canaries import Canary
+from tests.sim.faults import copy_disk
 from tidemark.errors import (
     CorruptMessageError,
     ErrorCode,
@@ -97,23 +99,47 @@ class Image:
 class SimNode:
     """A node of the world; `step` gives its replica an event."""
 
-    def __init__(self, world: World, node_id: int, *, voters: list[int], canary: Canary) -> None:
+    def __init__(
+        self,
+        world: World,
+        node_id: int,
+        *,
+        voters: list[int],
+        canary: Canary,
+        dynamic: bool = False,
+        auto_join: bool = False,
+    ) -> None:
+        """`voters`: the first ones; `dynamic`: by the log (kraft.version 1), else static. Ids above
+        10 are brokers, which never vote."""
         self.world = world
         self.node_id = node_id
         self.canary = canary
         self.disk = MemoryDirectory(seed=world.seed * 1000 + node_id)
+        self.old_disk: MemoryDirectory | None = None
         self.alive = False
         self.incarnation = 0
+        self.disks = 0
         self.durable_when_down = 0
-        voter_set = VoterSet.static({n: endpoint_of(n) for n in voters})
+        self.log_start = 0
+        self.clock_rate, self.clock_skew_ms, self.wall_skew_ms = 1.0, 0, 0
+        self.flush_max_ms = 15
+        self.paused_until_ms = 0
+        self.first_voters = voters
+        self.dynamic = dynamic
+        self.is_mere_broker = node_id > 10
         is_voter = node_id in voters
-        self.is_voter = is_voter
+        keys = {n: ReplicaKey(n, UUID(int=n + 1)) for n in voters}
+        endpoints = {n: endpoint_of(n) for n in voters}
+        if dynamic and is_voter:
+            voter_set = VoterSet(Voter(keys[n], endpoints[n]) for n in voters)
+            write_bootstrap_checkpoint(self.disk, voter_set)
         self.config = ReplicaConfig(
             cluster_id=CLUSTER_ID,
             key=ReplicaKey(node_id, UUID(int=node_id + 1)),
-            voters=voter_set,
-            endpoint=endpoint_of(node_id) if is_voter else None,
-            bootstrap=() if is_voter else tuple(endpoint_of(n) for n in voters),
+            voters=VoterSet(()) if dynamic else VoterSet.static(endpoints),
+            endpoint=None if self.is_mere_broker else endpoint_of(node_id),
+            bootstrap=() if is_voter and not dynamic else tuple(endpoints.values()),
+            auto_join=auto_join,
             election_timeout_ms=300,
             fetch_timeout_ms=600,
             request_timeout_ms=400,
@@ -122,16 +148,64 @@ class SimNode:
             fetch_snapshot_max_bytes=300,
         )
 
+    # --- time -----------------------------------------------------------------------------------
+
+    def clock_ms(self) -> int:
+        """The node's own steady clock: it runs a little wrong."""
+        return int(self.world.now_ms * self.clock_rate) + self.clock_skew_ms
+
+    def wall_ms(self) -> int:
+        """The node's wall clock: for timestamps only, it may be days off."""
+        return self.world.now_ms + self.wall_skew_ms
+
+    def world_time_ms(self, clock_ms: int) -> int:
+        """When the node's clock shows `clock_ms`."""
+        moment_ms = int((clock_ms - self.clock_skew_ms) / self.clock_rate)
+        while int(moment_ms * self.clock_rate) + self.clock_skew_ms < clock_ms:
+            moment_ms += 1
+        return moment_ms
+
+    @property
+    def is_paused(self) -> bool:
+        return self.world.now_ms < self.paused_until_ms
+
     # --- life -----------------------------------------------------------------------------------
+
+    def lose_disk(self) -> None:
+        """The node comes back with an empty disk: under a new directory id where it might vote."""
+        self.disks += 1
+        self.disk = MemoryDirectory(seed=self.world.seed * 1000 + 100 * self.disks + self.node_id)
+        if not self.is_mere_broker:
+            directory_id = UUID(int=1000 * self.disks + self.node_id)
+            key = ReplicaKey(self.node_id, directory_id)
+            self.config = replace(self.config, key=key)
+        self.durable_when_down = 0
+        self.world.checks.on_disk_lost(self)
+
+    def take_old_disk(self) -> None:
+        """A broker comes back with a copy of its disk from before."""
+        assert self.is_mere_broker
+        if self.old_disk is not None:
+            self.disk = copy_disk(self.old_disk, self.world.seed * 1000 + self.node_id)
+            self.world.checks.on_disk_lost(self)
+
+    def move(self) -> None:
+        """From its next start on it answers at another address."""
+        endpoint = self.config.endpoint
+        if endpoint is not None:
+            self.config = replace(
+                self.config, endpoint=Endpoint(f"{endpoint.host}'", endpoint.port)
+            )
 
     def start(self) -> None:
         """(Re)starts from what the disk kept."""
         self.incarnation += 1
         self.alive = True
-        now_ms = self.world.now_ms
+        self.paused_until_ms = 0
+        now_ms = self.clock_ms()
         directory = self.disk.subdirectory("__cluster_metadata-0")
         self.disk.fsync()
-        self.log = ReplicatedLog(directory, LOG_CONFIG, now_ms)
+        self.log = ReplicatedLog(directory, LOG_CONFIG, self.wall_ms())
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
         self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
@@ -148,6 +222,7 @@ class SimNode:
         if not self.alive:
             return
         self.durable_when_down = self.durable_offset
+        self.log_start = self.log.start_offset
         self.alive = False
         self.disk.crash()
         self.world.trace(self, "crash")
@@ -163,12 +238,15 @@ class SimNode:
     # --- events ---------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        if self.alive:
+        if self.alive and self.is_paused:  # it is delivered when the process goes on
+            delay_ms = self.paused_until_ms - self.world.now_ms
+            self.world.after(delay_ms, self, lambda: self.step(event))
+        elif self.alive:
             self.world.trace(self, type(event).__name__)
             self.run(lambda: self._step(event))
 
     def _step(self, event: Event) -> None:
-        self.carry_out(self.replica.step(event, self.world.now_ms))
+        self.carry_out(self.replica.step(event, self.clock_ms()))
 
     def run(self, work) -> None:
         """Does something, then what follows every event: delivery, checks, the next timer."""
@@ -186,14 +264,16 @@ class SimNode:
     def tick(self, incarnation: int) -> None:
         if self.alive and incarnation == self.incarnation:
             deadline_ms = self.replica.next_deadline_ms()
-            if deadline_ms is not None and deadline_ms <= self.world.now_ms:
+            if deadline_ms is not None and deadline_ms <= self.clock_ms():
                 self.step(Tick())
 
     def propose(self, values: list[bytes]) -> bool:
         """The client of this node appends; False where it does not lead."""
-        if not self.alive or not self.replica.can_append(self.replica.epoch):
+        if self.is_paused or not self.alive or not self.replica.can_append(self.replica.epoch):
             return False
-        self.log.append_values(values, self.replica.epoch, self.world.now_ms)
+        first = self.log.end_offset
+        self.log.append_values(values, self.replica.epoch, self.wall_ms())
+        self.world.checks.on_written(self, first)
         self.step(LogAppended())
         return True
 
@@ -206,15 +286,17 @@ class SimNode:
 
     def make_snapshot(self) -> None:
         """Writes the image as a checkpoint and cleans the log; may lose power half way."""
-        if not self.alive or self.image.offset == 0:
+        if self.is_paused or not self.alive or self.image.offset == 0:
             return
-        high_watermark = self.replica.high_watermark
-        if self.image.offset <= self.log.start_offset:
+        end_offset, high_watermark = self.image.offset, self.replica.high_watermark
+        if self.canary.snapshots_uncommitted:
+            end_offset = high_watermark = self.log.end_offset
+        if end_offset <= self.log.start_offset:
             return
-        snapshot_id = self.log.snapshot_id_for(self.image.offset, high_watermark)
+        snapshot_id = self.log.snapshot_id_for(end_offset, high_watermark)
         if snapshot_id is None:
             return
-        timestamp_ms = self.log.last_timestamp_ms(self.image.offset)
+        timestamp_ms = self.log.last_timestamp_ms(end_offset)
         writer = self.log.snapshot_writer(snapshot_id, timestamp_ms)
         writer.append(self.image.records())
         if self.world.chance(0.05):
@@ -227,7 +309,7 @@ class SimNode:
             return
         self.log.snapshot_frozen(snapshot_id)
         self.world.checks.on_snapshot_frozen(self, snapshot_id)
-        self.log.clean(self.world.now_ms)
+        self.log.clean(self.wall_ms())
         self.run(lambda: None)
 
     # --- effects --------------------------------------------------------------------------------
@@ -256,10 +338,14 @@ class SimNode:
         if effects.truncate_to is not None:
             self.world.checks.on_truncate(self, effects.truncate_to)
             self.log.truncate_to(effects.truncate_to)
+        first = self.log.end_offset
         if effects.append_leader_change is not None:
-            self.log.append_leader_change(effects.append_leader_change, self.world.now_ms)
+            self.log.append_leader_change(effects.append_leader_change, self.wall_ms())
+            self.world.checks.on_written(self, first)
         if effects.append_voters is not None:
-            self.log.append_voters(effects.append_voters, self.replica.epoch, self.world.now_ms)
+            self.world.checks.on_voters(self, effects.append_voters)
+            self.log.append_voters(effects.append_voters, self.replica.epoch, self.wall_ms())
+            self.world.checks.on_written(self, first)
         if effects.append_records:
             self.log.append_fetched(effects.append_records)
         if effects.snapshot_piece is not None:
@@ -281,7 +367,7 @@ class SimNode:
                 self.log.complete_flush(pending)
             self._flushed(end_offset)
 
-        self.world.after(self.world.rng.randrange(1, 15), self, done)
+        self.world.after(self.world.rng.randrange(1, self.flush_max_ms), self, done)
 
     def _flushed(self, end_offset: int) -> None:
         self.flush_scheduled = False
@@ -315,6 +401,8 @@ class SimNode:
                 response = replace(response, records=records)
             elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
                 data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
+                if self.world.chance(0.02):  # it rots on the way
+                    data = bytes([data[0] ^ 4]) + data[1:]
                 response = replace(response, data=data)
         except OffsetOutOfRangeError:
             self.world.trace(self, "cleaned under a fetch")

@@ -18,7 +18,9 @@ from quorum.raft.effects import RequestFailed, RequestReceived, ResponseReceived
 from quorum.raft.roles import Leader
 from tests.sim.canaries import Canary
 from tests.sim.checks import Checks, Violation
+from tests.sim.faults import ADMIN, Administrator, break_a_checkpoint, copy_disk
 from tests.sim.node import SimNode
+from tidemark.errors import FatalError
 
 FAULT_TIME_MS = 8_000
 HEAL_TIME_MS = 12_000
@@ -38,6 +40,9 @@ class Outcome:
     crashes: int
     truncations: int
     snapshots_installed: int
+    voter_changes: int
+    disks_lost: int
+    checkpoints_broken: int
 
 
 class World:
@@ -54,14 +59,31 @@ class World:
         self._hash = hashlib.sha256()
         self.events = 0
         self.crashes = 0
+        self.checkpoints_broken = 0
         voters = list(range(1, self.rng.choice([3, 3, 3, 5, 1, 2, 4]) + 1))
         observers = list(range(11, 11 + self.rng.choice([0, 1, 2])))
-        self.checks = Checks(voters)
+        self.dynamic = self.rng.random() < 0.6
+        self.auto_join = self.dynamic and self.rng.random() < 0.2
+        spares = range(6, 6 + self.rng.choice([1, 2])) if self.dynamic else ()
+        self.checks = Checks()
         chosen = canary or Canary()
         self.nodes = {
-            n: SimNode(self, n, voters=voters, canary=chosen) for n in (*voters, *observers)
+            n: SimNode(
+                self,
+                n,
+                voters=voters,
+                canary=chosen,
+                dynamic=self.dynamic,
+                auto_join=self.auto_join,
+            )
+            for n in (*voters, *spares, *observers)
         }
-        self.voters = voters
+        for node in self.nodes.values():
+            node.clock_rate = self.rng.choice([1.0, 1.0, 0.96, 1.04])
+            node.clock_skew_ms = self.rng.randrange(100_000)
+            node.wall_skew_ms = self.rng.choice([0, 0, -86_400_000, 86_400_000])
+            node.flush_max_ms = self.rng.choice([15, 15, 15, 120])
+        self.administrator = Administrator(self)
         self.drop_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.duplicate_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.delay_max_ms = self.rng.choice([5, 30, 150])
@@ -94,7 +116,8 @@ class World:
         deadline_ms = node.replica.next_deadline_ms()
         if deadline_ms is None:
             return
-        moment_ms = max(deadline_ms, self.now_ms + 1)
+        moment_ms = max(node.world_time_ms(deadline_ms), self.now_ms + 1)
+        moment_ms = max(moment_ms, node.paused_until_ms)
         planned_ms = self._ticks.get(node.node_id)
         if planned_ms is not None and self.now_ms < planned_ms <= moment_ms:
             return  # it will look again then
@@ -138,12 +161,11 @@ class World:
         incarnation, correlation_id = source.incarnation, send.correlation_id
 
         def arrive() -> None:
-            if not target.alive:
+            if not target.alive or send.endpoint != target.config.endpoint:
                 if self.rng.random() < 0.5:  # the connection is refused; else silence
                     self.after_of(source, incarnation, lambda: RequestFailed(correlation_id))
                 return
-            self._tokens += 1
-            token = self._tokens
+            token = self.next_token()
             target.tokens[token] = (source.node_id, correlation_id, incarnation)
             target.step(RequestReceived(token, send.request))
 
@@ -161,6 +183,9 @@ class World:
         incarnation: int,
         response: m.Response,
     ) -> None:
+        if target_id == ADMIN:
+            self.administrator.answered(response)
+            return
         target = self.nodes[target_id]
         if isinstance(response, m.VoteResponse) and response.vote_granted:
             pending = target.incarnation == incarnation and target.alive
@@ -183,7 +208,10 @@ class World:
             (rng.choice([500, 2000, 9000]), self._cut_some),
             (rng.choice([300, 1000]), self._snapshot_one),
             (rng.choice([2000, 9000]), self._trouble_leader),
+            (rng.choice([1500, 6000]), self._pause_one),
         ]
+        if self.dynamic:
+            verbs.append((rng.choice([250, 700, 2500]), self.administrator.change_some))
         for mean_ms, verb in verbs:
             moment_ms = 0
             while (moment_ms := moment_ms + 1 + rng.randrange(2 * mean_ms)) < FAULT_TIME_MS:
@@ -204,8 +232,43 @@ class World:
             self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda n=node: self._restart(n))
 
     def _restart(self, node: SimNode) -> None:
-        if not node.alive:
+        """Comes back: as it was, or with another disk, a broken checkpoint, another address."""
+        if node.alive:
+            return
+        kind = self.rng.random() if self.faulty and node.incarnation > 0 else 1.0
+        if kind < 0.15 and self.administrator.may_lose_disk(node):
+            node.lose_disk()
+        elif kind < 0.25 and node.is_mere_broker:
+            node.take_old_disk()
+        elif kind < 0.35:
+            if break_a_checkpoint(node, self.rng):
+                self.checkpoints_broken += 1
+        elif kind < 0.42 and self.administrator.may_be_missed(node):
+            node.move()
+        elif kind < 0.5 and node.is_mere_broker:
+            node.old_disk = copy_disk(node.disk, self.seed)
+        try:
             node.start()
+        except FatalError:
+            if not node.is_mere_broker:
+                raise
+            node.lose_disk()  # what the message asks the operator to do
+            node.start()
+
+    def _pause_one(self) -> None:
+        """SIGSTOP, beyond the timeouts or not; a leader that goes on is a zombie for a moment."""
+        leaders = self.leaders()
+        node = leaders[0] if leaders and self.rng.random() < 0.5 else self._any_node()
+        if node.alive:
+            node.paused_until_ms = self.now_ms + 1 + self.rng.randrange(3000)
+            self.trace(node, "paused")
+
+    def controllers(self) -> list[SimNode]:
+        return [n for n in self.nodes.values() if not n.is_mere_broker]
+
+    def next_token(self) -> int:
+        self._tokens += 1
+        return self._tokens
 
     def _cut_some(self) -> None:
         """One way or both, one node or halves of the cluster; healed after a while."""
@@ -226,7 +289,7 @@ class World:
         self._any_node().make_snapshot()
 
     def _trouble_leader(self) -> None:
-        leaders = self._leaders()
+        leaders = self.leaders()
         if not leaders:
             return
         leader = leaders[0]
@@ -241,11 +304,11 @@ class World:
             leader.crash()
             self.at(self.now_ms + 400, lambda: self._restart(leader))
 
-    def _leaders(self) -> list[SimNode]:
+    def leaders(self) -> list[SimNode]:
         return [n for n in self.nodes.values() if n.alive and isinstance(n.replica.role, Leader)]
 
     def _append_some(self) -> None:
-        for leader in self._leaders():  # more than one: an old one that does not know it yet
+        for leader in self.leaders():  # more than one: an old one that does not know it yet
             count = 1 + self.rng.randrange(4)
             values = []
             for _ in range(count):
@@ -276,6 +339,9 @@ class World:
             self.crashes,
             checks.truncations,
             checks.snapshots_installed,
+            checks.voter_changes,
+            checks.disks_lost,
+            self.checkpoints_broken,
         )
 
     def _run_until(self, end_ms: int) -> None:
@@ -290,10 +356,15 @@ class World:
         self.cut.clear()
         for node in self.nodes.values():
             self.at(self.now_ms + 1, lambda n=node: self._revive(n))
+        self.administrator.correct_bootstrap_servers()
+        for node in self.nodes.values():
+            node.paused_until_ms = min(node.paused_until_ms, self.now_ms)
+            node.flush_max_ms = 15
         for moment_ms in range(self.now_ms + 500, FAULT_TIME_MS + HEAL_TIME_MS, 50):
             self.at(moment_ms, self._look)
 
     def _look(self) -> None:
+        self.administrator.mend()
         self.quiet = self._is_quiet()
 
     def _revive(self, node: SimNode) -> None:
@@ -303,11 +374,14 @@ class World:
 
     def _is_quiet(self) -> bool:
         """A leader committed a record written after the healing, and all replicas have it."""
-        leaders = self._leaders()
+        leaders = self.leaders()
         if len(leaders) != 1:
             return False
         leader = leaders[0]
-        end_offset = leader.log.end_offset
+        role, end_offset = leader.replica.role, leader.log.end_offset
+        assert isinstance(role, Leader)
+        if role.change is not None or not leader.replica.is_voter:
+            return False
         everywhere = all(
             n.alive and n.log.end_offset == end_offset and n.replica.high_watermark == end_offset
             for n in self.nodes.values()

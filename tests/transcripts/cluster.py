@@ -7,6 +7,7 @@ transcript.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from quorum.raft import messages as m
@@ -14,6 +15,7 @@ from quorum.raft.effects import Send
 from quorum.raft.roles import Leader
 from tests.sim.canaries import Canary
 from tests.sim.checks import Checks
+from tests.sim.faults import ADMIN
 from tests.sim.node import SimNode
 from tests.sim.world import World
 from tidemark.errors import ErrorCode
@@ -23,19 +25,30 @@ class RaftCluster(World):
     """Voters 1..n and observers 11.., all up from the beginning unless said otherwise."""
 
     def __init__(
-        self, *, voters: int = 3, observers: int = 0, seed: int = 0, start: bool = True
+        self,
+        *,
+        voters: int = 3,
+        observers: int = 0,
+        spares: int = 0,
+        dynamic: bool = False,
+        seed: int = 0,
+        start: bool = True,
     ) -> None:
+        """`dynamic`: voters by the log; then `spares` 6.. are controllers that may become some."""
         super().__init__(seed)
+        self.rng = random.Random(seed)
         ids = list(range(1, voters + 1))
         self.voters = ids
-        self.checks = Checks(ids)
+        self.checks = Checks()
+        self.dynamic = dynamic
         self.nodes = {
-            n: SimNode(self, n, voters=ids, canary=Canary())
-            for n in (*ids, *range(11, 11 + observers))
+            n: SimNode(self, n, voters=ids, canary=Canary(), dynamic=dynamic)
+            for n in (*ids, *range(6, 6 + spares), *range(11, 11 + observers))
         }
         self.faulty = False
         self.lines: list[str] = []
         self._roles: dict[int, str] = {}
+        self._voters: dict[int, str] = {}
         if start:
             for node_id in self.nodes:
                 self.start(node_id)
@@ -58,6 +71,29 @@ class RaftCluster(World):
         node.alive = False
         node.disk.crash(keep="nothing")
         self._roles.pop(node_id, None)
+
+    def add_voter(self, node_id: int, by: int) -> None:
+        """Asks node `by` to make the node a voter."""
+        self.lines.append(f"{self.now_ms:5}  n{by} is asked to add voter n{node_id}")
+        self.administrator.add(self.nodes[by], self.nodes[node_id])
+
+    def remove_voter(self, node_id: int, by: int) -> None:
+        """Asks node `by` to make the node an observer."""
+        self.lines.append(f"{self.now_ms:5}  n{by} is asked to remove voter n{node_id}")
+        leader = self.nodes[by]
+        self.administrator.remove(leader, leader.replica.voters.key(node_id))
+
+    def lose_disk(self, node_id: int) -> None:
+        """Of a node that is down."""
+        self.lines.append(f"{self.now_ms:5}  n{node_id} gets an empty disk, another directory id")
+        self.nodes[node_id].lose_disk()
+
+    def move(self, node_id: int) -> None:
+        """From its next start on the node answers elsewhere."""
+        self.nodes[node_id].move()
+        endpoint = self.nodes[node_id].config.endpoint
+        assert endpoint is not None
+        self.lines.append(f"{self.now_ms:5}  n{node_id} moves to {endpoint.address}")
 
     def shut_down(self, node_id: int) -> None:
         self.lines.append(f"{self.now_ms:5}  n{node_id} shuts down")
@@ -166,7 +202,17 @@ class RaftCluster(World):
         super().schedule_tick(node)
         self._note_role(node)
 
+    def _note_voters(self, node: SimNode) -> None:
+        voters = ", ".join(
+            f"n{v.key.replica_id}" + ("" if "'" not in v.endpoint.host else f" at {v.endpoint[0]}")
+            for v in node.replica.voters
+        )
+        if self.dynamic and self._voters.get(node.node_id) != voters:
+            self._voters[node.node_id] = voters
+            self.lines.append(f"{self.now_ms:5}  n{node.node_id} counts voters [{voters}]")
+
     def _note_role(self, node: SimNode) -> None:
+        self._note_voters(node)
         role = node.replica.role
         text = f"{type(role).__name__} in epoch {role.epoch}"
         leader_id = getattr(role, "leader_id", None)
@@ -195,7 +241,9 @@ class RaftCluster(World):
     ) -> None:
         self._note_role(source)
         text = describe_response(response)
-        if text:
+        if target_id == ADMIN:
+            self.lines.append(f"{self.now_ms:5}  n{source.node_id} answers: {text}")
+        elif text:
             lost = "" if self._passes(source.node_id, target_id) else "   (lost)"
             self.lines.append(f"{self.now_ms:5}  n{target_id} <- n{source.node_id}  {text}{lost}")
         super().send_response(source, target_id, correlation_id, incarnation, response)
@@ -217,6 +265,10 @@ def describe_request(request: m.Request) -> str:
             return f"FetchSnapshot {tuple(request.snapshot_id)} from byte {request.position}"
         case m.FetchRequest():
             return ""
+        case m.UpdateVoterRequest():
+            return f"UpdateVoter n{request.voter.replica_id} at {request.endpoint.address}"
+        case m.AddVoterRequest() | m.RemoveVoterRequest():
+            return f"{type(request).__name__} n{request.voter.replica_id}"
 
 
 def describe_response(response: m.Response) -> str:
@@ -238,5 +290,7 @@ def describe_response(response: m.Response) -> str:
             return "" if error == ErrorCode.NONE or asked_around else f"Fetch: {error.name}"
         case m.FetchSnapshotResponse() if error == ErrorCode.NONE:
             return f"{len(response.data)} of {response.size} bytes"
+        case m.VoterChangeResponse():
+            return "done" if error == ErrorCode.NONE else f"{error.name}: {response.message}"
         case _:
             return "" if error == ErrorCode.NONE else error.name

@@ -130,6 +130,100 @@ def snapshot_bootstrap() -> str:
     return cluster.story()
 
 
+def voters_added() -> str:
+    """A standalone controller gets a second voter: an observer first, probed, then counted."""
+    cluster = RaftCluster(voters=1, spares=1, dynamic=True)
+    cluster.tell("formatted with --standalone: the first leader writes the voters into the log")
+    leader = cluster.run_until_leader()
+    cluster.append(leader, b"a=1")
+    cluster.run_until_equal()
+    cluster.tell("the observer has caught up; the new set counts as soon as it is appended")
+    cluster.add_voter(6, by=leader)
+    cluster.run_until(lambda: cluster.nodes[leader].replica.role.change is None)
+    cluster.run_until_equal()
+    cluster.tell("it is a voter now: what the operator asks twice is refused")
+    cluster.add_voter(6, by=leader)
+    cluster.show()
+    return cluster.story()
+
+
+def leader_removed() -> str:
+    """The leader is removed: it leads until that is committed, without counting itself."""
+    cluster = RaftCluster(dynamic=True)
+    leader = cluster.run_until_leader()
+    cluster.run_until_equal()
+    cluster.lines.clear()
+    cluster.tell("the leader is to go")
+    cluster.remove_voter(leader, by=leader)
+    cluster.run_until_leader(other_than=leader)
+    cluster.tell("it goes on as an observer")
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def voter_change_taken_back() -> str:
+    """A change that was appended, but not committed, is gone with the truncation of its record."""
+    cluster = RaftCluster(spares=1, dynamic=True)
+    old = cluster.run_until_leader()
+    cluster.run_until_equal()
+    gone = next(n for n in cluster.voters if n != old)
+    cluster.lines.clear()
+    cluster.tell("a leader that is cut off is asked to remove a voter")
+    cluster.isolate(old)
+    cluster.remove_voter(gone, by=old)
+    cluster.run_until_leader(other_than=old)
+    cluster.tell("the others never heard of it: the old leader takes it back")
+    cluster.heal()
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def voter_with_new_disk() -> str:
+    """A voter that lost its disk is another replica: the old one is removed, the new one added."""
+    cluster = RaftCluster(dynamic=True)
+    leader = cluster.run_until_leader()
+    cluster.append(leader, b"a=1")
+    cluster.run_until_equal()
+    lost = next(n for n in cluster.voters if n != leader)
+    cluster.lines.clear()
+    cluster.tell("a voter loses its disk")
+    cluster.crash(lost)
+    cluster.lose_disk(lost)
+    cluster.start(lost)
+    cluster.run_until_equal()
+    cluster.tell("it has everything, but no vote: its directory id is unknown")
+    cluster.add_voter(lost, by=leader)
+    cluster.remove_voter(lost, by=leader)
+    cluster.run_until(lambda: cluster.nodes[leader].replica.role.change is None)
+    cluster.add_voter(lost, by=leader)
+    cluster.run_until(lambda: cluster.nodes[leader].replica.role.change is None)
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
+def voter_moved() -> str:
+    """A voter comes back at another address, and tells the leader."""
+    cluster = RaftCluster(dynamic=True)
+    leader = cluster.run_until_leader()
+    cluster.run_until_equal()
+    moved = next(n for n in cluster.voters if n != leader)
+    cluster.crash(moved)
+    cluster.lines.clear()
+    cluster.tell("a voter comes back at another address")
+    cluster.move(moved)
+    cluster.start(moved)
+    endpoint = cluster.nodes[moved].config.endpoint
+    cluster.run_until(
+        lambda: all(n.replica.voters.endpoint(moved) == endpoint for n in cluster.nodes.values())
+    )
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
 STORIES: dict[str, Callable[[], str]] = {
     story.__name__: story
     for story in (
@@ -140,5 +234,10 @@ STORIES: dict[str, Callable[[], str]] = {
         check_quorum,
         graceful_shutdown,
         snapshot_bootstrap,
+        voters_added,
+        leader_removed,
+        voter_change_taken_back,
+        voter_with_new_disk,
+        voter_moved,
     )
 }

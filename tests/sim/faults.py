@@ -1,0 +1,169 @@
+"""What goes wrong with nodes and disks in the simulated world, and when it may: an operator who
+loses more disks than the quorum can bear loses the cluster, and proves nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from commitlog.memory_files import MemoryDirectory
+from quorum.raft import messages as m
+from quorum.raft.effects import RequestReceived
+from quorum.raft.roles import Leader
+from quorum.raft.voters import ReplicaKey
+
+if TYPE_CHECKING:
+    from tests.sim.node import SimNode
+    from tests.sim.world import World
+
+ADMIN = 0
+"""The node id that administrators' requests come from; nobody has it."""
+CHANGE_TIMEOUT_MS = 1000
+
+
+def copy_disk(source: MemoryDirectory, seed: int) -> MemoryDirectory:
+    """All files of a disk that is at rest, durably, on another one."""
+    target = MemoryDirectory(seed=seed)
+    _copy(source, target)
+    return target
+
+
+def _copy(source, target) -> None:
+    for name in source.list():
+        if source.is_directory(name):
+            _copy(source.subdirectory(name), target.subdirectory(name))
+            continue
+        file = target.open(name, create=True)
+        file.append(source.read(name))
+        file.fsync()
+        file.close()
+    target.fsync()
+
+
+def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
+    """Flips a bit in one checkpoint of a node that is down, where the node can do without it: the
+    log begins at 0, or another checkpoint covers the log's beginning, or it is a mere broker.
+    """
+    directory = node.disk.subdirectory("__cluster_metadata-0")
+    names = directory.list()
+    checkpoints = sorted(
+        n for n in names if n.endswith(".checkpoint") and not n.startswith("0" * 20)
+    )
+    if not checkpoints:
+        return False
+    victim = checkpoints[rng.randrange(len(checkpoints))]
+    bases = [int(n[:20]) for n in names if n.endswith(".log")]
+    rest = [n for n in checkpoints if n != victim]
+    base = min(bases, default=0)
+    spare = any(int(n[:20]) >= base for n in rest) and node.log_start <= int(max(rest)[:20])
+    newest_covered = victim != checkpoints[-1] or (bool(bases) and base < int(victim[:20]))
+    if not node.is_mere_broker and not (newest_covered and (base == 0 or spare)):
+        return False
+    directory.flip_bit(victim, rng.randrange(directory.size_of(victim)), rng.randrange(8))
+    return True
+
+
+class Administrator:
+    """Changes the voters all the while, and replaces those that lost their disks."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.last_change_ms = -10_000
+        self.answers: dict[str, int] = {}
+
+    def ask(self, leader: SimNode, request: m.VoterChangeRequest) -> None:
+        self.last_change_ms = self.world.now_ms
+        token = self.world.next_token()
+        leader.tokens[token] = (ADMIN, 0, 0)
+        leader.step(RequestReceived(token, request))
+
+    def answered(self, response: m.Response) -> None:
+        name = response.header.error.name
+        self.answers[name] = self.answers.get(name, 0) + 1
+
+    def lost_voters(self, leader: SimNode) -> list[ReplicaKey]:
+        nodes = self.world.nodes
+        voters = leader.replica.voters
+        return [v.key for v in voters if nodes[v.key.replica_id].config.key != v.key]
+
+    def change_some(self) -> None:
+        """Asks whoever believes to lead: an old leader may be among them."""
+        world = self.world
+        leaders = [n for n in world.leaders() if not n.is_paused]
+        if not leaders or not world.dynamic:
+            return
+        leader = leaders[world.rng.randrange(len(leaders))]
+        lost = self.lost_voters(leader)
+        voters = leader.replica.voters
+        spare = [n for n in world.controllers() if not voters.is_voter(n.config.key)]
+        kind = world.rng.random()
+        if lost:
+            self.remove(leader, lost[0])
+        elif kind < 0.55 and spare:
+            self.add(leader, spare[world.rng.randrange(len(spare))])
+        elif len(voters) > 1:
+            ids = voters.ids
+            self.remove(leader, voters.key(ids[world.rng.randrange(len(ids))]))
+
+    def add(self, leader: SimNode, node: SimNode) -> None:
+        cluster_id, endpoint = node.config.cluster_id, node.config.endpoint
+        assert endpoint is not None
+        self.ask(
+            leader, m.AddVoterRequest(cluster_id, node.config.key, endpoint, CHANGE_TIMEOUT_MS)
+        )
+
+    def remove(self, leader: SimNode, key: ReplicaKey) -> None:
+        request = m.RemoveVoterRequest(leader.config.cluster_id, key, CHANGE_TIMEOUT_MS)
+        self.ask(leader, request)
+
+    def correct_bootstrap_servers(self) -> None:
+        """After healing: every node is told where the controllers answer now."""
+        if not self.world.dynamic:
+            return
+        endpoints = [n.config.endpoint for n in self.world.controllers()]
+        servers = tuple(e for e in endpoints if e is not None)
+        for node in self.world.nodes.values():
+            node.config = replace(node.config, bootstrap=servers)
+            if node.incarnation > 0:
+                node.replica.config = node.config
+
+    def mend(self) -> None:
+        """After healing: voters without their disks go, so that nothing waits for them."""
+        for leader in self.world.leaders():
+            role = leader.replica.role
+            if isinstance(role, Leader) and role.change is None:
+                lost = self.lost_voters(leader)
+                if lost:
+                    self.remove(leader, lost[0])
+
+    def may_lose_disk(self, node: SimNode) -> bool:
+        """A broker may always, a controller if the quorum can do without it."""
+        return node.is_mere_broker or (not self.world.auto_join and self.may_be_missed(node))
+
+    def may_be_missed(self, node: SimNode) -> bool:
+        """Whether a controller may get another disk or address: only where the voters are dynamic,
+        agreed on, committed and not about to change, and a majority of them keeps both.
+        """
+        world = self.world
+        if not world.dynamic or node.is_mere_broker:
+            return False
+        if world.now_ms - self.last_change_ms < 3 * CHANGE_TIMEOUT_MS:
+            return False
+        started = [n for n in world.controllers() if n.incarnation > 0]
+        if len(started) < len(world.controllers()):
+            return False
+        views = {n.replica.voters for n in started}
+        offsets = {n.replica.log.voters_offset for n in started}
+        if len(views) != 1 or max(o or 0 for o in offsets) >= world.checks.committed_end:
+            return False
+        [voters] = views
+        intact = [
+            v
+            for v in voters
+            if world.nodes[v.key.replica_id].config.key == v.key
+            and world.nodes[v.key.replica_id].config.endpoint == v.endpoint
+            and v.key.replica_id != node.node_id
+        ]
+        return len(intact) >= voters.majority or not voters.is_voter(node.config.key)
