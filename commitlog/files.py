@@ -23,9 +23,11 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from commitlog.open_files import OPEN_FILES
 from tidemark.errors import FatalError, StorageError
 
 _IOV_MAX = 1024
@@ -179,16 +181,26 @@ def fsync_failed(name: str, reason: str) -> FatalError:
 
 
 class OsFile:
-    """A file of the operating system."""
+    """A file of the operating system.
+
+    It may give its descriptor back while it is not used (`commitlog.open_files`), so every use
+    goes through `_descriptor`, under the file's lock.
+    """
 
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
+        self._flags = flags
         self._broken = ""
+        self._closed = False
+        self._lock = threading.Lock()
+        self._fd = -1
+        self.used = True
         try:
             self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
         except OSError as error:
             raise storage_error("open", path, error) from error
+        OPEN_FILES.opened(self)
 
     @property
     def name(self) -> str:
@@ -198,47 +210,52 @@ class OsFile:
     def size(self) -> int:
         return self._size
 
-    def fileno(self) -> int:
-        """The descriptor, for sendfile and the like."""
+    def _descriptor(self) -> int:
+        """The open descriptor; the caller holds the lock until it is done with it."""
+        self.used = True
+        if self._fd < 0:
+            if self._closed:
+                raise OSError(errno.EBADF, "the file is closed")
+            self._fd = os.open(self._path, self._flags & ~os.O_CREAT | os.O_CLOEXEC)
+            OPEN_FILES.opened(self)
         return self._fd
+
+    def release(self) -> bool:
+        """Gives the descriptor back until the next use; False while a use is under way."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+        return True
 
     def append(self, *buffers: bytes | memoryview) -> int:
         if self._broken:
             raise StorageError(self._broken)
         start = self._size
         total = sum(map(len, buffers))
-        try:
-            if len(buffers) > _IOV_MAX:
-                written = self._write_all(buffers, start)
-            else:
-                written = os.pwritev(self._fd, buffers, start)
-                if written < total:
-                    written += self._write_all(_skip(buffers, written), start + written)
-        except OSError as error:
-            self._undo(start)
-            raise storage_error("append to", self._path, error) from error
-        self._size = start + written
+        with self._lock:
+            try:
+                fd = self._descriptor()
+                if len(buffers) > _IOV_MAX:
+                    written = _write_all(fd, buffers, start)
+                else:
+                    written = os.pwritev(fd, buffers, start)
+                    if written < total:
+                        written += _write_all(fd, _skip(buffers, written), start + written)
+            except OSError as error:
+                self._undo(start)
+                raise storage_error("append to", self._path, error) from error
+            self._size = start + written
         return start
-
-    def _write_all(self, buffers: tuple[bytes | memoryview, ...], position: int) -> int:
-        """Writes everything in as many calls as it takes: one call may write less than it was
-        given.
-        """
-        start = position
-        while buffers:
-            written = os.pwritev(self._fd, buffers[:_IOV_MAX], position)
-            if written == 0 and any(map(len, buffers[:_IOV_MAX])):
-                raise OSError(errno.EIO, "the file takes no bytes")
-            position += written
-            buffers = _skip(buffers, written)
-        return position - start
 
     def _undo(self, size: int) -> None:
         """Cuts off what a failed append left; where even that fails the file takes no more
         appends.
         """
         try:
-            os.ftruncate(self._fd, size)
+            os.ftruncate(self._descriptor(), size)
         except OSError as error:
             self._broken = (
                 f"{self._path} could not be cut back after a failed append ({error.strerror}):"
@@ -246,48 +263,68 @@ class OsFile:
             )
 
     def pread(self, size: int, position: int) -> bytes:
-        try:
-            data = os.pread(self._fd, size, position)
-            if len(data) == size or position + len(data) >= self._size:
-                return data
-            parts = [data]
-            got = len(data)
-            while got < size and data:  # the kernel may return less than asked before the end
-                data = os.pread(self._fd, size - got, position + got)
-                parts.append(data)
-                got += len(data)
-        except OSError as error:
-            raise storage_error("read", self._path, error) from error
+        with self._lock:
+            try:
+                fd = self._descriptor()
+                data = os.pread(fd, size, position)
+                if len(data) == size or position + len(data) >= self._size:
+                    return data
+                parts = [data]
+                got = len(data)
+                while got < size and data:  # the kernel may return less than asked before the end
+                    data = os.pread(fd, size - got, position + got)
+                    parts.append(data)
+                    got += len(data)
+            except OSError as error:
+                raise storage_error("read", self._path, error) from error
         return b"".join(parts)
 
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         if position > self._size:
             raise ValueError(f"position {position} is beyond the end of {self._path}")
-        try:
-            written = self._write_all((data,), position)
-        except OSError as error:
-            raise storage_error("write", self._path, error) from error
-        self._size = max(self._size, position + written)
+        with self._lock:
+            try:
+                written = _write_all(self._descriptor(), (data,), position)
+            except OSError as error:
+                raise storage_error("write", self._path, error) from error
+            self._size = max(self._size, position + written)
 
     def truncate(self, size: int) -> None:
         if size >= self._size:
             return
-        try:
-            os.ftruncate(self._fd, size)
-        except OSError as error:
-            raise storage_error("truncate", self._path, error) from error
-        self._size = size
+        with self._lock:
+            try:
+                os.ftruncate(self._descriptor(), size)
+            except OSError as error:
+                raise storage_error("truncate", self._path, error) from error
+            self._size = size
 
     def fsync(self) -> None:
         if self._broken:
             raise fsync_failed(self._path, self._broken)
         try:
-            os.fdatasync(self._fd)
+            with self._lock:
+                fd = os.dup(self._descriptor())  # synced without the lock: appends go on meanwhile
+        except FileNotFoundError:
+            return  # its name is gone (and its descriptor was given back): nothing is to be kept
+        except OSError as error:
+            raise storage_error("open", self._path, error) from error
+        try:
+            os.fdatasync(fd)
         except OSError as error:
             self._broken = f"an earlier fsync failed: {error.strerror}"
             raise fsync_failed(self._path, error.strerror or "unknown") from error
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._fd >= 0:
+                OPEN_FILES.closed(self)
+            self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):  # nothing is lost: what matters was synced before
@@ -295,7 +332,21 @@ class OsFile:
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
-            self.close()
+            self._close()
+
+
+def _write_all(fd: int, buffers: tuple[bytes | memoryview, ...], position: int) -> int:
+    """Writes everything in as many calls as it takes: one call may write less than it was
+    given.
+    """
+    start = position
+    while buffers:
+        written = os.pwritev(fd, buffers[:_IOV_MAX], position)
+        if written == 0 and any(map(len, buffers[:_IOV_MAX])):
+            raise OSError(errno.EIO, "the file takes no bytes")
+        position += written
+        buffers = _skip(buffers, written)
+    return position - start
 
 
 def _skip(buffers: tuple[bytes | memoryview, ...], size: int) -> tuple[bytes | memoryview, ...]:

@@ -113,6 +113,7 @@ class Log:
             directory, config, log.epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
         )
         log.recovered_bytes_cut = loaded.cut_bytes
+        log._names_changed = not clean or loaded.recovered_segments > 0
         log._begin(loaded.segments, log_start_offset, now_ms)
         log._recovery_point = log.log_end_offset if clean else 0
         if not clean or loaded.recovered_segments:

@@ -28,6 +28,7 @@ from commitlog.checkpoints import (
 )
 from commitlog.files import Directory, DirectoryLock
 from commitlog.log import Log
+from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
 from tidemark.types import METADATA_TOPIC, TopicPartition
@@ -82,6 +83,7 @@ class LogManager:
         Returns the broker epoch of the clean stop before; -1 after an unclean one. StorageError
         where another process holds a directory.
         """
+        OPEN_FILES.limit = self._config.log_max_open_files
         epochs = set()
         try:
             if not self._locked:

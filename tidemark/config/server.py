@@ -190,6 +190,9 @@ class ServerConfig:
     log_cleaner_backoff_ms: int = setting(
         15_000, doc="wait of an idle cleaner before it looks again", at_least=0
     )
+    log_max_open_files: int = setting(
+        4096, doc="open files of logs; others are opened again when they are used", at_least=1
+    )
     num_recovery_threads_per_data_dir: int = setting(
         2, doc="threads that recover logs at start", at_least=1
     )
