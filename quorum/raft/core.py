@@ -246,6 +246,12 @@ class ReplicaCore:
         self._become(prospective, now_ms)
         self.requests.reset()
 
+    def _give_up_pre_vote(self, role: Prospective, now_ms: int) -> None:
+        if role.leader_id is not None and role.leader_endpoint is not None:
+            self._become_follower(role.epoch, role.leader_id, role.leader_endpoint, now_ms)
+        else:
+            self._become_unattached(role.epoch, now_ms, voted=role.voted)
+
     def _become_candidate(self, now_ms: int) -> None:
         deadline_ms = now_ms + self._random_election_timeout_ms()
         epoch = self.epoch + 1
@@ -327,7 +333,9 @@ class ReplicaCore:
                 role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
             case Unattached() if changed:
                 role.election_deadline_ms = self._election_deadline_ms(now_ms)
-            case Prospective() | Candidate() if not self.may_elect:
+            case Prospective() if not self.may_elect:
+                self._give_up_pre_vote(role, now_ms)
+            case Candidate() if not self.may_elect:
                 self._become_unattached(role.epoch, now_ms, voted=role.voted)
             case Resigned():
                 role.unacknowledged &= set(voters.ids)

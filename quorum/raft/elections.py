@@ -92,7 +92,7 @@ class Elections(ReplicaCore):
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = self.role
         if isinstance(role, Prospective) and role.leader_id == request.leader_id:
-            self._lose_pre_vote(role, now_ms)  # the leader that seemed lost is heard again
+            self._give_up_pre_vote(role, now_ms)  # the leader that seemed lost is heard again
         self._reply(token, BeginQuorumEpochResponse(self._header()))
 
     def _on_end_quorum_epoch(self, token: int, request: EndQuorumEpochRequest, now_ms: int) -> None:
@@ -189,15 +189,9 @@ class Elections(ReplicaCore):
             if not self.shutting_down:
                 self._become_candidate(now_ms)
         elif self.voters.has_majority(role.rejected) or now_ms >= role.election_deadline_ms:
-            self._lose_pre_vote(role, now_ms)
+            self._give_up_pre_vote(role, now_ms)
         else:
             self._ask_for_votes(role, now_ms, pre_vote=True)
-
-    def _lose_pre_vote(self, role: Prospective, now_ms: int) -> None:
-        if role.leader_id is not None and role.leader_endpoint is not None:
-            self._become_follower(role.epoch, role.leader_id, role.leader_endpoint, now_ms)
-        else:
-            self._become_unattached(role.epoch, now_ms, voted=role.voted)
 
     def _poll_candidate(self, role: Candidate, now_ms: int) -> None:
         if self.voters.has_majority(role.granted):

@@ -15,8 +15,8 @@ LIMIT = 500
 TABLE = Path(__file__).parent / "CANARIES.md"
 HEAD = """# Bugs planted on purpose, and what catches them
 
-Written by `python -m tests.sim.canary_table`; `python -m tests.sim --canary NAME --seeds 1 --start SEED`
-shows one. Seeds are counted from 0.
+Written by `python -m tests.sim.canary_table`; seeds count from 0. To see one:
+`python -m tests.sim --seeds 1 --start SEED --canary NAME --verbose`.
 
 | bug | what it breaks | caught by | seeds needed |
 |---|---|---|---|
