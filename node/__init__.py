@@ -2,5 +2,6 @@
 
 Where to look: `partition` (the pure core), `replica_manager` with `produce`, `fetching`, `offsets`
 (requests), `replica_fetcher` (following leaders), `lifecycle` (the controller's view),
-`broker_server` (all of it together), `server` (the process of a node), `storage` (its directories).
+`broker_server` (all of it together), `server` and `process` (the process of a node), `storage` (its
+directories).
 """

@@ -27,6 +27,7 @@ from quorum.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
 from tidemark.v1 import log_pb2 as pb
+from tidemark.wire.exchange import answer_each, answer_in_order
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class LogService:
                 "tidemark.v1.Log",
                 {
                     "Produce": _raw(self.produce),
+                    "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
                     "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
                     "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
                     "Metadata": _unary(self.metadata, pb.MetadataRequest),
@@ -78,6 +80,10 @@ class LogService:
                 "tidemark.v1.Replication",
                 {
                     "Fetch": _fetch_handler(self.replica_fetch, pb.ReplicaFetchRequest),
+                    "FetchStream": grpc.stream_stream_rpc_method_handler(
+                        self.replica_fetch_stream,
+                        request_deserializer=pb.ReplicaFetchRequest.FromString,
+                    ),
                     "OffsetForLeaderEpoch": _unary(
                         self.offset_for_leader_epoch, pb.OffsetForLeaderEpochRequest
                     ),
@@ -109,6 +115,15 @@ class LogService:
         finally:
             self._memory.release(taken)
         return _produce_response(results)
+
+    async def produce_stream(self, requests: Any, context: Context) -> None:
+        """Produce requests of one client, answered in their order."""
+
+        async def answer(payload: bytes) -> bytes:
+            response: bytes = (await self.produce(payload, context)).SerializeToString()
+            return response
+
+        await answer_in_order(context, answer)
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """A consumer's long poll."""
@@ -142,6 +157,10 @@ class LogService:
         )
         answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
         return wire.encode_fetch_response(wire.FetchResponse(answers))
+
+    async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
+        """A follower's fetches, one after another."""
+        await answer_each(context, lambda request: self.replica_fetch(request, context))
 
     def _limit(self, max_bytes: int) -> int:
         return min(max_bytes, self._fetch_max_bytes) if max_bytes > 0 else self._fetch_max_bytes

@@ -2,7 +2,7 @@
 OffsetForLeaderEpoch as protobuf messages.
 
 `ReplicationClient` is the protocol the fetchers use; `GrpcReplicationClient` speaks gRPC over one
-channel per peer.
+channel per peer, and fetches over one call that stays open (`tidemark.wire.exchange`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from tidemark.errors import NetworkError, raise_for
 from tidemark.types import Endpoint
 from tidemark.v1 import log_pb2 as pb
-from tidemark.wire import CHANNEL_OPTIONS, REPLICA_FETCH, FetchResponse, decode_fetch_response
+from tidemark.wire import (
+    CHANNEL_OPTIONS,
+    REPLICA_FETCH_STREAM,
+    FetchResponse,
+    decode_fetch_response,
+)
+from tidemark.wire.exchange import Exchange
 
 # A peer that comes back is found within a second; gRPC's own backoff goes up to two minutes.
 _OPTIONS = [
@@ -60,11 +65,7 @@ class GrpcReplicationClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
-        self._fetch: Callable[..., Awaitable[FetchResponse]] = self._channel.unary_unary(
-            REPLICA_FETCH,
-            request_serializer=pb.ReplicaFetchRequest.SerializeToString,
-            response_deserializer=decode_fetch_response,
-        )
+        self._fetches: Exchange | None = None
         self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,
             request_serializer=pb.ListOffsetsRequest.SerializeToString,
@@ -77,12 +78,19 @@ class GrpcReplicationClient:
         )
 
     async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
-        return await self._call(self._fetch, request, timeout_ms)
+        if self._fetches is None or not self._fetches.is_open:
+            self._fetches = Exchange(self._channel, REPLICA_FETCH_STREAM)
+        try:
+            ask = self._fetches.ask(request.SerializeToString(), timeout_ms / 1000)
+            return decode_fetch_response(await self._mapped(ask))
+        except (NetworkError, asyncio.CancelledError):
+            self._fetches.close()  # the leader must not go on with what nobody waits for
+            raise
 
     async def list_offset(
         self, request: pb.ListOffsetsRequest, timeout_ms: int
     ) -> pb.ListOffsetsResponse.PartitionResponse:
-        response = await self._call(self._list, request, timeout_ms)
+        response = await self._mapped(self._list(request, timeout=timeout_ms / 1000))
         answer: pb.ListOffsetsResponse.PartitionResponse = response.partitions[0]
         raise_for(answer.error_code, answer.error_message)
         return answer
@@ -90,16 +98,14 @@ class GrpcReplicationClient:
     async def epoch_end(
         self, request: pb.OffsetForLeaderEpochRequest, timeout_ms: int
     ) -> pb.OffsetForLeaderEpochResponse.Partition:
-        response = await self._call(self._epoch, request, timeout_ms)
+        response = await self._mapped(self._epoch(request, timeout=timeout_ms / 1000))
         answer: pb.OffsetForLeaderEpochResponse.Partition = response.partitions[0]
         raise_for(answer.error_code)
         return answer
 
-    async def _call(
-        self, method: Callable[..., Awaitable[T]], request: Message, timeout_ms: int
-    ) -> T:
+    async def _mapped(self, call: Awaitable[T]) -> T:
         try:
-            return await method(request, timeout=timeout_ms / 1000)
+            return await call
         except grpc.aio.AioRpcError as error:
             raise NetworkError(
                 f"{self._endpoint.address}: {error.code().name} {error.details()}"
@@ -111,4 +117,6 @@ class GrpcReplicationClient:
             raise NetworkError(f"{self._endpoint.address}: the call was cancelled") from None
 
     async def close(self) -> None:
+        if self._fetches is not None:
+            self._fetches.close()
         await self._channel.close(None)

@@ -1,7 +1,8 @@
 """Produce and consume through a real cluster, beside raw gRPC of the same sizes in the same run.
 
-The ceiling of a produce is a raw unary put to a bare gRPC server in a process of its own, of a
-consume a raw unary get: same message size, as many under way at once, no log behind it. Client,
+The ceiling of a produce is a raw put to a bare gRPC server in a process of its own, over one call
+that stays open as the producer's does, of a consume a raw unary get: same message size, as many
+under way at once, no log behind it. Client,
 nodes and raw server share the machine. Figures of 100-byte and 1,000-byte records, whole Arrow
 batches unless the name says "per record".
 """
@@ -12,6 +13,8 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +42,15 @@ def _serve(port_out: Any) -> None:
     import uvloop
 
     from tidemark import wire
+    from tidemark.wire.exchange import answer_each
 
     blob = b"x" * MESSAGE_BYTES
 
-    async def put(request: bytes, context: Any) -> bytes:
-        return b""
+    async def put(requests: Any, context: Any) -> None:
+        async def answer(request: bytes) -> bytes:
+            return b""
+
+        await answer_each(context, answer)
 
     async def get(request: bytes, context: Any) -> bytes:
         return blob
@@ -51,7 +58,7 @@ def _serve(port_out: Any) -> None:
     async def main() -> None:
         server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
         handlers = {
-            "Put": grpc.unary_unary_rpc_method_handler(put),
+            "Put": grpc.stream_stream_rpc_method_handler(put),
             "Get": grpc.unary_unary_rpc_method_handler(get),
         }
         generic = grpc.method_handlers_generic_handler("raw.Bench", handlers)
@@ -73,7 +80,7 @@ async def _raw(port: int, method: str, request: bytes) -> float:
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=wire.CHANNEL_OPTIONS
     ) as channel:
-        call = channel.unary_unary(f"/raw.Bench/{method}", None, None)
+        call = raw_put(channel) if method == "Put" else channel.unary_unary("/raw.Bench/Get")
         for _ in range(4):
             await call(request)
         left = iter(range(count))
@@ -87,20 +94,35 @@ async def _raw(port: int, method: str, request: bytes) -> float:
         return count * MESSAGE_BYTES / 1e6 / (time.perf_counter() - began)
 
 
-def raw_ceilings() -> tuple[float, float]:
-    """(put, get) in MB/s."""
+def raw_put(channel: Any) -> Callable[[bytes], Awaitable[bytes]]:
+    """A put over one call that stays open."""
+    from tidemark.wire.exchange import Exchange
+
+    exchange = Exchange(channel, "/raw.Bench/Put")
+    return lambda request: exchange.ask(request, 60)
+
+
+@contextmanager
+def raw_server() -> Iterator[tuple[int, int]]:
+    """(port, process id) of a bare gRPC server: /raw.Bench/Put takes bytes, Get gives them."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(send,), daemon=True)
     process.start()
     try:
-        port = receive.recv()
-        put = asyncio.run(_raw(port, "Put", b"x" * MESSAGE_BYTES))
-        get = asyncio.run(_raw(port, "Get", b""))
-        return put, get
+        assert process.pid is not None
+        yield receive.recv(), process.pid
     finally:
         process.terminate()
         process.join()
+
+
+def raw_ceilings() -> tuple[float, float]:
+    """(put, get) in MB/s."""
+    with raw_server() as (port, _):
+        put = asyncio.run(_raw(port, "Put", b"x" * MESSAGE_BYTES))
+        get = asyncio.run(_raw(port, "Get", b""))
+        return put, get
 
 
 # The paths.

@@ -23,6 +23,7 @@ from tidemark import records, wire
 from tidemark.errors import ErrorCode
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2
+from tidemark.wire.exchange import answer_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,15 @@ class FakeCluster:
 
             return grpc.unary_unary_rpc_method_handler(serve)
 
+        async def produce_stream(requests: Any, context: Any) -> None:
+            async def answer(request: bytes) -> bytes:
+                self.calls.append("Produce")
+                return await self._produce(node_id, request, context)
+
+            await answer_in_order(context, answer)
+
         handlers = {name: handler(method, name) for name, method in methods.items()}
+        handlers["ProduceStream"] = grpc.stream_stream_rpc_method_handler(produce_stream)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tidemark.v1.Log", handlers),)
         )

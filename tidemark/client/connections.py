@@ -8,7 +8,7 @@ kind of error only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -27,6 +27,7 @@ from tidemark.errors import (
     UnsupportedVersionError,
 )
 from tidemark.types import Endpoint
+from tidemark.wire.exchange import Exchange
 
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ class Connections:
         self._request_timeout_ms = request_timeout_ms
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._exchanges: dict[tuple[str, str], Exchange] = {}
         self._closed = False
 
     @property
@@ -120,26 +122,56 @@ class Connections:
             # gRPC's callback.
             method = self._methods[address, path] = channel.unary_unary(path, None, None)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        try:
-            answer = await method(payload, timeout=max(limit_ms, 1) / 1000)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_status(error.code(), error.details() or "", address) from None
-        except grpc.aio.UsageError as error:
-            raise ClientClosedError(f"{address}: {error}") from None
-        except asyncio.CancelledError:
-            # A channel closed under a call cancels it from within; a cancelled task is cancelled
-            # from without.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise NetworkError(f"{address}: the call was cancelled") from None
-        return decode(answer)
+        return decode(await _mapped(address, method(payload, timeout=max(limit_ms, 1) / 1000)))
+
+    async def exchange(
+        self,
+        address: str,
+        path: str,
+        request: bytes,
+        decode: Callable[[bytes], T],
+        timeout_ms: float,
+    ) -> T:
+        """As `call`, over one call per address and path that stays open: for what comes often.
+
+        Answers come in the order of the requests; a call that breaks fails all of them.
+        """
+        if len(request) > wire.MAX_MESSAGE_BYTES:  # it would end the call for all others
+            raise MessageTooLargeError(
+                f"{address}: a request of {len(request)} bytes; gRPC's limit is "
+                f"{wire.MAX_MESSAGE_BYTES}"
+            )
+        found = self._exchanges.get((address, path))
+        if found is None or not found.is_open:
+            found = Exchange(self.channel(address), path)
+            self._exchanges[address, path] = found
+        return decode(await _mapped(address, found.ask(request, max(timeout_ms, 1) / 1000)))
 
     async def close(self) -> None:
         """Closes every channel; calls under way fail. Harmless when repeated."""
         self._closed = True
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._exchanges.clear()
         channels = list(self._channels.values())
         self._channels.clear()
         self._methods.clear()
         for channel in channels:
             await channel.close(None)
+
+
+async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:
+    """The outcome of a call, with the errors of the table."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_of_status(error.code(), error.details() or "", address) from None
+    except grpc.aio.UsageError as error:
+        raise ClientClosedError(f"{address}: {error}") from None
+    except asyncio.CancelledError:
+        # A channel closed under a call cancels it from within; a cancelled task is cancelled
+        # from without.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NetworkError(f"{address}: the call was cancelled") from None

@@ -243,12 +243,12 @@ class Sender:
             if address is None:
                 raise NetworkError(f"broker {leader} is not alive")
             answer = await unless_moved(
-                self._connections.call(
+                self._connections.exchange(
                     address,
-                    wire.PRODUCE,
+                    wire.PRODUCE_STREAM,
                     payload,
                     log_pb2.ProduceResponse.FromString,
-                    timeout_ms=timeout_ms,
+                    timeout_ms,
                 ),
                 lambda: all(self._moved(batch, leader) for batch in batches),
                 self._ask_metadata,

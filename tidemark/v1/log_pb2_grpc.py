@@ -39,6 +39,11 @@ class LogStub:
                 request_serializer=tidemark_dot_v1_dot_log__pb2.ProduceRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_log__pb2.ProduceResponse.FromString,
                 _registered_method=True)
+        self.ProduceStream = channel.stream_stream(
+                '/tidemark.v1.Log/ProduceStream',
+                request_serializer=tidemark_dot_v1_dot_log__pb2.ProduceRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_log__pb2.ProduceResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_unary(
                 '/tidemark.v1.Log/Fetch',
                 request_serializer=tidemark_dot_v1_dot_log__pb2.FetchRequest.SerializeToString,
@@ -71,6 +76,13 @@ class LogServicer:
 
     def Produce(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProduceStream(self, request_iterator, context):
+        """Produce over and over on one call, answered in the order of the requests: a third of the cost of a call each.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -112,6 +124,11 @@ def add_LogServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Produce': grpc.unary_unary_rpc_method_handler(
                     servicer.Produce,
+                    request_deserializer=tidemark_dot_v1_dot_log__pb2.ProduceRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_log__pb2.ProduceResponse.SerializeToString,
+            ),
+            'ProduceStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ProduceStream,
                     request_deserializer=tidemark_dot_v1_dot_log__pb2.ProduceRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_log__pb2.ProduceResponse.SerializeToString,
             ),
@@ -166,6 +183,33 @@ class Log:
             request,
             target,
             '/tidemark.v1.Log/Produce',
+            tidemark_dot_v1_dot_log__pb2.ProduceRequest.SerializeToString,
+            tidemark_dot_v1_dot_log__pb2.ProduceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProduceStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidemark.v1.Log/ProduceStream',
             tidemark_dot_v1_dot_log__pb2.ProduceRequest.SerializeToString,
             tidemark_dot_v1_dot_log__pb2.ProduceResponse.FromString,
             options,
@@ -328,6 +372,11 @@ class ReplicationStub:
                 request_serializer=tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.FetchStream = channel.stream_stream(
+                '/tidemark.v1.Replication/FetchStream',
+                request_serializer=tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
+                _registered_method=True)
         self.OffsetForLeaderEpoch = channel.unary_unary(
                 '/tidemark.v1.Replication/OffsetForLeaderEpoch',
                 request_serializer=tidemark_dot_v1_dot_log__pb2.OffsetForLeaderEpochRequest.SerializeToString,
@@ -344,6 +393,13 @@ class ReplicationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchStream(self, request_iterator, context):
+        """Fetch over and over on one call, one request at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OffsetForLeaderEpoch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -355,6 +411,11 @@ def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Fetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Fetch,
+                    request_deserializer=tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.SerializeToString,
+            ),
+            'FetchStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.FetchStream,
                     request_deserializer=tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.SerializeToString,
             ),
@@ -389,6 +450,33 @@ class Replication:
             request,
             target,
             '/tidemark.v1.Replication/Fetch',
+            tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.SerializeToString,
+            tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidemark.v1.Replication/FetchStream',
             tidemark_dot_v1_dot_log__pb2.ReplicaFetchRequest.SerializeToString,
             tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
             options,

@@ -12,7 +12,9 @@ from tidemark.wire.channel import (
     FETCH,
     MAX_MESSAGE_BYTES,
     PRODUCE,
+    PRODUCE_STREAM,
     REPLICA_FETCH,
+    REPLICA_FETCH_STREAM,
 )
 from tidemark.wire.fetch import (
     FetchPartitionData,
@@ -32,7 +34,9 @@ __all__ = [
     "FETCH",
     "MAX_MESSAGE_BYTES",
     "PRODUCE",
+    "PRODUCE_STREAM",
     "REPLICA_FETCH",
+    "REPLICA_FETCH_STREAM",
     "FetchPartitionData",
     "FetchResponse",
     "PartitionProduceData",

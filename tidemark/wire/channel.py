@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 PRODUCE = "/tidemark.v1.Log/Produce"
+PRODUCE_STREAM = "/tidemark.v1.Log/ProduceStream"
 FETCH = "/tidemark.v1.Log/Fetch"
 REPLICA_FETCH = "/tidemark.v1.Replication/Fetch"
+REPLICA_FETCH_STREAM = "/tidemark.v1.Replication/FetchStream"
 
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 

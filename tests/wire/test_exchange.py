@@ -1,0 +1,168 @@
+"""Requests and answers over one call: their order, their limits, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from tidemark import wire
+from tidemark.wire.exchange import Exchange, answer_in_order
+
+Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
+
+
+def with_exchange(answer: Answer, scenario: Callable[[Exchange], Awaitable[None]]) -> None:
+    """Runs `scenario` with an exchange that a real server answers by `answer`."""
+
+    async def main() -> None:
+        async def serve(requests: Any, context: Any) -> None:
+            await answer_in_order(context, answer)
+
+        server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+        handlers = {"Ask": grpc.stream_stream_rpc_method_handler(serve)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=wire.CHANNEL_OPTIONS)
+        exchange = Exchange(channel, "/t.T/Ask")
+        try:
+            await scenario(exchange)
+        finally:
+            exchange.close()
+            await channel.close(None)
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_answers_come_in_the_order_of_the_requests_however_long_each_takes() -> None:
+    first = asyncio.Event()
+    done: list[bytes] = []
+
+    async def answer(request: bytes) -> bytes:
+        if request == b"0":
+            await first.wait()
+        elif request == b"99":
+            first.set()  # so all of them are under way, or wait for room, before one is answered
+        return b"re: " + request
+
+    async def scenario(exchange: Exchange) -> None:
+        async def ask(number: int) -> None:
+            text = str(number).encode()
+            assert await exchange.ask(text, 30) == b"re: " + text
+            done.append(text)
+
+        waiting = [asyncio.ensure_future(ask(number)) for number in range(50)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.ensure_future(ask(99)))
+        await asyncio.gather(*waiting)
+
+    with_exchange(answer, scenario)
+    assert done == [str(number).encode() for number in [*range(50), 99]]
+
+
+def test_more_requests_than_may_be_worked_on_at_once_wait_and_are_answered() -> None:
+    at_once = most = 0
+
+    async def answer(request: bytes) -> bytes:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        return request
+
+    async def scenario(exchange: Exchange) -> None:
+        asked = [str(number).encode() for number in range(300)]
+        assert await asyncio.gather(*(exchange.ask(text, 30) for text in asked)) == asked
+
+    with_exchange(answer, scenario)
+    assert most <= 64
+
+
+def test_a_request_that_gets_no_answer_in_time_leaves_the_others_theirs() -> None:
+    go = asyncio.Event()
+
+    async def answer(request: bytes) -> bytes:
+        await go.wait()
+        return request
+
+    async def scenario(exchange: Exchange) -> None:
+        hasty = asyncio.ensure_future(exchange.ask(b"hasty", 0.01))
+        patient = asyncio.ensure_future(exchange.ask(b"patient", 30))
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await hasty
+        assert found.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        go.set()
+        assert await patient == b"patient"
+        assert await exchange.ask(b"next", 30) == b"next"
+
+    with_exchange(answer, scenario)
+
+
+def test_a_closed_exchange_fails_what_is_under_way_and_what_comes_later() -> None:
+    async def answer(request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return request
+
+    async def scenario(exchange: Exchange) -> None:
+        waiting = asyncio.ensure_future(exchange.ask(b"x", 30))
+        await asyncio.sleep(0)
+        exchange.close()
+        for asked in (waiting, exchange.ask(b"late", 30)):
+            with pytest.raises(grpc.aio.AioRpcError) as found:
+                await asked
+            assert found.value.code() is grpc.StatusCode.CANCELLED
+        assert not exchange.is_open
+
+    with_exchange(answer, scenario)
+
+
+def test_whoever_stops_waiting_leaves_the_others_their_answers() -> None:
+    go = asyncio.Event()
+
+    async def answer(request: bytes) -> bytes:
+        await go.wait()
+        return request
+
+    async def scenario(exchange: Exchange) -> None:
+        leaver = asyncio.ensure_future(exchange.ask(b"leaver", 30))
+        stayer = asyncio.ensure_future(exchange.ask(b"stayer", 30))
+        await asyncio.sleep(0)
+        leaver.cancel()
+        await asyncio.wait((leaver,))
+        go.set()
+        assert await stayer == b"stayer"
+        assert exchange.is_open
+
+    with_exchange(answer, scenario)
+
+
+def test_a_request_that_fails_ends_the_call_with_its_status() -> None:
+    async def answer(request: bytes) -> bytes:
+        raise ValueError("broken")
+
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await exchange.ask(b"x", 30)
+        assert found.value.code() is grpc.StatusCode.UNKNOWN
+        assert not exchange.is_open
+
+    with_exchange(answer, scenario)
+
+
+def test_nobody_listens() -> None:
+    async def main() -> None:
+        channel = grpc.aio.insecure_channel("127.0.0.1:1", options=wire.CHANNEL_OPTIONS)
+        exchange = Exchange(channel, "/t.T/Ask")
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await exchange.ask(b"x", 30)
+        assert found.value.code() is grpc.StatusCode.UNAVAILABLE
+        await channel.close(None)
+
+    asyncio.run(main())
