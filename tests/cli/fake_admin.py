@@ -145,6 +145,11 @@ class FakeAdmin:
     ) -> None:
         self.calls.append(("reassign", dict(reassignments)))
 
+    def wait_until_reassigned(
+        self, reassignments: Mapping[TopicPartition, Sequence[int]], *, timeout_ms: int
+    ) -> None:
+        self.calls.append(("wait", dict(reassignments), timeout_ms))
+
     def finish_moves(self) -> None:
         """The replicas are where the last reassignment wants them."""
         _, moves = next(call for call in reversed(self.calls) if call[0] == "reassign")

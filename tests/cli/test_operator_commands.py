@@ -47,6 +47,7 @@ def test_configs_show_what_was_set_and_with_all_where_the_rest_is_from(admin: Fa
     admin.settings[ConfigResource.topic("t")] = [
         entry("retention.ms", "5", "TOPIC_CONFIG", ("9", "STATIC_BROKER_CONFIG")),
         entry("segment.bytes", "7", "DEFAULT_CONFIG"),
+        entry("flush.ms", "8", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
     ]
     lines = call("configs", "describe", "--topic", "t").splitlines()
     assert lines[0] == "topic t:"
@@ -121,7 +122,7 @@ def test_a_plan_goes_from_generate_to_execute_to_verify(admin: FakeAdmin, tmp_pa
     moves = json.loads(call("reassign", "execute", "--plan", str(plan), "--wait", "--json"))
     assert moves["moves"][1] == {"partition": "t-1", "before": [5, 4], "after": [5, 6]}
     wanted = {TopicPartition("t", 0): (5, 6), TopicPartition("t", 1): (5, 6)}
-    assert admin.calls == [("reassign", wanted)]
+    assert admin.calls == [("reassign", wanted), ("wait", wanted, 3_600_000)]
     first = TopicPartition("t", 0)
     admin.under_way[first] = PartitionReassignment((5, 6, 4), (6,), (4,))
     states = call("reassign", "verify", "--plan", str(plan), exit_code=1)

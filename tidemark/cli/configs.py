@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Settings of topics and brokers.", no_args_is_help=True)
 
-# What somebody set while the cluster ran; the rest comes from files and built-in defaults.
-_DYNAMIC = ("TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG")
+# What somebody set for a topic or a broker while the cluster ran, by the resource type's name; the
+# rest comes from elsewhere: other resources, files, built-in defaults.
+_OWN = {
+    "TOPIC": ("TOPIC_CONFIG",),
+    "BROKER": ("DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
+}
 
 TopicNames = Annotated[list[str] | None, typer.Option("--topic", help="A topic; repeatable.")]
 BrokerIds = Annotated[list[int] | None, typer.Option("--broker", help="A broker; repeatable.")]
@@ -59,7 +63,9 @@ def describe(
         )
     shown = {
         resource: [
-            entry for _, entry in sorted(entries.items()) if everything or entry.source in _DYNAMIC
+            entry
+            for _, entry in sorted(entries.items())
+            if everything or entry.source in _OWN[resource.type.name]
         ]
         for resource, entries in found.items()
     }

@@ -7,7 +7,6 @@ tidemark reassign execute flights-0=4,5,6
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from tidemark.client.sync import Admin
 
 app = typer.Typer(help="Move replicas between brokers.", no_args_is_help=True)
-
-_POLL_S = 0.5
 
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="A plan as `generate` writes it, or Kafka's tool.")
@@ -125,7 +122,7 @@ def execute(
             admin.alter_partition_reassignments(wanted)
         _show_moves(before, wanted, as_json=as_json, dry_run=dry_run)
         if wait and not dry_run:
-            _wait_until_done(admin, wanted, timeout)
+            admin.wait_until_reassigned(wanted, timeout_ms=int(timeout * 1000))
 
 
 @app.command("verify")
@@ -143,7 +140,7 @@ def verify(
     wanted = _plan_of(moves, plan)
     with Admin(bootstrap_server) as admin:
         if wait:
-            _wait_until_done(admin, wanted, timeout)
+            admin.wait_until_reassigned(wanted, timeout_ms=int(timeout * 1000))
         states = states_of(admin, wanted)
     if as_json:
         print_json({str(partition): state for partition, state in states.items()})
@@ -222,14 +219,6 @@ def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
         else:
             states[partition] = f"not as planned: replicas are {list(found.replicas)}"
     return states
-
-
-def _wait_until_done(admin: Admin, wanted: Plan, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while left := admin.list_partition_reassignments(list(wanted)):
-        if time.monotonic() > deadline:
-            raise ConfigError(f"{len(left)} moves are still under way after {timeout_s:.0f} s")
-        time.sleep(_POLL_S)
 
 
 def _plan_of(moves: list[str] | None, plan: Path | None) -> Plan:

@@ -170,6 +170,27 @@ class ClusterAdmin(AdminCalls):
             for p in answer.partitions
         }
 
+    async def wait_until_reassigned(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int]],
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Returns when every live broker knows that the partitions have exactly these replicas, so
+        that their moves are done; RequestTimedOutError.
+        """
+
+        def moved(metadata: log_pb2.MetadataResponse, names: list[str]) -> bool:
+            replicas = {
+                TopicPartition(topic.name, p.partition_index): list(p.replica_nodes)
+                for topic in metadata.topics
+                for p in topic.partitions
+            }
+            return all(replicas.get(p) == list(wanted) for p, wanted in reassignments.items())
+
+        names = sorted({partition.topic for partition in reassignments})
+        await self._wait_on_all_brokers(names, moved, timeout_ms)
+
     async def elect_leaders(
         self,
         election_type: str = "PREFERRED",

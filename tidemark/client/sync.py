@@ -545,6 +545,15 @@ class Admin(_Face):
         """Moves under way."""
         return self._thread.run(self._core.list_partition_reassignments(partitions))
 
+    def wait_until_reassigned(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int]],
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Returns when the moves of these partitions are done."""
+        self._thread.run(self._core.wait_until_reassigned(reassignments, timeout_ms=timeout_ms))
+
     def elect_leaders(
         self,
         election_type: str = "PREFERRED",
