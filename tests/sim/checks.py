@@ -79,7 +79,11 @@ class Checks:
         )
         if state.epoch == before.epoch and before.leader_id is not None:
             self._require(
-                state.leader_id == before.leader_id, "I1 one leader", node, now=state, was=before
+                state.leader_id in (before.leader_id, None),  # one without an address is forgotten
+                "I1 one leader",
+                node,
+                now=state,
+                was=before,
             )
         self._persisted[node.node_id] = state
         if state.voted is not None:
