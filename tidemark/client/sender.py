@@ -255,7 +255,8 @@ class Sender:
             )
         except TidemarkError as error:
             for batch in batches:
-                self._failed(batch, error)
+                named = type(error)(f"{batch.topic_partition}: {error}")
+                self._failed(batch, named)
         else:
             self._take(batches, answer)
         finally:
