@@ -182,7 +182,8 @@ def put_keys(
                     table[slot, 0] = first
                     table[slot, 1] = second
                     entries += 1
-                table[slot, 2] = offset + 1
+                # plain batches of a chunk may come after later, compressed ones
+                table[slot, 2] = max(table[slot, 2], offset + 1)
             at = end
         if at != batch_end:
             return FAULT_TAIL
