@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -21,7 +22,14 @@ runner = CliRunner()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), controllers=1, brokers=1) as cluster:
+    directory = tmp_path_factory.mktemp("cluster")
+    # So that the metadata log soon begins at a checkpoint.
+    small = {
+        "metadata.log.segment.bytes": "1024",
+        "metadata.log.max.record.bytes.between.snapshots": "1000",
+        "metadata.max.retention.bytes": "2000",
+    }
+    with LocalCluster(directory, controllers=1, brokers=1, controller_overrides=small) as cluster:
         cluster.wait_ready(60)
         yield cluster
 
@@ -63,6 +71,28 @@ def test_topics_produce_consume_quorum_and_log_dirs(cluster: LocalCluster, tmp_p
     assert len(dirs["2"][0]["replicas"]) == 2
     assert "words-0" in call(cluster, "log-dirs", "describe")
     assert "deleted" in call(cluster, "topics", "delete", "words")
+
+
+def test_live_metadata_is_read_from_a_checkpoint_where_the_log_begins_at_one(
+    cluster: LocalCluster,
+) -> None:
+    def quorum() -> dict[str, object]:
+        shown = json.loads(call(cluster, "metadata", "cat", "/quorum", "--json"))
+        found: dict[str, object] = shown["/quorum"]
+        return found
+
+    numbers = itertools.count()
+    while not quorum()["logStartOffset"]:
+        call(cluster, "topics", "create", f"many-{next(numbers)}", "--partitions", "10")
+    found = quorum()
+    assert str(found["snapshot"]).endswith(".checkpoint")
+    assert (found["leaderId"], found["voters"]) == (1, [{"id": 1}])
+    on_disk = str(cluster.node(1).data_directory)
+    assert "0 changes" in call(cluster, "metadata", "diff", on_disk, cluster.controller_servers)
+    early = ["metadata", "ls", "--as-of", "1", "--bootstrap-server", cluster.controller_servers]
+    refused = runner.invoke(app, early)
+    assert refused.exit_code == 1
+    assert "has nothing before offset" in refused.stderr
 
 
 def test_nodes_are_paused_killed_and_restarted(cluster: LocalCluster) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,8 +285,11 @@ def _of_cluster(bootstrap: str, as_of: int | None) -> MetadataView:
             if leader is None:
                 raise NotControllerError("the quorum has no leader at the moment: try again")
             reader = _LeaderReader(leader, cluster_id, quorum.leader_epoch, as_of)
+            # The log itself says it first; behind a checkpoint of static voters it does not.
+            voters = {"voters": [{"id": voter.replica_id} for voter in quorum.voters]}
             try:
-                return reader.read()
+                view = reader.read()
+                return view if as_of is not None else replace(view, quorum=voters | view.quorum)
             except ApiError as error:
                 if not error.retriable or attempt + 1 == _ATTEMPTS_MAX:
                     raise

@@ -42,7 +42,7 @@ class MetadataView:
     """
 
     image: MetadataImage
-    quorum: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    quorum: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
