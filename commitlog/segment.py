@@ -358,6 +358,8 @@ class Segment:
         if cut:
             self.file.truncate(end)
             self._size = end
+        elif self.is_rolled:
+            self.finish_indexes()
         self._positions.clear()
         return cut
 
