@@ -1,5 +1,4 @@
-"""The part of the admin client that changes logs: deleting records, moving replicas between the
-directories of a broker."""
+"""The part of the admin client that changes logs: deleting records."""
 
 from __future__ import annotations
 
@@ -10,20 +9,17 @@ from tidemark.client.admin_calls import AdminCalls, Final
 from tidemark.errors import (
     ApiError,
     LeaderNotAvailableError,
-    NetworkError,
-    RequestTimedOutError,
     UnknownTopicOrPartitionError,
-    error_for,
     raise_for,
 )
 from tidemark.types import TopicPartition
-from tidemark.v1 import admin_pb2, log_pb2
+from tidemark.v1 import log_pb2
 
 DELETE_RECORDS = "/tidemark.v1.Log/DeleteRecords"
 
 
 class LogAdmin(AdminCalls):
-    """Deletes records and moves replicas; see AsyncAdmin."""
+    """Deletes records; see AsyncAdmin."""
 
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
@@ -74,44 +70,3 @@ class LogAdmin(AdminCalls):
         if count is None or not 0 <= partition.partition < count:
             raise Final(UnknownTopicOrPartitionError(f"{partition} is unknown"))
         raise LeaderNotAvailableError(f"{partition} has no leader at the moment")
-
-    async def alter_replica_log_dirs(
-        self,
-        broker_id: int,
-        moves: Mapping[TopicPartition, str],
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Begins to move replicas of a broker to other directories of its log.dirs; returns when
-        the broker has begun. `describe_log_dirs` tells when they are there.
-
-        Raises the first replica's error: LogDirNotFoundError, ReplicaNotAvailableError,
-        KafkaStorageError.
-        """
-        request = admin_pb2.AlterReplicaLogDirsRequest()
-        for partition, log_dir in moves.items():
-            request.moves.add(
-                topic=partition.topic, partition_index=partition.partition, log_dir=log_dir
-            )
-        await self._refresh_metadata()
-
-        async def attempt(_: str) -> None:
-            address = self._metadata.address(broker_id)
-            if address is None:
-                await self._metadata.refresh()
-                raise NetworkError(f"broker {broker_id} is not alive")
-            try:
-                answer = await self._send(
-                    address,
-                    "AlterReplicaLogDirs",
-                    request,
-                    admin_pb2.AlterReplicaLogDirsResponse,
-                )
-            except (NetworkError, RequestTimedOutError):
-                await self._metadata.refresh()
-                raise
-            for result in answer.results:
-                if result.error_code:
-                    raise Final(error_for(result.error_code, result.error_message))
-
-        await self._with_retries(attempt, timeout_ms)

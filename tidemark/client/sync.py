@@ -463,12 +463,6 @@ class Admin(_Face):
         """Deletes the records below offsets; gives the low watermarks."""
         return self._thread.run(self._core.delete_records(offsets, timeout_ms=timeout_ms))
 
-    def alter_replica_log_dirs(
-        self, broker_id: int, moves: Mapping[TopicPartition, str], *, timeout_ms: int | None = None
-    ) -> None:
-        """Begins to move replicas to other directories of a broker."""
-        self._thread.run(self._core.alter_replica_log_dirs(broker_id, moves, timeout_ms=timeout_ms))
-
     def add_raft_voter(
         self,
         voter_id: int,

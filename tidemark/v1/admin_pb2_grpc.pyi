@@ -40,8 +40,6 @@ class AdminStub:
     DescribeMetadataQuorum: _grpc.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]
     DescribeLogDirs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]
     """brokers only; of the node that answers"""
-    AlterReplicaLogDirs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterReplicaLogDirsRequest, _admin_pb2.AlterReplicaLogDirsResponse]
-    """brokers only; of the node that is asked (KIP-113)"""
     IncrementalAlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.IncrementalAlterConfigsRequest, _admin_pb2.IncrementalAlterConfigsResponse]
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
     """a broker's own settings: of the node that answers"""
@@ -67,8 +65,6 @@ class AdminAsyncStub(AdminStub):
     DescribeMetadataQuorum: _aio.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     DescribeLogDirs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]  # type: ignore[assignment]
     """brokers only; of the node that answers"""
-    AlterReplicaLogDirs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterReplicaLogDirsRequest, _admin_pb2.AlterReplicaLogDirsResponse]  # type: ignore[assignment]
-    """brokers only; of the node that is asked (KIP-113)"""
     IncrementalAlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.IncrementalAlterConfigsRequest, _admin_pb2.IncrementalAlterConfigsResponse]  # type: ignore[assignment]
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
     """a broker's own settings: of the node that answers"""
@@ -133,14 +129,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeLogDirsResponse, _abc.Awaitable[_admin_pb2.DescribeLogDirsResponse]]:
         """brokers only; of the node that answers"""
-
-    @_abc_1.abstractmethod
-    def AlterReplicaLogDirs(
-        self,
-        request: _admin_pb2.AlterReplicaLogDirsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.AlterReplicaLogDirsResponse, _abc.Awaitable[_admin_pb2.AlterReplicaLogDirsResponse]]:
-        """brokers only; of the node that is asked (KIP-113)"""
 
     @_abc_1.abstractmethod
     def IncrementalAlterConfigs(
