@@ -202,7 +202,8 @@ class BrokerServer:
         """
         await self.lifecycle.registered.wait()
         await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
-        await asyncio.to_thread(self._logs.open)
+        # The first produce of many records would load the kernels on the loop, for a second or two.
+        await asyncio.gather(asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels))
         self._logs_open = True
         self._loader.add_publisher(self.replicas)
         if self._tier is not None:
@@ -238,6 +239,13 @@ class BrokerServer:
             offsets = self.replicas.high_watermarks()
             epoch = self.lifecycle.broker_epoch
             await asyncio.to_thread(self._logs.close, clean, offsets, epoch)
+
+
+def _load_kernels() -> None:
+    """Those that walk over a leader's records: compiled at installation, loaded by each process."""
+    from tidemark.records.arrow import warm_up
+
+    warm_up()
 
 
 def make_tier(config: ServerConfig, clock: Clock) -> RemoteLogManager | None:
