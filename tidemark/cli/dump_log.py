@@ -68,9 +68,7 @@ def dump_log(
     )
     check_index = verify_index_only or index_sanity_check
     damaged = 0
-    for path in [*(files or ()), *(Path(name.strip()) for name in file_list.split(",") if name)]:
-        if not path.is_file():
-            raise StorageError(f"{path} is no file")
+    for path in _paths(files or [], file_list):
         directory = OsDirectory(str(path.parent), create=False)
         entries = dump_file(directory, path.name, options)
         if check_index and path.name.endswith(("index", "index.deleted")):
@@ -87,10 +85,19 @@ def dump_log(
         if index_sanity_check and not bad and not as_json and path.name.endswith("index"):
             print_line(f"{path} passed sanity check.")
         damaged += bad
-    if not files and not file_list:
-        raise ConfigError("name the files to dump, or give them with --files")
     if damaged and check_index:
         raise CorruptMessageError(f"{damaged} index entries do not agree with the log")
+
+
+def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
+    """The files named either way; ConfigError for none, StorageError for one that is no file."""
+    named = [*files, *(Path(name.strip()) for name in file_list.split(",") if name)]
+    if not named:
+        raise ConfigError("name the files to dump, or give them with --files")
+    for path in named:
+        if not path.is_file():
+            raise StorageError(f"{path} is no file")
+        yield path
 
 
 def _complaints(entries: Iterable[Entry]) -> Iterator[Entry]:

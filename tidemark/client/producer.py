@@ -90,10 +90,9 @@ class AsyncProducer:
         random_seed: int | None = None,
     ) -> None:
         _check_settings(acks, enable_idempotence, compression_type)
-        if min(batch_size, max_request_size, buffer_memory) < 1:
-            raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
-        if max_in_flight_requests_per_connection < 1:
-            raise ConfigError("max.in.flight.requests.per.connection is above zero")
+        _check_limits(
+            batch_size, max_request_size, buffer_memory, max_in_flight_requests_per_connection
+        )
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._loop = asyncio.get_running_loop()
         self._batch_size = batch_size
@@ -471,6 +470,15 @@ def _check_settings(acks: str | int, idempotence: bool | None, compression_type:
         raise ConfigError(f"compression.type={compression_type!r} is none of {_CODECS}")
     if idempotence and _ACKS[acks] != -1:
         raise ConfigError("enable.idempotence needs acks=all")
+
+
+def _check_limits(
+    batch_size: int, max_request_size: int, buffer_memory: int, max_in_flight: int
+) -> None:
+    if min(batch_size, max_request_size, buffer_memory) < 1:
+        raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
+    if max_in_flight < 1:
+        raise ConfigError("max.in.flight.requests.per.connection is above zero")
 
 
 def _batches_of(table: Any) -> list[Any]:
