@@ -29,6 +29,7 @@ from commitlog.segment import (
     TXN_INDEX_SUFFIX,
     Segment,
 )
+from commitlog.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
 
 _log = logging.getLogger(__name__)
@@ -113,9 +114,11 @@ def _recover(
     noted = dict(epochs.entries())
     epochs.truncate_from_end(segments[first].base_offset)
     seen = segments[first].base_offset
+    transactions = TransactionRecovery(directory, segments[:first], seen, replay_producers)
 
-    def on_batch(header: Header, _: memoryview) -> None:
+    def on_batch(header: Header, buffer: memoryview) -> None:
         nonlocal seen
+        transactions.on_batch(header, buffer)
         latest, epoch = epochs.latest_epoch, header.leader_epoch
         if epoch >= 0 and (latest is None or epoch > latest):
             # the epoch's first batches may have been compacted away: the note of it still holds
@@ -133,6 +136,7 @@ def _recover(
             segment.base_offset > expected and not config.is_compacted
         ):
             break
+        transactions.begin(segment)
         cut = segment.recover(on_batch)
         cut_bytes += cut
         recovered += 1

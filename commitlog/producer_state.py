@@ -355,6 +355,21 @@ class ProducerStateManager:
             self.end_offset = offset
             return
 
+    def restore(self, offset: int) -> None:
+        """Takes the newest sound snapshot at or below `offset`, if there is one, and touches no
+        file; `end_offset` is then the snapshot's.
+        """
+        self.clear(0)
+        for known in reversed(self._snapshots):
+            if known <= offset:
+                try:
+                    entries = decode_snapshot(self._directory.read(snapshot_name(known)))
+                except StorageError:
+                    continue
+                self._take(entries, 0)
+                self.end_offset = known
+                return
+
     def _take(self, entries: Iterable[ProducerEntry], now_ms: int) -> None:
         for entry in entries:
             if not self._is_expired(entry, now_ms):
