@@ -21,6 +21,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from node.controller_calls import ControllerCaller
+from quorum.features import ranges_to_wire
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
@@ -171,6 +172,7 @@ class BrokerLifecycle:
             rack=config.broker_rack,
             log_dirs=[directory.bytes for directory in self._directory_ids],
             previous_broker_epoch=self.previous_broker_epoch,
+            features=ranges_to_wire(),
         )
         advertised = config.advertised_endpoints()
         for name in config.broker_listeners():

@@ -5,6 +5,7 @@ Controllers and brokers serve them alike, each from the image it holds.
 
 from __future__ import annotations
 
+from quorum.features import SUPPORTED
 from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
 from quorum.raft_client import QuorumInfo, ReplicaInfo
 from tidemark.errors import ErrorCode
@@ -92,6 +93,22 @@ def list_reassignments(
                     removing_replicas=partition.removing,
                 )
     return response
+
+
+def describe_features(image: MetadataImage) -> admin_pb2.DescribeFeaturesResponse:
+    """The levels in effect, and what this version supports."""
+    return admin_pb2.DescribeFeaturesResponse(
+        finalized_features_epoch=image.offset,
+        features=[
+            admin_pb2.DescribeFeaturesResponse.Feature(
+                name=name,
+                level=image.features.get(name, 0),
+                supported_min=supported.lowest,
+                supported_max=supported.highest,
+            )
+            for name, supported in sorted(SUPPORTED.items())
+        ],
+    )
 
 
 def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> list[int]:

@@ -149,6 +149,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ElectLeadersResponse:
         return await self._change("ElectLeaders", request, admin_pb2.ElectLeadersResponse, context)
 
+    async def UpdateFeatures(
+        self, request: admin_pb2.UpdateFeaturesRequest, context: Context
+    ) -> admin_pb2.UpdateFeaturesResponse:
+        return await self._change(
+            "UpdateFeatures", request, admin_pb2.UpdateFeaturesResponse, context
+        )
+
+    async def UnregisterBroker(
+        self, request: admin_pb2.UnregisterBrokerRequest, context: Context
+    ) -> admin_pb2.UnregisterBrokerResponse:
+        return await self._change(
+            "UnregisterBroker", request, admin_pb2.UnregisterBrokerResponse, context
+        )
+
     # What is read.
 
     async def ListTopics(
@@ -213,6 +227,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListPartitionReassignmentsRequest, context: Context
     ) -> admin_pb2.ListPartitionReassignmentsResponse:
         return admin_answers.list_reassignments(self._images.image, request)
+
+    async def DescribeFeatures(
+        self, request: admin_pb2.DescribeFeaturesRequest, context: Context
+    ) -> admin_pb2.DescribeFeaturesResponse:
+        return admin_answers.describe_features(self._images.image)
 
     async def DescribeConfigs(
         self, request: admin_pb2.DescribeConfigsRequest, context: Context

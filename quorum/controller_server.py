@@ -73,6 +73,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return await answered(controller_pb2.AllocateProducerIdsResponse, work)
 
 
+    async def AssignReplicasToDirs(
+        self, request: controller_pb2.AssignReplicasToDirsRequest, context: Context
+    ) -> controller_pb2.AssignReplicasToDirsResponse:
+        work = self._controller.assign_replicas_to_dirs(request)
+        return await answered(controller_pb2.AssignReplicasToDirsResponse, work)
+
+
 def _monotonic_ms() -> int:
     """Sessions must not end because somebody sets the clock."""
     return time.monotonic_ns() // 1_000_000

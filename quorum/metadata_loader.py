@@ -19,11 +19,12 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from quorum.features import SUPPORTED, check_supported
 from quorum.image import EMPTY_IMAGE, InconsistentMetadataError, MetadataDelta, MetadataImage, diff
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch, RaftClient
 from snapshot.reader import SnapshotReader
 from tidemark.config import ServerConfig
-from tidemark.errors import BrokerNotAvailableError, FatalError
+from tidemark.errors import BrokerNotAvailableError, FatalError, UnsupportedVersionError
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +155,13 @@ class MetadataLoader:
         try:
             for value in values:
                 delta.replay_value(value)
-        except (InconsistentMetadataError, DecodeError, ValueError) as error:
+            check_supported(delta.features_changed, SUPPORTED, "this node")
+        except (
+            InconsistentMetadataError,
+            UnsupportedVersionError,
+            DecodeError,
+            ValueError,
+        ) as error:
             raise FatalError(f"can not apply {where} of the metadata log: {error}") from error
 
     def _catch_up(self) -> None:

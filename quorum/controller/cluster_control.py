@@ -26,9 +26,11 @@ from quorum.controller import elections
 from quorum.controller.elections import ElectionRules
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
-from quorum.image import BrokerRegistration, Listener, MetadataImage
+from quorum.features import check_supported
+from quorum.image import BrokerRegistration, FeatureRange, Listener, MetadataImage
 from quorum.image.records import broker_record
 from tidemark.errors import (
+    BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
@@ -80,8 +82,9 @@ class ClusterControl:
         """Registers a broker, fenced; its epoch is the offset of the record.
 
         The same incarnation registering again keeps its epoch and state. Raises
-        InconsistentClusterIdError, InvalidRegistrationError, and DuplicateBrokerRegistrationError
-        while another incarnation's session lasts.
+        InconsistentClusterIdError, InvalidRegistrationError, UnsupportedVersionError for a broker
+        too old for the cluster, and DuplicateBrokerRegistrationError while another incarnation's
+        session lasts.
         """
         if request.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
@@ -90,6 +93,7 @@ class ClusterControl:
             )
         broker = _broker_from_request(request, next_offset)
         image = rules.image
+        check_supported(image.features, broker.feature_ranges, f"broker {broker.broker_id}")
         before = image.brokers.get(broker.broker_id)
         moved: list[pb.MetadataRecord] = []
         if before is not None and before.incarnation_id == broker.incarnation_id:
@@ -135,7 +139,12 @@ class ClusterControl:
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
         state = self._next_state(image, broker, request)
+        failed = set(request.offline_log_dirs) & {d.bytes for d in broker.log_dirs}
+        if failed and len(failed) == len(broker.log_dirs):
+            state = BrokerState.FENCED  # it has nowhere left to write
         records = _transition(rules, broker, state)
+        if failed and not state.fenced:
+            records += _directories_failed(rules, broker, failed)
         result = ControllerResult.each(
             records,
             controller_pb2.BrokerHeartbeatResponse(
@@ -219,6 +228,34 @@ def _transition(
     return [*elections.broker_out_of_service(rules, broker.broker_id), mark]
 
 
+def _directories_failed(
+    rules: ElectionRules, broker: BrokerRegistration, failed: set[bytes]
+) -> list[pb.MetadataRecord]:
+    """The partitions there go on without the broker; the registration keeps what still works."""
+    change = pb.BrokerRegistrationChangeRecord(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.epoch,
+        log_dirs=[d.bytes for d in broker.log_dirs if d.bytes not in failed],
+    )
+    offline = {UUID(bytes=directory) for directory in failed}
+    return [
+        *elections.directories_offline(rules, broker.broker_id, offline),
+        pb.MetadataRecord(broker_registration_change=change),
+    ]
+
+
+def unregister_broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
+    """Forgets a broker; its replicas stay assigned. Raises BrokerIdNotRegisteredError."""
+    broker = rules.image.brokers.get(broker_id)
+    if broker is None:
+        raise BrokerIdNotRegisteredError(f"no broker {broker_id} is registered")
+    record = pb.UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)
+    return [
+        *elections.broker_out_of_service(rules, broker_id, unclean=True),
+        pb.MetadataRecord(unregister_broker=record),
+    ]
+
+
 def _broker_from_request(
     request: controller_pb2.RegisterBrokerRequest, epoch: int
 ) -> BrokerRegistration:
@@ -240,4 +277,5 @@ def _broker_from_request(
         endpoints=tuple(Listener(e.name, e.host, e.port) for e in request.listeners),
         rack=request.rack or None,
         log_dirs=tuple(UUID(bytes=directory) for directory in request.log_dirs),
+        features=tuple(FeatureRange(f.name, f.min_level, f.max_level) for f in request.features),
     )

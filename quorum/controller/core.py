@@ -20,15 +20,22 @@ from dataclasses import dataclass
 
 from quorum.controller import elections
 from quorum.controller.alter_partition import alter_partitions
-from quorum.controller.cluster_control import ClusterControl, check_broker_epoch
+from quorum.controller.cluster_control import (
+    ClusterControl,
+    check_broker_epoch,
+    unregister_broker,
+)
 from quorum.controller.configs import alter_configs
+from quorum.controller.directories import assign_replicas
 from quorum.controller.elections import ElectionRules
+from quorum.controller.features import update_features
 from quorum.controller.leader_requests import elect_leaders
 from quorum.controller.partitions import create_partitions
 from quorum.controller.reassignments import alter_reassignments
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.topics import TopicControl
+from quorum.features import FIRST_LEVELS
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import feature_record, producer_ids_record
@@ -41,9 +48,6 @@ PRODUCER_ID_BLOCK_SIZE = 1_000
 PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000
 UNCLEAN_ELECTION_INTERVAL_MS = 300_000
 _FENCE_PASSES_PER_SESSION = 8
-
-# The level a new cluster starts with: the records of proto/tidemark/v1/metadata.proto.
-METADATA_VERSION_LEVEL = 1
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ class ControllerCore:
         )
         records = []
         if METADATA_VERSION not in image.features:
-            records.append(feature_record(METADATA_VERSION, METADATA_VERSION_LEVEL))
+            records = [feature_record(name, level) for name, level in FIRST_LEVELS.items()]
         return ControllerResult.atomic(records, None)
 
     def deactivate(self) -> None:
@@ -155,6 +159,11 @@ class ControllerCore:
     ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
         return alter_partitions(self._rules(), request)
 
+    def assign_replicas_to_dirs(
+        self, request: controller_pb2.AssignReplicasToDirsRequest
+    ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
+        return assign_replicas(self.image, request)
+
     def allocate_producer_ids(
         self, request: controller_pb2.AllocateProducerIdsRequest
     ) -> ControllerResult[controller_pb2.AllocateProducerIdsResponse]:
@@ -195,6 +204,18 @@ class ControllerCore:
         self, request: admin_pb2.AlterPartitionReassignmentsRequest
     ) -> ControllerResult[admin_pb2.AlterPartitionReassignmentsResponse]:
         return alter_reassignments(self._rules(), request)
+
+    def update_features(
+        self, request: admin_pb2.UpdateFeaturesRequest
+    ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
+        return update_features(self.image, request)
+
+    def unregister_broker(
+        self, request: admin_pb2.UnregisterBrokerRequest
+    ) -> ControllerResult[admin_pb2.UnregisterBrokerResponse]:
+        """Raises BrokerIdNotRegisteredError."""
+        records = unregister_broker(self._rules(), request.broker_id)
+        return ControllerResult.each(records, admin_pb2.UnregisterBrokerResponse())
 
     def elect_leaders(
         self, request: admin_pb2.ElectLeadersRequest
@@ -238,7 +259,10 @@ class ControllerCore:
                 name = f"{topic.name}-{index}"
                 assert partition.replicas, f"{name} has no replicas"
                 assert len(set(partition.replicas)) == len(partition.replicas), name
-                assert partition.isr, f"{name}: an ISR never empties"
+                kept = partition.isr or partition.elr or partition.last_known_elr
+                assert kept, f"{name}: nobody knows who has the records"
+                assert not set(partition.elr) & set(partition.isr), f"{name}: ELR within the ISR"
+                assert set(partition.elr) <= set(partition.replicas), f"{name}: ELR beyond replicas"
                 assert set(partition.isr) <= set(partition.replicas), f"{name}: ISR beyond replicas"
                 leader = partition.leader
                 assert leader is None or leader in partition.isr, f"{name}: leader outside its ISR"

@@ -44,6 +44,8 @@ _CHANGES: Mapping[str, Callable[[ControllerCore, Any], ControllerResult[Any]]] =
     "CreatePartitions": ControllerCore.create_partitions,
     "AlterPartitionReassignments": ControllerCore.alter_reassignments,
     "ElectLeaders": ControllerCore.elect_leaders,
+    "UpdateFeatures": ControllerCore.update_features,
+    "UnregisterBroker": ControllerCore.unregister_broker,
 }
 
 
@@ -109,6 +111,11 @@ class QuorumController:
         self, request: controller_pb2.AllocateProducerIdsRequest
     ) -> controller_pb2.AllocateProducerIdsResponse:
         return await self._run(lambda _: self._core.allocate_producer_ids(request))
+
+    async def assign_replicas_to_dirs(
+        self, request: controller_pb2.AssignReplicasToDirsRequest
+    ) -> controller_pb2.AssignReplicasToDirsResponse:
+        return await self._run(lambda _: self._core.assign_replicas_to_dirs(request))
 
     async def create_topics(
         self, request: admin_pb2.CreateTopicsRequest

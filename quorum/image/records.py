@@ -11,6 +11,7 @@ from uuid import UUID
 
 from quorum.image.types import (
     BrokerRegistration,
+    FeatureRange,
     LeaderRecoveryState,
     Listener,
     PartitionRegistration,
@@ -67,6 +68,10 @@ def broker_record(broker: BrokerRegistration) -> pb.MetadataRecord:
             fenced=broker.fenced,
             in_controlled_shutdown=broker.in_controlled_shutdown,
             log_dirs=[d.bytes for d in broker.log_dirs],
+            features=[
+                common_pb2.FeatureRange(name=f.name, min_level=f.min_level, max_level=f.max_level)
+                for f in broker.features
+            ],
         )
     )
 
@@ -81,6 +86,7 @@ def broker_from_record(record: pb.RegisterBrokerRecord) -> BrokerRegistration:
         fenced=record.fenced,
         in_controlled_shutdown=record.in_controlled_shutdown,
         log_dirs=tuple(directory_id(d) for d in record.log_dirs),
+        features=tuple(FeatureRange(f.name, f.min_level, f.max_level) for f in record.features),
     )
 
 

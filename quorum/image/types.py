@@ -60,6 +60,14 @@ class Listener(NamedTuple):
         return Endpoint(self.host, self.port)
 
 
+class FeatureRange(NamedTuple):
+    """The levels of a feature that a broker supports, both ends inclusive."""
+
+    name: str
+    min_level: int
+    max_level: int
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A registered broker. `epoch` is the offset of its registration record; it is fenced until it
@@ -74,6 +82,12 @@ class BrokerRegistration:
     fenced: bool = True
     in_controlled_shutdown: bool = False
     log_dirs: tuple[UUID, ...] = ()
+    features: tuple[FeatureRange, ...] = ()
+
+    @property
+    def feature_ranges(self) -> dict[str, tuple[int, int]]:
+        """The least and the greatest level it supports, by feature."""
+        return {f.name: (f.min_level, f.max_level) for f in self.features}
 
     @property
     def is_active(self) -> bool:

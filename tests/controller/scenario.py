@@ -8,6 +8,7 @@ from uuid import UUID
 
 from quorum.controller.core import ControllerCore
 from quorum.controller.result import ControllerResult
+from quorum.features import ranges_to_wire
 from quorum.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
 from tidemark.config import parse_server_config
 from tidemark.config.server import ServerConfig
@@ -43,6 +44,12 @@ class Scenario:
         self.written: list[pb.MetadataRecord] = []
         self.apply(self.core.activate(EMPTY_IMAGE, 1, self.now_ms))
 
+    def set_feature(self, name: str, level: int, kind: int = 0) -> int:
+        """Sets a feature's level; gives the error code."""
+        request = admin_pb2.UpdateFeaturesRequest()
+        request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
+        return self.apply(self.core.update_features(request)).results[0].error_code
+
     @property
     def image(self) -> MetadataImage:
         return self.core.image
@@ -76,6 +83,8 @@ class Scenario:
         incarnation: int = 1,
         cluster_id: str = CLUSTER_ID,
         previous_epoch: int = -1,
+        features: dict[str, tuple[int, int]] | None = None,
+        log_dirs: tuple[UUID, ...] = (),
     ) -> int:
         """Registers a broker; gives its epoch."""
         request = controller_pb2.RegisterBrokerRequest(
@@ -85,6 +94,11 @@ class Scenario:
             rack=rack,
             previous_broker_epoch=previous_epoch,
         )
+        if features is None:
+            request.features.extend(ranges_to_wire())
+        for name, (low, high) in (features or {}).items():
+            request.features.add(name=name, min_level=low, max_level=high)
+        request.log_dirs.extend(directory.bytes for directory in log_dirs)
         request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=9_000 + broker_id)
         response = self.apply(self.core.register_broker(request, self.offset, self.now_ms))
         self.epochs[broker_id] = response.broker_epoch

@@ -130,8 +130,8 @@ class History:
         )
 
     def _feature(self) -> pb.MetadataRecord:
-        name = self._rng.choice(["metadata.version", "kraft.version", "a.version"])
-        return r.feature_record(name, self._rng.randrange(3))
+        name = self._rng.choice(["metadata.version", "eligible.leader.replicas.version"])
+        return r.feature_record(name, self._rng.randrange(2))
 
     def _producer_ids(self) -> pb.MetadataRecord:
         self._next_producer_id += 1000

@@ -1,0 +1,87 @@
+"""Log directories of brokers: where replicas are, and what becomes of them when one fails
+(KIP-858).
+
+Partitions of a broker with one directory need no assignment: when that fails, the broker goes.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from quorum.controller.cluster_control import check_broker_epoch
+from quorum.controller.result import ControllerResult
+from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration
+from quorum.image.types import UNASSIGNED_DIRECTORY
+from tidemark.errors import (
+    ApiError,
+    InvalidRequestError,
+    LogDirNotFoundError,
+    NotLeaderOrFollowerError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.v1 import controller_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+_Directory = controller_pb2.AssignReplicasToDirsRequest.Directory
+_Partition = controller_pb2.AssignReplicasToDirsRequest.Partition
+
+
+def assign_replicas(
+    image: MetadataImage, request: controller_pb2.AssignReplicasToDirsRequest
+) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
+    """Notes the directories, each partition with its own answer; raises StaleBrokerEpochError."""
+    broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    response = controller_pb2.AssignReplicasToDirsResponse()
+    result = ControllerResult(response)
+    seen: set[tuple[bytes, int]] = set()
+    for directory in request.directories:
+        for asked in directory.partitions:
+            answer = response.partitions.add(
+                topic_id=asked.topic_id, partition_index=asked.partition_index
+            )
+            try:
+                if (asked.topic_id, asked.partition_index) in seen:
+                    raise InvalidRequestError("the partition is named twice in one request")
+                seen.add((asked.topic_id, asked.partition_index))
+                record = _assign(image, broker, directory, asked)
+            except ApiError as error:
+                answer.error_code = int(error.code)  # type: ignore[assignment]
+            else:
+                if record is not None:
+                    result.groups.append([record])
+    return result
+
+
+def _assign(
+    image: MetadataImage, broker: BrokerRegistration, directory: _Directory, asked: _Partition
+) -> pb.MetadataRecord | None:
+    if len(directory.id) != 16:
+        raise InvalidRequestError("a directory id is not 16 bytes")
+    directory_id = UUID(bytes=directory.id)
+    if directory_id not in broker.log_dirs:
+        raise LogDirNotFoundError(f"broker {broker.broker_id} has no directory {directory_id}")
+    partition = _find(image, asked)
+    if broker.broker_id not in partition.replicas:
+        raise NotLeaderOrFollowerError(f"broker {broker.broker_id} holds no replica of it")
+    directories = list(partition.directories or [UNASSIGNED_DIRECTORY] * len(partition.replicas))
+    position = partition.replicas.index(broker.broker_id)
+    if directories[position] == directory_id:
+        return None
+    directories[position] = directory_id
+    change = pb.PartitionChangeRecord(
+        partition_id=asked.partition_index,
+        topic_id=asked.topic_id,
+        directories=[d.bytes for d in directories],
+    )
+    return pb.MetadataRecord(partition_change=change)
+
+
+def _find(image: MetadataImage, asked: _Partition) -> PartitionRegistration:
+    topic = image.topics.by_id(UUID(bytes=asked.topic_id)) if len(asked.topic_id) == 16 else None
+    if topic is None:
+        raise UnknownTopicIdError("there is no topic of this id")
+    partition = topic.partitions.get(asked.partition_index)
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
+    return partition
