@@ -107,6 +107,13 @@ def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Head
     return header
 
 
+def header_in(data: bytes, position: int) -> Header:
+    """The header at `position` of `data`; its batch may end behind it."""
+    header = Header._make((*_HEADER.unpack_from(data, position), position))
+    check_shape(header)
+    return header
+
+
 def unpack_header(data: bytes, position: int) -> Header:
     """The header that `data` begins with; the batch itself lies at `position` of a file."""
     header = Header._make((*_HEADER.unpack_from(data), position))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from commitlog.batches import HEADER_BYTES, Header, end_transaction, unpack_header
+from commitlog.batches import HEADER_BYTES, Header, end_transaction, header_in, unpack_header
 from commitlog.cleaner_choice import Cleanable, SegmentSizes, group_segments
 from commitlog.cleaner_filter import (
     CODEC_MASK,
@@ -68,6 +68,7 @@ class Cleaning:
         self.now_ms = now_ms
         self.io = io
         self.stats = CleaningStats()
+        self._chunk_bytes = io.buffer_bytes  # grows where a batch is larger
         self.end_offset = found.end_offset
         self._first_dirty = found.first_dirty_offset
         self._config = log.config
@@ -287,12 +288,13 @@ class Cleaning:
             file.close()
 
     def _read_chunk(self, file: File, position: int, size: int) -> tuple[memoryview, list[Header]]:
-        want = min(max(self.io.buffer_bytes, HEADER_BYTES), size - position)
+        want = min(max(self._chunk_bytes, HEADER_BYTES), size - position)
         data = file.pread(want, position)
         headers, end = _whole(data)
         if not headers and len(data) >= HEADER_BYTES:
             want = unpack_header(data[:HEADER_BYTES], 0).size_bytes
             if want <= size - position:
+                self._chunk_bytes = max(self._chunk_bytes, 2 * want)  # the next one is as large
                 data = file.pread(want, position)
                 headers, end = _whole(data)
         if not headers:
@@ -322,7 +324,7 @@ def _whole(data: bytes) -> tuple[list[Header], int]:
     headers: list[Header] = []
     end, size = 0, len(data)
     while size - end >= HEADER_BYTES:
-        header = unpack_header(data[end : end + HEADER_BYTES], end)
+        header = header_in(data, end)
         if header.end_position > size:
             break
         headers.append(header)

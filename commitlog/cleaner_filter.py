@@ -40,8 +40,7 @@ from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
 from tidemark.records import compact_kernels as kernels
 from tidemark.records.compression import compress, decompress
-from tidemark.records.header import COMPRESSION_NAMES, HEADER, check_counts
-from tidemark.records.header import BatchHeader as RecordHeader
+from tidemark.records.header import COMPRESSION_NAMES, HEADER
 
 CODEC_MASK = 0x07
 _NOTHING = memoryview(b"")
@@ -51,7 +50,10 @@ def check_crc(chunk: memoryview, header: Header) -> None:
     """CorruptMessageError where the batch is damaged: its log must not be compacted."""
     if not crc_is_valid(chunk, header):
         raise CorruptMessageError(f"the batch at offset {header.base_offset} fails its CRC check")
-    check_counts(RecordHeader._make(header[:-1]))
+    if header.record_count > header.last_offset_delta + 1:
+        raise CorruptMessageError(
+            f"the batch at offset {header.base_offset} claims {header.record_count} records"
+        )
 
 
 def plain_body(chunk: memoryview, header: Header) -> Any:
@@ -278,15 +280,23 @@ def _assembled(
     attributes: int,
 ) -> tuple[Header, bytes]:
     """The batch with other records: offsets, epochs and producer fields are the old ones'."""
-    changed = header._replace(
-        batch_length=HEADER_BYTES - OVERHEAD_BYTES + len(body),
-        crc=0,
-        attributes=attributes,
-        base_timestamp_ms=base_time,
-        max_timestamp_ms=max_time,
-        record_count=count,
+    fields = (
+        header.base_offset,
+        HEADER_BYTES - OVERHEAD_BYTES + len(body),
+        header.leader_epoch,
+        header.magic,
+        0,
+        attributes,
+        header.last_offset_delta,
+        base_time,
+        max_time,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        count,
     )
-    head = bytearray(HEADER.pack(*changed[:-1]))
+    head = bytearray(HEADER.pack(*fields))
     crc = crc32c(body, crc32c(memoryview(head)[ATTRIBUTES_POSITION:]))
     head[CRC_POSITION:ATTRIBUTES_POSITION] = crc.to_bytes(4, "big")
-    return changed._replace(crc=crc), b"".join((head, body))
+    changed = Header(*fields[:4], crc, *fields[5:], header.position)
+    return changed, b"".join((head, body))

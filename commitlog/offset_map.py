@@ -3,7 +3,8 @@
 A key is known by a 16-byte keyed hash (SipHash-2-4-128, with a random secret per map), not by its
 bytes, as Kafka's SkimpyOffsetMap does it with MD5. The memory is one cleaner's share of
 log.cleaner.dedupe.buffer.size, and it fills up to log.cleaner.io.buffer.load.factor: beyond that
-probing gets slow. The loops are in `tidemark.records.compact_kernels`.
+probing gets slow. The table begins small and grows up to that, so that a small log touches little
+memory. The loops are in `tidemark.records.compact_kernels`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tidemark.records import compact_kernels as kernels
 from tidemark.records.kernels import FAULTS
 
 ENTRY_BYTES = 24
+_SLOTS_MIN = 1 << 12
 
 
 class OffsetMapFullError(TidemarkError):
@@ -28,12 +30,12 @@ class OffsetMap:
     """Keys to offsets; `latest_offset` is the last offset that the map speaks for."""
 
     def __init__(self, memory_bytes: int, load_factor: float, secret: bytes | None = None) -> None:
-        slots = max(2, memory_bytes // ENTRY_BYTES)
-        self.entries_max = min(slots - 1, int(slots * load_factor))
+        self._slots_max = max(2, memory_bytes // ENTRY_BYTES)
+        self._load_factor = load_factor
+        self.entries_max = self._room(self._slots_max)
         self.entries = 0
         self.latest_offset = -1
-        # zeros from the system: only what is touched takes memory
-        self._table = np.zeros((slots, 3), np.int64)
+        self._table = np.zeros((min(_SLOTS_MIN, self._slots_max), 3), np.int64)
         secret = secrets.token_bytes(16) if secret is None else secret
         self._key0 = int.from_bytes(secret[:8], "little", signed=True)
         self._key1 = int.from_bytes(secret[8:16], "little", signed=True)
@@ -44,16 +46,10 @@ class OffsetMap:
 
         OffsetMapFullError where they do not fit, CorruptMessageError where they are no records.
         """
-        result = kernels.put_keys(
-            data,
-            rows,
-            start_offset,
-            self._key0,
-            self._key1,
-            self._table,
-            self.entries,
-            self.entries_max,
-        )
+        result = self._put(data, rows, start_offset)
+        while result == kernels.FAULT_FULL and len(self._table) < self._slots_max:
+            self._grow()
+            result = self._put(data, rows, start_offset)  # what is in already changes nothing
         if result == kernels.FAULT_FULL:
             raise OffsetMapFullError(
                 f"more than {self.entries_max} keys; raise log.cleaner.dedupe.buffer.size, or lower"
@@ -62,6 +58,29 @@ class OffsetMap:
         if result < 0:
             raise CorruptMessageError(f"a batch to be compacted has {FAULTS[result]}")
         self.entries = int(result)
+
+    def _put(self, data: Any, rows: Any, start_offset: int) -> int:
+        return kernels.put_keys(
+            data,
+            rows,
+            start_offset,
+            self._key0,
+            self._key1,
+            self._table,
+            self.entries,
+            self._room(len(self._table)),
+        )
+
+    def _room(self, slots: int) -> int:
+        return min(slots - 1, int(slots * self._load_factor))
+
+    def _grow(self) -> None:
+        """A table of four times the slots. The old one counts towards the memory until it is
+        copied, so the last step is taken from a table of at most a quarter.
+        """
+        larger = np.zeros((min(4 * len(self._table), self._slots_max), 3), np.int64)
+        self.entries = kernels.rehash(self._table, larger)
+        self._table = larger
 
     def mark(self, data: Any, rows: Any, keep: Any) -> Any:
         """Marks the records that stay in `keep`; an outcome row per batch. CorruptMessageError."""

@@ -190,6 +190,19 @@ def put_keys(
     return entries
 
 
+@kernel(INT64(_MAP, _MAP))
+def rehash(table: Ints64, larger: Ints64) -> int:
+    """Moves all entries into a larger, empty table; gives their number."""
+    entries = 0
+    for row in range(len(table)):
+        if table[row, 2] != 0:
+            slot = _slot_of(larger, table[row, 0], table[row, 1])
+            for column in range(3):
+                larger[slot, column] = table[row, column]
+            entries += 1
+    return entries
+
+
 @kernel(
     INT64(
         readable(UINT8),
