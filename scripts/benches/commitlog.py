@@ -9,6 +9,7 @@ raw read with a CRC-32C over it. Unit: MB/s (10^6 bytes).
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -26,6 +27,7 @@ from tidemark.types import TopicPartition
 
 TOTAL_BYTES = 256 << 20
 ROUNDS = 3
+LOOKUPS = 20_000
 NOW_MS = 1_700_000_000_000
 CONFIG = TopicConfig(segment_bytes=128 << 20, max_message_bytes=2 << 20)
 MIB = 1 << 20
@@ -143,6 +145,31 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raw = min(_raw_read(files, fetch) for _ in range(ROUNDS))
         own = min(_read(opened[-1], fetch) for _ in range(ROUNDS))
         rows.append(_row(f"log read {label}", total, own, raw))
+    rows += _lookup_rows(opened[-1])
     for log in opened:
         log.close(clean=False)
+    return rows
+
+
+def _lookup_rows(log: Log) -> list[dict[str, Any]]:
+    """Random look-ups of offsets (position of the batch) and timestamps (the record), warm."""
+    rng = random.Random(1)
+    offsets = [rng.randrange(log.log_end_offset) for _ in range(LOOKUPS)]
+    times = [NOW_MS + rng.randrange(10) for _ in range(LOOKUPS // 10)]
+
+    def by_offset() -> None:
+        for offset in offsets:
+            segment = log.segment_for(offset)
+            assert segment is not None
+            segment.position_of(offset)
+
+    def by_time() -> None:
+        for time_ms in times:
+            log.offset_for_timestamp(time_ms)
+
+    rows = []
+    for name, work, count in (("offset", by_offset, LOOKUPS), ("timestamp", by_time, len(times))):
+        seconds = min(_seconds(work) for _ in range(ROUNDS))
+        rows.append({"name": f"log look-up by {name}", "value": round(count / seconds)})
+        rows[-1] |= {"unit": "1/s", "ceiling": None, "ratio": None}
     return rows
