@@ -145,3 +145,34 @@ def test_leaders_are_elected_as_asked_and_unclean_ones_take_followers_again(tmp_
             await brokers.close()
 
     asyncio.run(main())
+
+
+def test_eligible_replicas_are_kept_and_lead_again_after_clean_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        brokers = Brokers(tmp_path)
+        try:
+            await brokers.start(1, 2, 3)
+            async with admin_of(brokers) as admin:
+                await admin.update_features({"eligible.leader.replicas.version": 1})
+                assert (await admin.describe_features())["metadata.version"].level == 1
+                settings = {"min.insync.replicas": "2"}
+                await admin.create_topics([NewTopic("flights", None, None, settings, {0: (2, 3)})])
+                await produce(brokers, "a")
+                await brokers.until_isr_is(2, 3)
+                await brokers.stop(3)
+                await brokers.until_isr_is(2)
+                assert list((await brokers.partition()).eligible_leader_replicas) == [3]
+                await brokers.stop(2, orderly=False)
+                async with asyncio.timeout(30):
+                    while (await brokers.partition()).leader_id != -1:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                assert list((await brokers.partition()).isr) == []
+                await brokers.start(3)
+                await brokers.start(2)
+                assert await brokers.until_isr_is(2, 3) == 3, "it has all that was committed"
+                assert list((await brokers.partition()).eligible_leader_replicas) == []
+                await produce(brokers, "b")
+        finally:
+            await brokers.close()
+
+    asyncio.run(main())
