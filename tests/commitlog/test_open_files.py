@@ -60,6 +60,17 @@ def test_the_file_used_longest_ago_goes_first(tmp_path: Path, bound: OpenFiles) 
     assert bound.opens == opens + 1
 
 
+def test_a_file_that_was_used_again_is_passed_over(tmp_path: Path, bound: OpenFiles) -> None:
+    root = OsDirectory(tmp_path)
+    found = [root.open(f"f{n}", create=True) for n in range(5)]  # takes f0's, and all chances
+    found[1].append(b"x")
+    sixth = root.open("f5", create=True)
+    opens = bound.opens
+    assert found[1].pread(1, 0) == b"x"
+    assert bound.opens == opens  # f2, not f1, gave its descriptor back
+    sixth.close()
+
+
 def test_a_file_in_use_keeps_its_descriptor(tmp_path: Path, bound: OpenFiles) -> None:
     root = OsDirectory(tmp_path)
     wanted = {n: bytes([n]) * 4096 for n in range(16)}
