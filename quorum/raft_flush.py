@@ -2,7 +2,10 @@
 all.
 
 An idle log is synced at once. A busy one (records were waiting already when the last fsync ended)
-starts an fsync at most every controller.quorum.append.linger.ms, so that more records share it.
+waits a moment for company: as long as its last fsync took, and controller.quorum.append.linger.ms
+at most. So a fast disk is never idle for long while somebody waits, and a slow one (whose fsyncs
+are dear) shares each among twice as many; a single writer, which waits for each commit, is not
+held up by more than the disk itself does.
 """
 
 from __future__ import annotations
@@ -49,9 +52,10 @@ class Flusher:
                 if pending is not None:
                     await loop.run_in_executor(self._executor, pending.run)
                     self._log.complete_flush(pending)
+                took_s = loop.time() - started_s
                 self._on_flushed(end_offset)
                 if self._wanted:
-                    await asyncio.sleep(self._linger_s - (loop.time() - started_s))
+                    await asyncio.sleep(min(self._linger_s, took_s))
         except Exception as error:  # handed on: the process must stop
             self._on_failure(error)
         finally:

@@ -14,7 +14,7 @@ from commitlog.files import Directory, File
 from snapshot.framing import ControlBatch, decode_batch_at, header_timestamp_ms
 from snapshot.names import SUFFIX, SnapshotId, parse_name
 from tidemark.errors import CorruptMessageError, SnapshotNotFoundError
-from tidemark.records import ControlMessage, ControlType, KRaftVersion, Voters
+from tidemark.records import ControlMessage, ControlType, KRaftVersion, Voters, read_header
 
 _OVERHEAD_BYTES = 12  # base offset and length
 _LEAST_BATCH_BYTES = 61
@@ -90,9 +90,18 @@ class FileSnapshotReader:
     def _raw_batches(self) -> Iterator[ControlBatch | list[bytes]]:
         file = self._directory.open_read_only(self._name)
         try:
-            position, size = 0, file.size
+            position, size, offset = 0, file.size, 0
             while position < size:
                 raw = self._read_batch(file, position, size)
+                header = read_header(raw)
+                # Base offset and epoch are outside of the CRC; a checkpoint counts from 0 on.
+                expected = (offset, self._id.epoch)
+                if (header.base_offset, header.partition_leader_epoch) != expected:
+                    raise self._corrupt(
+                        f"the batch at byte {position} has offset {header.base_offset} and epoch "
+                        f"{header.partition_leader_epoch}, not {offset} and {self._id.epoch}"
+                    )
+                offset = header.next_offset
                 yield decode_batch_at(raw)
                 position += len(raw)
         finally:

@@ -278,11 +278,12 @@ class SimNode:
         return True
 
     def resign(self) -> None:
-        if self.alive:
+        if self.alive and not self.is_paused:
             self.step(Resign(self.replica.epoch))
 
     def shut_down(self) -> None:
-        self.step(Shutdown())
+        if not self.is_paused:
+            self.step(Shutdown())
 
     def make_snapshot(self) -> None:
         """Writes the image as a checkpoint and cleans the log; may lose power half way."""
