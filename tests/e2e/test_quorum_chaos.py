@@ -108,5 +108,6 @@ def test_no_acknowledged_change_is_lost_and_the_history_is_linearizable(tmp_path
 
 
 @pytest.mark.soak
+@pytest.mark.skipif("TIDEMARK_SOAK" not in os.environ, reason="scripts/soak runs it")
 def test_the_same_for_a_minute(tmp_path: Path) -> None:
     chaos(tmp_path, 60)
