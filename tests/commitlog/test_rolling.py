@@ -1,0 +1,39 @@
+"""Jitter spreads rolls by time; a segment without timestamps ages by its file's time."""
+
+from __future__ import annotations
+
+from commitlog.log import Log
+from commitlog.memory_files import MemoryDirectory
+from tests.commitlog.builders import NOW, batch, config
+from tidemark.records import Record, encode_batch
+from tidemark.types import TopicPartition
+
+
+def rolled_after_ms(partition: int, jitter_ms: int) -> int:
+    settings = config(segment_ms=1000, segment_jitter_ms=jitter_ms)
+    log = Log.open(MemoryDirectory(), TopicPartition("t", partition), settings, now_ms=NOW)
+    step = 0
+    while len(log.segments) == 1:
+        log.append_as_leader(batch(1, timestamp=NOW + step), 1, NOW)
+        step += 50
+    return step - 50
+
+
+def test_jitter_rolls_earlier_by_less_than_its_bound_and_not_all_at_once() -> None:
+    assert {rolled_after_ms(n, 0) for n in range(4)} == {1050}
+    times = {rolled_after_ms(n, 800) for n in range(12)}
+    assert len(times) > 4
+    assert all(200 < time <= 1050 for time in times)
+
+
+def test_a_segment_without_timestamps_ages_by_its_files_time() -> None:
+    directory = MemoryDirectory()
+    log = Log.open(directory, TopicPartition("t", 0), config(retention_ms=1000), now_ms=NOW)
+    log.append_as_leader(encode_batch([Record(0, -1, b"k", b"v")]), 1, NOW)
+    log.roll()
+    log.append_as_leader(batch(1), 1, NOW)
+    log.update_high_watermark(2)
+    written = directory.modified_ms(log.segments[0].log_file)
+    assert log.segments[0].retention_timestamp_ms == written
+    assert log.delete_expired(written + 1000) == []
+    assert [s.base_offset for s in log.delete_expired(written + 1001)] == [0]
