@@ -68,6 +68,7 @@ class BrokerServer:
         self._clock = clock
         self._on_fatal = on_fatal
         self._servers: list[grpc.aio.Server] = []
+        self._services: list[LogService] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._health = Health(_SERVICES)
         self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
@@ -155,6 +156,7 @@ class BrokerServer:
         for name, endpoint in self._config.broker_listeners().items():
             server = grpc.aio.server(options=CHANNEL_OPTIONS)
             service = self._log_service(name)
+            self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())
             admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service(name), server)
             self._health.add_to(server)
@@ -227,6 +229,8 @@ class BrokerServer:
     async def stop(self, clean: bool) -> None:
         """Ends everything; `clean` writes the checkpoints and the clean-shutdown marker."""
         await cancel_all(*self._tasks)
+        for service in self._services:
+            service.end_open_calls()
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
         await self.background.stop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -59,6 +59,7 @@ class LogService:
         self._listener = listener
         self._request_timeout_ms = request_timeout_ms
         self._fetch_max_bytes = fetch_max_bytes
+        self._open_calls: set[asyncio.Task[None]] = set()
         self._deleter = RecordDeleter(replicas.partitions)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
@@ -123,7 +124,7 @@ class LogService:
             response: bytes = (await self.produce(payload, context)).SerializeToString()
             return response
 
-        await answer_in_order(context, answer)
+        await self._until_stopped(context, answer_in_order(context, answer))
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """A consumer's long poll."""
@@ -160,7 +161,26 @@ class LogService:
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
         """A follower's fetches, one after another."""
-        await answer_each(context, lambda request: self.replica_fetch(request, context))
+        work = answer_each(context, lambda request: self.replica_fetch(request, context))
+        await self._until_stopped(context, work)
+
+    async def _until_stopped(self, context: Context, work: Coroutine[Any, Any, None]) -> None:
+        """Serves a call that stays open; the stop of the node ends it with UNAVAILABLE."""
+        task = asyncio.ensure_future(work)
+        self._open_calls.add(task)
+        try:
+            await asyncio.wait((task,))
+            if task.cancelled():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "this node is stopping")
+            task.result()
+        finally:
+            self._open_calls.discard(task)
+            task.cancel()
+
+    def end_open_calls(self) -> None:
+        """Before the server stops, which would wait for them in vain."""
+        for task in self._open_calls:
+            task.cancel()
 
     def _limit(self, max_bytes: int) -> int:
         return min(max_bytes, self._fetch_max_bytes) if max_bytes > 0 else self._fetch_max_bytes
