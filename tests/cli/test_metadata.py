@@ -4,6 +4,7 @@ whole or damaged, at every offset.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -262,3 +263,14 @@ def test_a_side_is_an_offset_a_source_or_both() -> None:
     assert parse_side("@3", "here") == ("here", 3)
     with pytest.raises(ConfigError):
         parse_side("", "here")
+
+
+def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
+    """Whoever gives the image another part must show it, and tell of its changes, too."""
+    parts = {field.name for field in dataclasses.fields(MetadataImage)}
+    assert parts - {"offset", "epoch"} == {
+        *("brokers", "topics", "configs", "features", "next_producer_id")
+    }
+    assert tree_of(MetadataView(EMPTY_IMAGE)).names() == [
+        *("brokers", "configs", "features", "producerIds", "quorum", "topics")
+    ]
