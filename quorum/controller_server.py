@@ -72,7 +72,6 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         work = self._controller.allocate_producer_ids(request)
         return await answered(controller_pb2.AllocateProducerIdsResponse, work)
 
-
     async def AssignReplicasToDirs(
         self, request: controller_pb2.AssignReplicasToDirsRequest, context: Context
     ) -> controller_pb2.AssignReplicasToDirsResponse:
