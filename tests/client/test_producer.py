@@ -18,7 +18,7 @@ from tidemark.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     MessageTooLargeError,
-    RequestTimedOutError,
+    NotEnoughReplicasError,
     UnknownTopicOrPartitionError,
 )
 from tidemark.records import partition_for_key
@@ -237,12 +237,14 @@ def test_a_batch_too_large_for_the_node_is_cut() -> None:
 def test_a_record_that_nobody_acknowledges_times_out() -> None:
     async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
         cluster.faults[ONE].extend([Fault(ErrorCode.NOT_ENOUGH_REPLICAS)] * 1000)
-        with pytest.raises((RequestTimedOutError, Exception), match="t-0"):
+        with pytest.raises(NotEnoughReplicasError, match="t-0"):
             await producer.send("t", b"a")
         cluster.faults[ONE].clear()
-        assert (await producer.send("t", b"b")).offset == 0
+        assert (
+            await producer.send("t", b"b")
+        ).offset == 0  # has the same deadline: room for a slow machine
 
-    run(scenario, delivery_timeout_ms=200)
+    run(scenario, delivery_timeout_ms=2000)
 
 
 def test_a_full_buffer_holds_sends_back_and_then_refuses_them() -> None:

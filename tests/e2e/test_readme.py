@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,11 @@ def test_python_client_and_raw_grpc_client_run_as_printed(
 
 @pytest.mark.spark
 def test_spark_block_runs_as_printed(
-    small_cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
+    small_cluster: LocalCluster,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # as an activated environment would
     names = {"bootstrap_servers": small_cluster.bootstrap_servers}
     if _empty(small_cluster):
         exec(compile(BLOCKS[0], "README.md: Python", "exec"), dict(names))
