@@ -210,6 +210,18 @@ def _row(name: str, value: float, unit: str, ceiling: float | None) -> Row:
     return {"name": name, "value": value, "unit": unit, "ceiling": ceiling, "ratio": ratio}
 
 
+def _wait_replicated(admin: Admin, topic: str) -> None:
+    """Until every replica has all of the topic: a row must not pay for the row before it."""
+    while True:
+        dirs = [d for found in admin.describe_log_dirs(topics=[topic]).values() for d in found]
+        ends: dict[TopicPartition, set[int]] = {}
+        for replica in (replica for found in dirs for replica in found.replicas):
+            ends.setdefault(replica.topic_partition, set()).add(replica.log_end_offset)
+        if all(len(found) == 1 for found in ends.values()):
+            return
+        time.sleep(0.1)
+
+
 def _paths(servers: str, replicas: int, put: float, get: float) -> list[Row]:
     rows: list[Row] = []
     suffix = f"RF {replicas}"
@@ -222,6 +234,7 @@ def _paths(servers: str, replicas: int, put: float, get: float) -> list[Row]:
                 name = f"produce acks={acks} {suffix}, {size} B"
                 rows.append(_row(name, rate, "MB/s", put))
                 rows.append(_row(name, rate * 1e6 / size, "records/s", put * 1e6 / size))
+                _wait_replicated(admin, topic)
             rate = asyncio.run(consume_arrow(servers, topic, size))
             name = f"consume {suffix}, {size} B"
             rows.append(_row(name, rate, "MB/s", get))
