@@ -27,8 +27,8 @@ from tidemark.spark.source import source_schema
 
 PARTITIONS = 4
 CHUNK_BYTES = 1 << 20
-READS = 3
-CASES = ((100, 2_000_000), (1_000, 300_000))  # bytes of a value, rows
+READS = 2
+CASES = ((100, 8_000_000), (1_000, 1_000_000))  # bytes of a value, rows
 
 
 def _session() -> Any:

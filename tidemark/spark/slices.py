@@ -24,6 +24,7 @@ from tidemark.spark.options import SourceOptions
 
 _READY_MAX = 2
 _POLL_MS = 1_000
+_FETCH_BYTES = 8 << 20  # a task reads one partition: fewer, larger answers than a consumer of many
 _TIMESTAMP_TYPES = {"CreateTime": 0, "LogAppendTime": 1}
 
 
@@ -38,6 +39,7 @@ def read_slice(
         options.bootstrap_servers,
         auto_offset_reset="none",
         isolation_level=options.isolation_level,
+        max_partition_fetch_bytes=_FETCH_BYTES,
     ) as consumer:
         yield from ahead(slice_batches(consumer, options, offsets, schema))
 
