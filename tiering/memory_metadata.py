@@ -18,6 +18,7 @@ from tiering.metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiering.metadata_cache import RemoteLogMetadataCache
+from tiering.metadata_lookups import CacheLookups
 
 
 class MemoryHistory:
@@ -40,7 +41,7 @@ class MemoryHistory:
         self.records.append(record)
 
 
-class MemoryRemoteLogMetadataManager:
+class MemoryRemoteLogMetadataManager(CacheLookups):
     """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
 
     def __init__(self, history: MemoryHistory | None = None) -> None:
@@ -68,28 +69,6 @@ class MemoryRemoteLogMetadataManager:
     ) -> None:
         self._cache(metadata.topic_id_partition)
         self.history.append(metadata)
-
-    async def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        return self._cache(partition).segment_for(epoch, offset)
-
-    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
-        return self._cache(partition).highest_offset_for_epoch(epoch)
-
-    async def list_remote_log_segments(
-        self, partition: TopicIdPartition, epoch: int | None = None
-    ) -> list[RemoteLogSegmentMetadata]:
-        return self._cache(partition).segments(epoch)
-
-    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
-        return self._cache(partition).size_bytes(epoch)
-
-    async def next_segment_with_txn_index(
-        self, partition: TopicIdPartition, epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        segments = self._cache(partition).finished_after(epoch, offset)
-        return next((segment for segment in segments if not segment.txn_index_empty), None)
 
     def on_partition_leadership_changes(
         self, leaders: Collection[TopicIdPartition], followers: Collection[TopicIdPartition]

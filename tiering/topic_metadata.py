@@ -40,6 +40,7 @@ from tiering.metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiering.metadata_cache import RemoteLogMetadataCache
+from tiering.metadata_lookups import CacheLookups
 from tiering.metadata_manager import RemoteLogMetadataManager
 from tiering.metadata_topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
 
@@ -81,7 +82,7 @@ class _Followed:
         return self.caches.setdefault(partition, RemoteLogMetadataCache())
 
 
-class TopicBasedRemoteLogMetadataManager:
+class TopicBasedRemoteLogMetadataManager(CacheLookups):
     """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
 
     def __init__(
@@ -137,30 +138,6 @@ class TopicBasedRemoteLogMetadataManager:
         self, metadata: RemotePartitionDeleteMetadata
     ) -> None:
         await self._write(metadata)
-
-    # Look-ups.
-
-    async def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        return self._cache(partition).segment_for(epoch, offset)
-
-    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
-        return self._cache(partition).highest_offset_for_epoch(epoch)
-
-    async def list_remote_log_segments(
-        self, partition: TopicIdPartition, epoch: int | None = None
-    ) -> list[RemoteLogSegmentMetadata]:
-        return self._cache(partition).segments(epoch)
-
-    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
-        return self._cache(partition).size_bytes(epoch)
-
-    async def next_segment_with_txn_index(
-        self, partition: TopicIdPartition, epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        segments = self._cache(partition).finished_after(epoch, offset)
-        return next((segment for segment in segments if not segment.txn_index_empty), None)
 
     # Assignment.
 

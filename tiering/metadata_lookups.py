@@ -1,0 +1,41 @@
+"""The look-ups of a remote log metadata manager that keeps a `RemoteLogMetadataCache` per
+partition: the same wherever the caches come from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from tidemark.types import TopicIdPartition
+from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metadata_cache import RemoteLogMetadataCache
+
+
+class CacheLookups(ABC):
+    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+
+    @abstractmethod
+    def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        """The cache of a partition; RemoteStorageNotReadyError while there is none to ask."""
+
+    async def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._cache(partition).segment_for(epoch, offset)
+
+    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
+        return self._cache(partition).highest_offset_for_epoch(epoch)
+
+    async def list_remote_log_segments(
+        self, partition: TopicIdPartition, epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self._cache(partition).segments(epoch)
+
+    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
+        return self._cache(partition).size_bytes(epoch)
+
+    async def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        segments = self._cache(partition).finished_after(epoch, offset)
+        return next((segment for segment in segments if not segment.txn_index_empty), None)
