@@ -16,9 +16,10 @@ from uuid import UUID
 
 from immutables import Map
 
-from quorum.image.image import MetadataImage
+from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION, MetadataImage
 from quorum.image.records import (
     broker_from_record,
+    controller_from_record,
     decode_record,
     directory_id,
     partition_after_change,
@@ -27,6 +28,7 @@ from quorum.image.records import (
 from quorum.image.types import (
     BrokerRegistration,
     ConfigResource,
+    ControllerRegistration,
     PartitionRegistration,
     TopicImage,
     TopicsImage,
@@ -89,6 +91,7 @@ class MetadataDelta:
         self.configs_changed: dict[ConfigResource, dict[str, str | None]] = {}
         self.features_changed: dict[str, int | None] = {}
         self.next_producer_id: int | None = None
+        self.controllers_changed: dict[int, ControllerRegistration | None] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -99,6 +102,7 @@ class MetadataDelta:
             or self.brokers_changed
             or self.configs_changed
             or self.features_changed
+            or self.controllers_changed
         )
 
     def broker(self, broker_id: int) -> BrokerRegistration | None:
@@ -143,6 +147,7 @@ class MetadataDelta:
             configs=self._configs(),
             features=_updated(image.features, self.features_changed),
             next_producer_id=image.next_producer_id if next_id is None else next_id,
+            controllers=_updated(image.controllers, self.controllers_changed),
         )
 
     def _topics(self) -> TopicsImage:
@@ -249,6 +254,16 @@ class MetadataDelta:
 
     def _feature(self, record: pb.FeatureLevelRecord) -> None:
         self.features_changed[record.name] = record.feature_level or None
+        if record.name == METADATA_VERSION and record.feature_level < CONTROLLERS_REGISTER_LEVEL:
+            # A downgrade: what the lower level has no records for is forgotten.
+            known = {*self.image.controllers, *self.controllers_changed}
+            self.controllers_changed = dict.fromkeys(known)
+
+    def _register_controller(self, record: pb.RegisterControllerRecord) -> None:
+        self.controllers_changed[record.controller_id] = controller_from_record(record)
+
+    def _unregister_controller(self, record: pb.UnregisterControllerRecord) -> None:
+        self.controllers_changed[record.controller_id] = None
 
     def _producer_ids(self, record: pb.ProducerIdsRecord) -> None:
         self.next_producer_id = record.next_producer_id
@@ -269,6 +284,8 @@ _REPLAY: dict[str, Callable[[MetadataDelta, Any], None]] = {
     "feature_level": MetadataDelta._feature,
     "producer_ids": MetadataDelta._producer_ids,
     "no_op": MetadataDelta._no_op,
+    "register_controller": MetadataDelta._register_controller,
+    "unregister_controller": MetadataDelta._unregister_controller,
 }
 
 
@@ -298,6 +315,7 @@ def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     """
     delta = MetadataDelta(before)
     delta.brokers_changed = _changes(before.brokers, after.brokers)
+    delta.controllers_changed = _changes(before.controllers, after.controllers)
     delta.features_changed = _changes(before.features, after.features)
     if before.next_producer_id != after.next_producer_id:
         delta.next_producer_id = after.next_producer_id

@@ -19,6 +19,7 @@ from quorum.image.types import (
     EMPTY_TOPICS,
     BrokerRegistration,
     ConfigResource,
+    ControllerRegistration,
     PartitionRegistration,
     TopicsImage,
 )
@@ -26,6 +27,8 @@ from tidemark.v1 import metadata_pb2 as pb
 
 METADATA_VERSION = "metadata.version"
 ELR_VERSION = "eligible.leader.replicas.version"
+CONTROLLERS_REGISTER_LEVEL = 2
+"""The first metadata.version with records of controllers (KIP-919)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class MetadataImage:
     configs: Map[ConfigResource, Map[str, str]] = EMPTY_MAP
     features: Map[str, int] = EMPTY_MAP
     next_producer_id: int = 0
+    controllers: Map[int, ControllerRegistration] = EMPTY_MAP
 
     @property
     def end_offset(self) -> int:
@@ -74,6 +78,8 @@ class MetadataImage:
     def records(self) -> Iterator[pb.MetadataRecord]:
         """The image as records in a fixed order: equal images give equal bytes on every node."""
         yield from self._feature_records()
+        for controller_id in sorted(self.controllers):
+            yield records.controller_record(self.controllers[controller_id])
         for broker_id in sorted(self.brokers):
             yield records.broker_record(self.brokers[broker_id])
         for topic in self.topics.ordered():

@@ -6,11 +6,12 @@ on every node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from quorum.image.types import (
     BrokerRegistration,
+    ControllerRegistration,
     FeatureRange,
     LeaderRecoveryState,
     Listener,
@@ -61,19 +62,35 @@ def broker_record(broker: BrokerRegistration) -> pb.MetadataRecord:
             broker_id=broker.broker_id,
             incarnation_id=broker.incarnation_id.bytes,
             broker_epoch=broker.epoch,
-            end_points=[
-                common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in broker.endpoints
-            ],
+            end_points=_endpoints(broker.endpoints),
             rack=broker.rack or "",
             fenced=broker.fenced,
             in_controlled_shutdown=broker.in_controlled_shutdown,
             log_dirs=[d.bytes for d in broker.log_dirs],
-            features=[
-                common_pb2.FeatureRange(name=f.name, min_level=f.min_level, max_level=f.max_level)
-                for f in broker.features
-            ],
+            features=_features(broker.features),
         )
     )
+
+
+def _endpoints(listeners: Iterable[Listener]) -> list[common_pb2.Endpoint]:
+    return [common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in listeners]
+
+
+def _features(ranges: Iterable[FeatureRange]) -> list[common_pb2.FeatureRange]:
+    return [
+        common_pb2.FeatureRange(name=f.name, min_level=f.min_level, max_level=f.max_level)
+        for f in ranges
+    ]
+
+
+def listeners_of(endpoints: Iterable[common_pb2.Endpoint]) -> tuple[Listener, ...]:
+    """Listeners as records and requests tell them."""
+    return tuple(Listener(e.name, e.host, e.port) for e in endpoints)
+
+
+def ranges_of(features: Iterable[common_pb2.FeatureRange]) -> tuple[FeatureRange, ...]:
+    """Supported levels as records and requests tell them."""
+    return tuple(FeatureRange(f.name, f.min_level, f.max_level) for f in features)
 
 
 def broker_from_record(record: pb.RegisterBrokerRecord) -> BrokerRegistration:
@@ -81,12 +98,33 @@ def broker_from_record(record: pb.RegisterBrokerRecord) -> BrokerRegistration:
         broker_id=record.broker_id,
         epoch=record.broker_epoch,
         incarnation_id=UUID(bytes=record.incarnation_id),
-        endpoints=tuple(Listener(e.name, e.host, e.port) for e in record.end_points),
+        endpoints=listeners_of(record.end_points),
         rack=record.rack or None,
         fenced=record.fenced,
         in_controlled_shutdown=record.in_controlled_shutdown,
         log_dirs=tuple(directory_id(d) for d in record.log_dirs),
-        features=tuple(FeatureRange(f.name, f.min_level, f.max_level) for f in record.features),
+        features=ranges_of(record.features),
+    )
+
+
+def controller_record(controller: ControllerRegistration) -> pb.MetadataRecord:
+    """The registration that makes `controller`."""
+    return pb.MetadataRecord(
+        register_controller=pb.RegisterControllerRecord(
+            controller_id=controller.controller_id,
+            incarnation_id=controller.incarnation_id.bytes,
+            end_points=_endpoints(controller.endpoints),
+            features=_features(controller.features),
+        )
+    )
+
+
+def controller_from_record(record: pb.RegisterControllerRecord) -> ControllerRegistration:
+    return ControllerRegistration(
+        controller_id=record.controller_id,
+        incarnation_id=UUID(bytes=record.incarnation_id),
+        endpoints=listeners_of(record.end_points),
+        features=ranges_of(record.features),
     )
 
 

@@ -103,6 +103,21 @@ class BrokerRegistration:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerRegistration:
+    """A controller that told the active one of itself (KIP-919); its newest process counts."""
+
+    controller_id: int
+    incarnation_id: UUID
+    endpoints: tuple[Listener, ...]
+    features: tuple[FeatureRange, ...] = ()
+
+    @property
+    def feature_ranges(self) -> dict[str, tuple[int, int]]:
+        """The least and the greatest level it supports, by feature."""
+        return {f.name: (f.min_level, f.max_level) for f in self.features}
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionRegistration:
     """The controller's word on a partition. `replicas` is in order of preference; `leader` is None
     while there is none.

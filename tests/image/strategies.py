@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
-from quorum.image import BrokerRegistration, Listener, PartitionRegistration
+from quorum.image import (
+    BrokerRegistration,
+    ControllerRegistration,
+    FeatureRange,
+    Listener,
+    PartitionRegistration,
+)
 from quorum.image import records as r
 from quorum.image.types import LeaderRecoveryState
 from tidemark.v1 import metadata_pb2 as pb
@@ -27,6 +33,7 @@ class History:
     def _one(self) -> pb.MetadataRecord:
         self._offset += 1
         makers = [self._register, self._topic, self._config, self._feature, self._producer_ids]
+        makers += [self._controller]
         if self._brokers:
             makers += [self._change_broker, self._unregister]
         if self._topics:
@@ -131,7 +138,18 @@ class History:
 
     def _feature(self) -> pb.MetadataRecord:
         name = self._rng.choice(["metadata.version", "eligible.leader.replicas.version"])
-        return r.feature_record(name, self._rng.randrange(2))
+        return r.feature_record(name, self._rng.randrange(3))
+
+    def _controller(self) -> pb.MetadataRecord:
+        controller_id = self._rng.randrange(3)
+        if self._rng.random() < 0.3:
+            gone = pb.UnregisterControllerRecord(controller_id=controller_id)
+            return pb.MetadataRecord(unregister_controller=gone)
+        listeners = (Listener("CONTROLLER", "h", 9093), Listener("INNER", "i", 9094))
+        ranges = (FeatureRange("metadata.version", 1, self._rng.randint(1, 2)),)
+        return r.controller_record(
+            ControllerRegistration(controller_id, self._uuid(), listeners, ranges)
+        )
 
     def _producer_ids(self) -> pb.MetadataRecord:
         self._next_producer_id += 1000

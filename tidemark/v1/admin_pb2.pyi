@@ -1661,16 +1661,50 @@ class DescribeFeaturesResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodeFeatures(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NODE_ID_FIELD_NUMBER: _builtins.int
+        IS_CONTROLLER_FIELD_NUMBER: _builtins.int
+        FEATURES_FIELD_NUMBER: _builtins.int
+        LISTENERS_FIELD_NUMBER: _builtins.int
+        node_id: _builtins.int
+        is_controller: _builtins.bool
+        """else a broker; a node of both roles is here twice"""
+        @_builtins.property
+        def features(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.FeatureRange]: ...
+        @_builtins.property
+        def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]: ...
+        def __init__(
+            self,
+            *,
+            node_id: _builtins.int = ...,
+            is_controller: _builtins.bool = ...,
+            features: _abc.Iterable[_common_pb2.FeatureRange] | None = ...,
+            listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "is_controller", b"is_controller", "listeners", b"listeners", "node_id", b"node_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     FINALIZED_FEATURES_EPOCH_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     error_message: _builtins.str
     finalized_features_epoch: _builtins.int
     """metadata offset the levels are of"""
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeFeaturesResponse.Feature]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeFeaturesResponse.NodeFeatures]:
+        """what registered nodes support"""
+
     def __init__(
         self,
         *,
@@ -1678,10 +1712,11 @@ class DescribeFeaturesResponse(_message.Message):
         error_message: _builtins.str = ...,
         features: _abc.Iterable[Global___DescribeFeaturesResponse.Feature] | None = ...,
         finalized_features_epoch: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___DescribeFeaturesResponse.NodeFeatures] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "features", b"features", "finalized_features_epoch", b"finalized_features_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "features", b"features", "finalized_features_epoch", b"finalized_features_epoch", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -489,3 +489,63 @@ class AssignReplicasToDirsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignReplicasToDirsResponse: _TypeAlias = AssignReplicasToDirsResponse  # noqa: Y015
+
+@_typing.final
+class RegisterControllerRequest(_message.Message):
+    """KIP-919: what a controller tells the active one of itself, once metadata.version has records for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
+    LISTENERS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.int
+    cluster_id: _builtins.str
+    incarnation_id: _builtins.bytes
+    """16 bytes, new with each process"""
+    @_builtins.property
+    def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]: ...
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.FeatureRange]:
+        """what the controller supports"""
+
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
+        incarnation_id: _builtins.bytes = ...,
+        listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
+        features: _abc.Iterable[_common_pb2.FeatureRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_id", b"controller_id", "features", b"features", "incarnation_id", b"incarnation_id", "listeners", b"listeners"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterControllerRequest: _TypeAlias = RegisterControllerRequest  # noqa: Y015
+
+@_typing.final
+class RegisterControllerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterControllerResponse: _TypeAlias = RegisterControllerResponse  # noqa: Y015

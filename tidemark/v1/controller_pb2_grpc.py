@@ -59,6 +59,11 @@ class ControllerStub:
                 request_serializer=tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsResponse.FromString,
                 _registered_method=True)
+        self.RegisterController = channel.unary_unary(
+                '/tidemark.v1.Controller/RegisterController',
+                request_serializer=tidemark_dot_v1_dot_controller__pb2.RegisterControllerRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_controller__pb2.RegisterControllerResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -94,6 +99,12 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterController(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +132,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.AssignReplicasToDirs,
                     request_deserializer=tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsResponse.SerializeToString,
+            ),
+            'RegisterController': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterController,
+                    request_deserializer=tidemark_dot_v1_dot_controller__pb2.RegisterControllerRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_controller__pb2.RegisterControllerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +274,33 @@ class Controller:
             '/tidemark.v1.Controller/AssignReplicasToDirs',
             tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsRequest.SerializeToString,
             tidemark_dot_v1_dot_controller__pb2.AssignReplicasToDirsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Controller/RegisterController',
+            tidemark_dot_v1_dot_controller__pb2.RegisterControllerRequest.SerializeToString,
+            tidemark_dot_v1_dot_controller__pb2.RegisterControllerResponse.FromString,
             options,
             channel_credentials,
             insecure,

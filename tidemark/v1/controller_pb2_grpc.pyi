@@ -36,6 +36,7 @@ class ControllerStub:
     AlterPartition: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]
     AllocateProducerIds: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]
     AssignReplicasToDirs: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AssignReplicasToDirsRequest, _controller_pb2.AssignReplicasToDirsResponse]
+    RegisterController: _grpc.UnaryUnaryMultiCallable[_controller_pb2.RegisterControllerRequest, _controller_pb2.RegisterControllerResponse]
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -45,6 +46,7 @@ class ControllerAsyncStub(ControllerStub):
     AlterPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]  # type: ignore[assignment]
     AllocateProducerIds: _aio.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]  # type: ignore[assignment]
     AssignReplicasToDirs: _aio.UnaryUnaryMultiCallable[_controller_pb2.AssignReplicasToDirsRequest, _controller_pb2.AssignReplicasToDirsResponse]  # type: ignore[assignment]
+    RegisterController: _aio.UnaryUnaryMultiCallable[_controller_pb2.RegisterControllerRequest, _controller_pb2.RegisterControllerResponse]  # type: ignore[assignment]
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +83,12 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.AssignReplicasToDirsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AssignReplicasToDirsResponse, _abc.Awaitable[_controller_pb2.AssignReplicasToDirsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RegisterController(
+        self,
+        request: _controller_pb2.RegisterControllerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.RegisterControllerResponse, _abc.Awaitable[_controller_pb2.RegisterControllerResponse]]: ...
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

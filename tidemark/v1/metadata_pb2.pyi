@@ -36,6 +36,8 @@ class MetadataRecord(_message.Message):
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     NO_OP_FIELD_NUMBER: _builtins.int
+    REGISTER_CONTROLLER_FIELD_NUMBER: _builtins.int
+    UNREGISTER_CONTROLLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register_broker(self) -> Global___RegisterBrokerRecord: ...
     @_builtins.property
@@ -58,6 +60,14 @@ class MetadataRecord(_message.Message):
     def producer_ids(self) -> Global___ProducerIdsRecord: ...
     @_builtins.property
     def no_op(self) -> Global___NoOpRecord: ...
+    @_builtins.property
+    def register_controller(self) -> Global___RegisterControllerRecord:
+        """since metadata.version 2"""
+
+    @_builtins.property
+    def unregister_controller(self) -> Global___UnregisterControllerRecord:
+        """since metadata.version 2"""
+
     def __init__(
         self,
         *,
@@ -72,12 +82,14 @@ class MetadataRecord(_message.Message):
         feature_level: Global___FeatureLevelRecord | None = ...,
         producer_ids: Global___ProducerIdsRecord | None = ...,
         no_op: Global___NoOpRecord | None = ...,
+        register_controller: Global___RegisterControllerRecord | None = ...,
+        unregister_controller: Global___UnregisterControllerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "feature_level", "producer_ids", "no_op"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "feature_level", "producer_ids", "no_op", "register_controller", "unregister_controller"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -483,3 +495,59 @@ class NoOpRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NoOpRecord: _TypeAlias = NoOpRecord  # noqa: Y015
+
+@_typing.final
+class RegisterControllerRecord(_message.Message):
+    """KIP-919: a running controller, and what it supports. The newest of an id counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
+    END_POINTS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.int
+    incarnation_id: _builtins.bytes
+    """16 bytes, new with each process"""
+    @_builtins.property
+    def end_points(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
+        """its controller listeners"""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.FeatureRange]: ...
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.int = ...,
+        incarnation_id: _builtins.bytes = ...,
+        end_points: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
+        features: _abc.Iterable[_common_pb2.FeatureRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "end_points", b"end_points", "features", b"features", "incarnation_id", b"incarnation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterControllerRecord: _TypeAlias = RegisterControllerRecord  # noqa: Y015
+
+@_typing.final
+class UnregisterControllerRecord(_message.Message):
+    """A controller that is no voter any more and will not come back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnregisterControllerRecord: _TypeAlias = UnregisterControllerRecord  # noqa: Y015
