@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from commitlog.files import Directory
 from commitlog.types import AbortedTransaction
@@ -42,6 +43,13 @@ class _IndexFile:
         self.max_entries = max_bytes // self.entry_bytes
         self._written = 0  # entries on disk
         self._pending = bytearray()
+        self._known_to_exist = False
+        self._unsynced = True
+
+    def take_unsynced(self) -> bool:
+        """Whether the file changed since the last call; the caller syncs it now."""
+        unsynced, self._unsynced = self._unsynced, False
+        return unsynced
 
     def _read(self) -> bytes:
         data = self.directory.read(self.name) if self.directory.exists(self.name) else b""
@@ -59,22 +67,34 @@ class _IndexFile:
 
     def write_out(self) -> None:
         """Writes the waiting entries behind those on disk; the file exists from then on."""
-        if not self._pending and self.directory.exists(self.name):
+        if not self._pending and (self._known_to_exist or self.directory.exists(self.name)):
+            self._known_to_exist = True
             return
+        self._unsynced = True
         file = self.directory.open(self.name, create=True)
         try:
             file.truncate(self._written * self.entry_bytes)
             file.append(bytes(self._pending))
         finally:
             file.close()
+        self._known_to_exist = True
         self._written += len(self._pending) // self.entry_bytes
         self._pending.clear()
+
+    def _waiting(self, count: int, fields: list[tuple[str, str]]) -> Any:
+        """Room for `count` entries more behind those that wait, as a numpy array to be filled."""
+        import numpy as np
+
+        begin = len(self._pending)
+        self._pending += bytes(count * self.entry_bytes)
+        return np.frombuffer(self._pending, np.dtype(fields), count, begin)
 
     def _forget(self, entries: int) -> None:
         """Keeps the first `entries` entries, on disk (with the next write) and in waiting."""
         if entries <= self._written:
             self._written = entries
             self._pending.clear()
+            self._unsynced = True
             file = self.directory.open(self.name, create=True)
             file.truncate(entries * self.entry_bytes)
             file.close()
@@ -125,6 +145,20 @@ class OffsetIndex(_IndexFile):
         self._offsets.append(offset - self.base_offset)
         self._positions.append(position)
         self._pending += OFFSET_ENTRY.pack(offset - self.base_offset, position)
+
+    def extend(self, offsets: Any, positions: Any) -> None:
+        """Adds entries that rise, given as int64 arrays."""
+        if len(offsets) == 0:
+            return
+        relative = (offsets - self.base_offset).astype("i4")
+        if self._offsets and (
+            relative[0] <= self._offsets[-1] or positions[0] <= self._positions[-1]
+        ):
+            raise ValueError(f"{self.name}: entry {offsets[0]} does not rise")
+        self._offsets.frombytes(relative.tobytes())
+        self._positions.frombytes(positions.astype("i4").tobytes())
+        entries = self._waiting(len(relative), [("offset", ">i4"), ("position", ">i4")])
+        entries["offset"], entries["position"] = relative, positions
 
     def lookup(self, offset: int) -> tuple[int, int]:
         """The last entry at or below `offset`: (offset, position); (base offset, 0) if none is."""
@@ -198,6 +232,20 @@ class TimeIndex(_IndexFile):
         self._offsets.append(relative)
         self._pending += TIME_ENTRY.pack(timestamp_ms, relative)
 
+    def extend(self, timestamps: Any, offsets: Any) -> None:
+        """`maybe_append` for each pair of two int64 arrays that never fall."""
+        if len(timestamps) == 0:
+            return
+        rises = timestamps > (self._timestamps[-1] if self._timestamps else -1)
+        rises[1:] &= timestamps[1:] > timestamps[:-1]
+        timestamps, relative = timestamps[rises], offsets[rises] - self.base_offset
+        if self._offsets and len(relative) and relative[0] < self._offsets[-1]:
+            raise ValueError(f"{self.name}: entry ({timestamps[0]}, {offsets[0]}) does not rise")
+        self._timestamps.frombytes(timestamps.tobytes())
+        self._offsets.frombytes(relative.astype("i4").tobytes())
+        entries = self._waiting(len(relative), [("timestamp", ">i8"), ("offset", ">i4")])
+        entries["timestamp"], entries["offset"] = timestamps, relative
+
     def lookup(self, timestamp_ms: int) -> tuple[int, int]:
         """The last entry at or below the timestamp: (timestamp, offset); (-1, base offset) if
         none.
@@ -231,6 +279,12 @@ class TransactionIndex:
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
+        self._unsynced = True
+
+    def take_unsynced(self) -> bool:
+        """Whether the file changed since the last call; the caller syncs it now."""
+        unsynced, self._unsynced = self._unsynced, False
+        return unsynced
 
     def entries(self) -> list[AbortedTransaction]:
         """All of them, by last offset; CorruptIndexError where the file is no index."""
@@ -248,6 +302,7 @@ class TransactionIndex:
 
     def append(self, aborted: AbortedTransaction) -> None:
         """Adds an aborted transaction; a rare event, written at once."""
+        self._unsynced = True
         file = self.directory.open(self.name, create=True)
         try:
             file.append(
@@ -270,6 +325,7 @@ class TransactionIndex:
             keep = sum(entry.last_offset < offset for entry in self.entries())
         except CorruptIndexError:
             keep = 0
+        self._unsynced = True
         file = self.directory.open(self.name)
         file.truncate(keep * TXN_ENTRY.size)
         file.close()

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from commitlog.batches import (
     HEADER_BYTES,
     Header,
-    crc_is_valid,
-    header_at,
     scan_headers,
     unpack_header,
     whole_batches,
@@ -37,6 +36,9 @@ from commitlog.producer_state import snapshot_name
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
+
+if TYPE_CHECKING:
+    from commitlog.batch_table import BatchTable
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Segment:
         self.config = config
         self.created_ms = created_ms
         self.is_rolled = False
+        self.has_producers = size_bytes > 0  # may a batch have a producer id?
         self._size = size_bytes
         stem = f"{base_offset:020d}"
         self.log_file = stem + LOG_SUFFIX + suffix
@@ -217,6 +220,8 @@ class Segment:
             self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
             self._last_indexed = position
         self._next_offset = last_offset + 1
+        if header.producer_id >= 0:
+            self.has_producers = True
         self._remember(header.base_offset, position)
 
     def _remember(self, offset: int, position: int) -> None:
@@ -239,11 +244,13 @@ class Segment:
         self.time_index.write_out()
 
     def write_indexes(self) -> list[str]:
-        """Writes the waiting index entries; the names of the index files, to be synced."""
+        """Writes the waiting index entries; the names of the index files that are to be synced:
+        those that changed since the last call."""
         if self._loaded:
             self.offset_index.write_out()
             self.time_index.write_out()
-        return list(self.file_names[1:])
+        indexes = (self.offset_index, self.time_index, self.txn_index)
+        return [index.name for index in indexes if index.take_unsynced()]
 
     def close(self) -> None:
         """Gives the file handle back."""
@@ -339,60 +346,62 @@ class Segment:
         if self.is_rolled:
             self.finish_indexes()
 
-    def recover(self, on_batch: Callable[[Header, memoryview], None]) -> int:
+    def recover(self, on_batches: Callable[[BatchTable], None]) -> int:
         """Checks every batch's CRC, rebuilds the indexes, and cuts the file at the first bad byte.
 
-        `on_batch` gets each sound batch. Returns the number of bytes that were cut off.
+        `on_batches` gets the sound batches, one buffer after the other; its bytes are gone after
+        the call. Returns the number of bytes that were cut off.
         """
+        from commitlog.batch_table import BatchTable, claimed_size, sound_batches
+
         self._size = self.file.size
         self._reset()
-        end, floor = 0, self.base_offset
-        for header, buffer in self._sound_batches():
-            beyond = header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET
-            if header.base_offset < floor or beyond:
-                break
-            self._index(header, end)
-            on_batch(header, buffer)
-            end, floor = end + header.size_bytes, header.next_offset
+        self.has_producers = False
+        end, floor, is_sound = 0, self.base_offset, True
+        view = memoryview(bytearray(min(_RECOVERY_CHUNK_BYTES, self._size)))
+        while is_sound and self._size - end >= HEADER_BYTES:
+            got = view[: self.file.pread_into(view, end)]
+            positions, stop, is_damaged = sound_batches(got)
+            if not positions:
+                wanted = 0 if is_damaged or len(got) < HEADER_BYTES else claimed_size(got, 0)
+                if not len(view) < wanted <= self._size - end:
+                    break
+                view = memoryview(bytearray(wanted))  # one batch is larger than the chunk
+                continue
+            table = BatchTable(got, positions)
+            count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
+            if count < len(positions):
+                stop, is_damaged = positions[count], True
+                table.keep(count)
+            if count:
+                self._index_table(table, end)
+                on_batches(table)
+            end, floor, is_sound = end + stop, self._next_offset, not is_damaged
         cut = self._size - end
         if cut:
             self.file.truncate(end)
             self._size = end
         elif self.is_rolled:
             self.finish_indexes()
-        self._positions.clear()
         return cut
 
-    def _sound_batches(self) -> Iterator[tuple[Header, memoryview]]:
-        """Batches from the start as long as shape and CRC are right, with the buffer they lie
-        in.
+    def _index_table(self, table: BatchTable, start: int) -> None:
+        """Takes in batches whose view begins at `start` of the file, as `_index` does one by
+        one.
         """
-        position = 0
-        want = _RECOVERY_CHUNK_BYTES
-        while self._size - position >= HEADER_BYTES:
-            chunk = memoryview(self.file.pread(want, position))
-            inside = 0
-            while len(chunk) - inside >= HEADER_BYTES:
-                try:
-                    header = header_at(chunk, inside)
-                except CorruptMessageError:
-                    break
-                if not crc_is_valid(chunk, header):
-                    return
-                yield header, chunk
-                inside = header.end_position
-            if inside == 0:  # torn, damaged, or larger than the chunk
-                if want > _RECOVERY_CHUNK_BYTES or len(chunk) < want:
-                    return
-                try:
-                    want = max(want, unpack_header(bytes(chunk[:HEADER_BYTES]), 0).size_bytes)
-                except CorruptMessageError:
-                    return
-                if want == _RECOVERY_CHUNK_BYTES or want > self._size - position:
-                    return
-                continue
-            position += inside
-            want = _RECOVERY_CHUNK_BYTES
+        due = table.index_entries(
+            start,
+            self._last_indexed,
+            self.config.index_interval_bytes,
+            (self._max_timestamp_ms, self._max_timestamp_offset),
+        )
+        self.offset_index.extend(due.last_offsets, due.positions)
+        self.time_index.extend(due.timestamps, due.timestamp_offsets)
+        if len(due.positions):
+            self._last_indexed = int(due.positions[-1])
+        self._max_timestamp_ms, self._max_timestamp_offset = due.greatest
+        self._next_offset = table.next_offset
+        self.has_producers = self.has_producers or table.has_producers
 
     def truncate_to(self, offset: int) -> int:
         """Cuts the batch that holds `offset` and all after it; returns the bytes cut off.

@@ -1,0 +1,61 @@
+"""A flush syncs the log and those indexes that changed since the flush before: most appends add no
+index entry, and the sync of a clean file costs a commit of the metadata quorum as much as its own.
+"""
+
+from __future__ import annotations
+
+from commitlog import Log
+from commitlog.memory_files import MemoryDirectory
+from tidemark.config import TopicConfig
+from tidemark.records import Record, encode_batch
+from tidemark.types import TopicPartition
+
+LOG, INDEX, TIME_INDEX = (f"{0:020d}.{kind}" for kind in ("log", "index", "timeindex"))
+
+
+def batch(size_bytes: int, timestamp_ms: int) -> bytes:
+    return encode_batch([Record(0, timestamp_ms, None, b"x" * size_bytes)])
+
+
+def opened() -> Log:
+    config = TopicConfig(index_interval_bytes=100)
+    log = Log.open(MemoryDirectory(seed=1), TopicPartition("t", 0), config, now_ms=1)
+    flushed(log)  # what is new is synced whole, once
+    return log
+
+
+def flushed(log: Log) -> set[str]:
+    """Syncs; the names of the files that were synced."""
+    pending = log.prepare_flush()
+    if pending is None:
+        return set()
+    names = {file.name.rpartition("/")[2] for file in pending.files}
+    pending.run()
+    log.complete_flush(pending)
+    return names
+
+
+def test_an_append_without_index_entries_syncs_the_log_alone():
+    log = opened()
+    log.append_as_leader(batch(10, 1), 0, now_ms=1)
+    assert LOG in flushed(log)
+    log.append_as_leader(batch(10, 1), 0, now_ms=1)
+    assert flushed(log) == {LOG}
+
+
+def test_a_changed_index_is_synced_with_the_log():
+    log = opened()
+    for timestamp_ms in (1, 2, 3):
+        log.append_as_leader(batch(200, timestamp_ms), 0, now_ms=timestamp_ms)
+        found = flushed(log)
+    assert found == {LOG, INDEX, TIME_INDEX}
+
+
+def test_a_truncated_index_is_synced_with_the_next_flush():
+    log = opened()
+    for timestamp_ms in range(1, 9):
+        log.append_as_leader(batch(200, timestamp_ms), 0, now_ms=timestamp_ms)
+    flushed(log)
+    log.truncate_to(4)
+    log.append_as_leader(batch(200, 1), 0, now_ms=9)  # an old timestamp: no new time entry
+    assert flushed(log) == {LOG, INDEX, TIME_INDEX}
