@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from commitlog.batches import scan_headers
 from commitlog.files import Directory
+from commitlog.log_directory import LogDirectoryOfflineError
 from commitlog.producer_state import snapshot_name
 from commitlog.segment import (
     DELETED_SUFFIX,
@@ -43,7 +44,8 @@ def swap_files(
 ) -> list[tuple[str, ...]]:
     """Steps 2 to 4 for the cleaned segments of `new_bases`; the `.deleted` names by old segment.
 
-    StorageError where nothing was done; FatalError where the swap is decided and can not be ended.
+    StorageError where nothing was done, or the directory went offline; FatalError where the swap is
+    decided and can not be ended.
     """
     try:
         for base in sorted(new_bases, reverse=True):
@@ -55,6 +57,8 @@ def swap_files(
     directory.fsync()
     try:
         return _replace(directory, old, new_bases)
+    except LogDirectoryOfflineError:
+        raise  # nothing more happens in there; the restart ends it
     except StorageError as error:
         raise FatalError(f"a swap of segments was cut short, a restart ends it: {error}") from error
 

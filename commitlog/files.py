@@ -12,7 +12,8 @@ The contract:
   again and StorageError is raised.
 - A failed fsync raises FatalError and is never retried: the kernel may have dropped the dirty pages
   already, a second fsync would lie (ARCHITECTURE.md section 3, rule 4). Every later fsync of that
-  file fails too.
+  file fails too. (In a broker's log directory it is the directory that stops, not the process:
+  `commitlog.log_directory`.)
 - Names are single path components.
 """
 
@@ -38,6 +39,18 @@ class DiskUsage(NamedTuple):
 
     total_bytes: int
     free_bytes: int
+
+
+class DiskError(StorageError):
+    """The operating system refused a call on a file or directory; `errno` says why."""
+
+    def __init__(self, message: str, errno: int) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class FsyncError(FatalError):
+    """An fsync failed: what was written since the last one may be lost, and is never retried."""
 
 
 class DirectoryLock(Protocol):
@@ -66,6 +79,11 @@ class File(Protocol):
     def pread(self, size: int, position: int) -> bytes:
         """Up to `size` bytes from `position`; fewer only at the end of the file. StorageError when
         the disk fails.
+        """
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Fills `buffer` from `position`; returns how many bytes that were, fewer than asked for
+        only at the end of the file. StorageError when the disk fails.
         """
 
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
@@ -152,8 +170,8 @@ class Directory(Protocol):
         """Size and free space of the file system."""
 
 
-def storage_error(action: str, name: str, error: OSError) -> StorageError:
-    """The StorageError for a failed call, saying what to do."""
+def storage_error(action: str, name: str, error: OSError) -> DiskError:
+    """The DiskError for a failed call, saying what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = (
             "the disk is full; nothing of this write was kept. Free space, lower retention.bytes "
@@ -168,15 +186,15 @@ def storage_error(action: str, name: str, error: OSError) -> StorageError:
         advice = "too many open files; raise the limit (ulimit -n)"
     else:
         advice = error.strerror or type(error).__name__
-    return StorageError(f"can not {action} {name}: {advice}")
+    return DiskError(f"can not {action} {name}: {advice}", error.errno or errno.EIO)
 
 
-def fsync_failed(name: str, reason: str) -> FatalError:
-    """The FatalError for a failed fsync."""
-    return FatalError(
-        f"fsync of {name} failed ({reason}): what was written since the last fsync may be lost. "
-        "The process must stop;"
-        " check the device, then restart the node, which recovers its logs"
+def fsync_failed(name: str, reason: str) -> FsyncError:
+    """The error for a failed fsync."""
+    return FsyncError(
+        f"fsync of {name} failed ({reason}): what was written since the last fsync may be lost, so "
+        "nothing is written there any more; check the device, then restart the node, which "
+        "recovers its logs"
     )
 
 
@@ -279,6 +297,20 @@ class OsFile:
                 raise storage_error("read", self._path, error) from error
         return b"".join(parts)
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        got = 0
+        with self._lock:
+            try:
+                fd = self._descriptor()
+                while got < len(buffer):
+                    read = os.preadv(fd, (buffer[got:],), position + got)
+                    if read == 0:
+                        break
+                    got += read
+            except OSError as error:
+                raise storage_error("read", self._path, error) from error
+        return got
+
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         if position > self._size:
             raise ValueError(f"position {position} is beyond the end of {self._path}")
@@ -380,6 +412,13 @@ class OsDirectory:
                 raise StorageError(f"{self._path} is not a directory")
         except OSError as error:
             raise storage_error("create directory", self._path, error) from error
+
+    @classmethod
+    def unseen(cls, path: str) -> OsDirectory:
+        """The directory of this path without a look at it: it may be missing, or broken."""
+        found = cls.__new__(cls)
+        found._path = path
+        return found
 
     @property
     def path(self) -> str:

@@ -5,6 +5,10 @@ of recovery points, log starts and high watermarks. A new log goes to the direct
 logs. A deleted log is renamed `<topic>-<n>.<uuid>-delete` at once and removed later; a log that
 nobody claims is set aside as `-stray`. `__cluster_metadata-0` is the quorum's, not opened here.
 
+A directory whose disk fails goes offline (`commitlog.log_directory`) and `on_directory_failed` is
+told, once, in whatever thread noticed; then the owner of the logs calls `drop_offline`. Its logs
+are given up without touching a file, and are never made anew elsewhere (KIP-112, KIP-858).
+
 `open`, `close`, `purge_deleted` and the checkpoints may run in a thread; the logs themselves belong
 to the event loop.
 """
@@ -16,6 +20,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from uuid import UUID, uuid4
 
 from commitlog.checkpoints import (
@@ -28,10 +33,11 @@ from commitlog.checkpoints import (
 )
 from commitlog.files import Directory, DirectoryLock
 from commitlog.log import Log
+from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
-from tidemark.types import METADATA_TOPIC, TopicPartition
+from tidemark.types import METADATA_TOPIC, TopicPartition, uuid_to_text
 
 _log = logging.getLogger(__name__)
 
@@ -57,50 +63,112 @@ class LogManager:
         now_ms: Callable[[], int],
         topic_config: Callable[[str], TopicConfig | None] | None = None,
         locked: bool = False,
+        vital: str | None = None,
     ) -> None:
         """`topic_config` gives a topic's settings where they are known when the logs are opened;
-        `locked`: the caller holds the directories' locks already.
+        `locked`: the caller holds the directories' locks already; `vital`: the path of the
+        directory that the process can not do without (its metadata log's).
         """
         self._locked = locked
-        self.directories = tuple(directories)
+        self._vital = vital
+        self.directories = tuple(
+            d if isinstance(d, LogDirectory) else LogDirectory(d) for d in directories
+        )
         self._config = config
         self._now_ms = now_ms
         self._topic_config = topic_config or (lambda _: None)
         self._logs: dict[TopicPartition, Log] = {}
-        self._homes: dict[TopicPartition, Directory] = {}
+        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._lost: dict[TopicPartition, LogDirectory] = {}
         self._failed: dict[TopicPartition, StorageError] = {}
         self._locks: list[DirectoryLock] = []
-        self._deleted: list[tuple[int, Directory, str]] = []
+        self._deleted: list[tuple[int, LogDirectory, str]] = []
         self._checkpoint_lock = threading.Lock()
         self.on_cut: Callable[[Log], None] | None = None
         self.on_removed: Callable[[TopicPartition], None] | None = None
+        self.on_directory_failed: Callable[[LogDirectory], None] = lambda _: None
+        for directory in self.directories:
+            self._watch(directory)
+
+    # --- directories
+
+    def _watch(self, directory: LogDirectory) -> None:
+        state = directory.state
+        state.on_failure = lambda: self.on_directory_failed(directory)
+        state.fails_when_full = lambda: self._can_do_without(directory)
+
+    def _can_do_without(self, directory: LogDirectory) -> bool:
+        """A full disk refuses what it can not take, and retention may make room again: it does not
+        fail a directory that the process can not do without.
+        """
+        return directory.path != self._vital and len(self.online_directories) > 1
+
+    @property
+    def online_directories(self) -> list[LogDirectory]:
+        """Those that have not failed, in the order of log.dirs."""
+        return [directory for directory in self.directories if directory.is_online]
+
+    @property
+    def has_failed(self) -> bool:
+        """Can the process not go on? No directory is left, or the vital one failed."""
+        online = self.online_directories
+        return not online or any(
+            d.path == self._vital and not d.is_online for d in self.directories
+        )
+
+    def directory_by_id(self, directory_id: UUID) -> LogDirectory | None:
+        """The directory of this id, online or not; None where this node has none (any more)."""
+        for directory in self.directories:
+            if directory.directory_id == directory_id:
+                return directory
+        return None
+
+    def drop_offline(self) -> list[TopicPartition]:
+        """Gives up the logs of failed directories, without touching a file; tells which."""
+        dropped = [tp for tp, home in self._homes.items() if not home.is_online]
+        for topic_partition in dropped:
+            if self.on_removed is not None:  # the cleaner lets go of it first
+                self.on_removed(topic_partition)
+            self._lost[topic_partition] = self._homes.pop(topic_partition)
+            self._logs.pop(topic_partition).close(clean=False)
+        self._deleted = [entry for entry in self._deleted if entry[1].is_online]
+        return dropped
 
     # --- open and close
 
     def open(self) -> int:
         """Locks the directories and opens all logs in them, recovering where a stop was unclean.
 
-        Returns the broker epoch of the clean stop before; -1 after an unclean one. StorageError
+        Returns the broker epoch of the clean stop before; -1 after an unclean one, or where a
+        directory is offline. One whose disk fails goes offline, the others are opened. StorageError
         where another process holds a directory.
         """
         OPEN_FILES.limit = self._config.log_max_open_files
         epochs = set()
         try:
-            if not self._locked:
-                for directory in self.directories:
-                    self._locks.append(directory.lock())
             for directory in self.directories:
-                marker = CleanShutdown(directory)
-                epochs.add(marker.broker_epoch())
-                clean = marker.exists()
-                marker.remove()
-                self._open_directory(directory, clean)
+                try:
+                    epochs.add(self._lock_and_open(directory))
+                except LogDirectoryOfflineError as error:
+                    _log.error("%s", error)
+                    epochs.add(-1)
         except BaseException:
             self._release()
             raise
+        self.drop_offline()
         return epochs.pop() if len(epochs) == 1 else -1
 
-    def _open_directory(self, directory: Directory, clean: bool) -> None:
+    def _lock_and_open(self, directory: LogDirectory) -> int:
+        if not self._locked:
+            self._locks.append(directory.lock())
+        marker = CleanShutdown(directory)
+        epoch = marker.broker_epoch()
+        clean = marker.exists()
+        marker.remove()
+        self._open_directory(directory, clean)
+        return epoch
+
+    def _open_directory(self, directory: LogDirectory, clean: bool) -> None:
         recovery_points = _read(directory, RECOVERY_POINT_CHECKPOINT)
         starts = _read(directory, LOG_START_OFFSET_CHECKPOINT)
         watermarks = _read(directory, HIGH_WATERMARK_CHECKPOINT)
@@ -129,6 +197,9 @@ class LogManager:
                     clean=clean,
                     producer_expiration_ms=self._config.producer_id_expiration_ms,
                 )
+            except LogDirectoryOfflineError:
+                self._lost[topic_partition] = directory
+                return
             except StorageError as error:
                 _log.error("can not open %s: %s", topic_partition, error)
                 self._failed[topic_partition] = error
@@ -140,6 +211,8 @@ class LogManager:
         with ThreadPoolExecutor(threads, "log-recovery") as pool:
             for _ in pool.map(open_one, found):
                 continue
+        if not directory.is_online:
+            return
         _log.info(
             "%s: %d logs opened after %s stop",
             directory.path,
@@ -147,14 +220,14 @@ class LogManager:
             "a clean" if clean else "an unclean",
         )
 
-    def _check_unique(self, topic_partition: TopicPartition, directory: Directory) -> None:
+    def _check_unique(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
         home = self._homes.get(topic_partition)
         if home is not None and home is not directory:
             raise StorageError(
                 f"{topic_partition} is in {home.path} and in {directory.path}; remove the older one"
             )
 
-    def _add(self, log: Log, directory: Directory) -> None:
+    def _add(self, log: Log, directory: LogDirectory) -> None:
         log.on_truncation = self._on_truncation
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
@@ -168,19 +241,30 @@ class LogManager:
         """Closes all logs and gives the directories back.
 
         A clean close flushes, writes all checkpoints, and at last the marker with `broker_epoch`.
+        A directory that is offline, or goes offline here, gets no marker.
         """
         try:
             for log in self.logs():
-                log.close(clean)
+                self._close(log, clean)
             if clean:
                 self._write_recovery_points(self.directories)
                 self.checkpoint_log_start_offsets()
                 if high_watermarks is not None:
                     self.checkpoint_high_watermarks(high_watermarks)
-                for directory in self.directories:
-                    CleanShutdown(directory).write(broker_epoch)
+                for directory in self.online_directories:
+                    try:
+                        CleanShutdown(directory).write(broker_epoch)
+                    except LogDirectoryOfflineError as error:
+                        _log.error("%s", error)
         finally:
             self._release()
+
+    def _close(self, log: Log, clean: bool) -> None:
+        try:
+            log.close(clean)
+        except LogDirectoryOfflineError as error:
+            _log.error("%s is not closed cleanly: %s", log.topic_partition, error)
+            log.close(clean=False)
 
     def _release(self) -> None:
         for lock in self._locks:
@@ -197,20 +281,31 @@ class LogManager:
         """The open log of a partition."""
         return self._logs.get(topic_partition)
 
-    def directory_of(self, topic_partition: TopicPartition) -> Directory | None:
+    def directory_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
         """The log directory that holds a partition."""
         return self._homes.get(topic_partition)
 
     def get_or_create(
-        self, topic_partition: TopicPartition, topic_id: UUID | None, config: TopicConfig
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID | None,
+        config: TopicConfig,
+        *,
+        assigned: UUID | None = None,
+        may_hold_data: bool = False,
     ) -> Log:
-        """The log of a partition with these settings; a new, durable one where there is none.
+        """The log of a partition with these settings; a new, durable one where there is none, in
+        the `assigned` directory where that is online.
 
         A log of another topic of the same name is set aside as stray. StorageError where the log
-        could not be opened at start, or none can be made.
+        could not be opened at start, or none can be made. LogDirectoryOfflineError where the log
+        was, is assigned to, or could be in a directory that is offline; `may_hold_data`: the
+        metadata counts on this replica's records, so that it must not come back empty (KIP-858).
         """
         if topic_partition in self._failed:
             raise self._failed[topic_partition]
+        if topic_partition in self._lost:
+            raise self._lost[topic_partition].state.offline()
         log = self._logs.get(topic_partition)
         if log is not None and topic_id is not None and log.topic_id not in (None, topic_id):
             self.set_aside(topic_partition)
@@ -221,7 +316,7 @@ class LogManager:
                 PartitionMetadata(topic_id).write(log.directory)
                 log.topic_id = topic_id
             return log
-        home = self._emptiest()
+        home = self._home_for(topic_partition, assigned, may_hold_data)
         log = Log.open(
             home.subdirectory(str(topic_partition)),
             topic_partition,
@@ -234,12 +329,38 @@ class LogManager:
         self._add(log, home)
         return log
 
-    def _emptiest(self) -> Directory:
-        """The directory with the fewest logs (Kafka's rule; sizes do not count)."""
-        counts = {id(directory): 0 for directory in self.directories}
+    def _home_for(
+        self, topic_partition: TopicPartition, assigned: UUID | None, may_hold_data: bool
+    ) -> LogDirectory:
+        """The directory of a new log."""
+        known = None if assigned is None else self.directory_by_id(assigned)
+        if known is not None and known.is_online:
+            return known
+        offline = [directory for directory in self.directories if not directory.is_online]
+        if offline and (assigned is not None or may_hold_data):
+            reasons = "; ".join(str(directory.state.offline()) for directory in offline)
+            raise LogDirectoryOfflineError(
+                f"{topic_partition} is not made anew: its log may be in a directory that is"
+                f" offline ({reasons})"
+            )
+        if assigned is not None and may_hold_data:
+            raise LogDirectoryOfflineError(
+                f"{topic_partition} is not made anew: it belongs to the log directory"
+                f" {uuid_to_text(assigned)}, which this node does not have any more, and this"
+                " replica is the last one in sync. Give the directory back, or have another"
+                " replica elected (tidemark elect-leaders --election-type unclean)"
+            )
+        return self._emptiest()
+
+    def _emptiest(self) -> LogDirectory:
+        """The online directory with the fewest logs (Kafka's rule; sizes do not count)."""
+        counts = {id(directory): 0 for directory in self.online_directories}
+        if not counts:
+            raise LogDirectoryOfflineError("no log directory is online")
         for home in self._homes.values():
-            counts[id(home)] += 1
-        return min(self.directories, key=lambda directory: counts[id(directory)])
+            if id(home) in counts:
+                counts[id(home)] += 1
+        return min(self.online_directories, key=lambda directory: counts.get(id(directory), 0))
 
     def delete(self, topic_partition: TopicPartition) -> None:
         """Takes a log out at once; its files go after file.delete.delay.ms (`purge_deleted`)."""
@@ -271,10 +392,16 @@ class LogManager:
     def purge_deleted(self, now_ms: int) -> int:
         """Removes the files of deleted logs and segments whose delay is over; says how many."""
         due = [entry for entry in self._deleted if entry[0] <= now_ms]
+        purged = 0
         for entry in due:
             self._deleted.remove(entry)
-            entry[1].remove_tree(entry[2])
-        return len(due) + sum(log.purge_deleted(now_ms) for log in self.logs())
+            with suppress(LogDirectoryOfflineError):  # the others go on
+                entry[1].remove_tree(entry[2])
+                purged += 1
+        for log in self.logs():
+            with suppress(LogDirectoryOfflineError):  # the others go on
+                purged += log.purge_deleted(now_ms)
+        return purged
 
     # --- checkpoints
 
@@ -282,11 +409,12 @@ class LogManager:
         """Flushes what was rolled, and logs whose flush.ms is over; then writes the checkpoint."""
         now_ms = self._now_ms()
         for log in self.logs():
-            if now_ms - log.last_flush_ms >= log.config.flush_ms:
-                log.flush()
-                log.last_flush_ms = now_ms
-            else:
-                log.flush(log.active_segment.base_offset)
+            with suppress(LogDirectoryOfflineError):  # the others go on
+                if now_ms - log.last_flush_ms >= log.config.flush_ms:
+                    log.flush()
+                    log.last_flush_ms = now_ms
+                else:
+                    log.flush(log.active_segment.base_offset)
         self._write_recovery_points(self.directories)
 
     def checkpoint_log_start_offsets(self) -> None:
@@ -313,12 +441,12 @@ class LogManager:
         if self.on_cut is not None:
             self.on_cut(log)
 
-    def _write_recovery_points(self, directories: Iterable[Directory]) -> None:
+    def _write_recovery_points(self, directories: Iterable[LogDirectory]) -> None:
         points = {log.topic_partition: log.recovery_point for log in self.logs()}
         self._checkpoint(RECOVERY_POINT_CHECKPOINT, points, directories)
 
     def _checkpoint(
-        self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[Directory]
+        self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[LogDirectory]
     ) -> None:
         homes = dict(self._homes)
         with self._checkpoint_lock:  # one writer of the temporary file at a time
@@ -328,13 +456,16 @@ class LogManager:
                     for topic_partition, offset in offsets.items()
                     if homes.get(topic_partition) is directory
                 }
-                OffsetCheckpoint(directory, name).write(own)
+                with suppress(LogDirectoryOfflineError):  # the others go on
+                    OffsetCheckpoint(directory, name).write(own)
 
 
 def _read(directory: Directory, name: str) -> dict[TopicPartition, int]:
     """A checkpoint's offsets; a damaged one only costs time (recovery starts at 0)."""
     try:
         return OffsetCheckpoint(directory, name).read()
+    except LogDirectoryOfflineError:
+        raise
     except StorageError as error:
         _log.warning("%s", error)
         return {}

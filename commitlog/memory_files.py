@@ -67,6 +67,8 @@ class MemoryDisk:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.crashes = 0
+        self.lost_changes = 0
+        self.torn_appends = 0
         self.fsyncs = 0
         self.now_ms = 0
         self.failing_fsyncs: list[str] = []
@@ -101,6 +103,7 @@ class MemoryDisk:
         if keep == "random" and kept and kept[-1].appended is not None:
             position, size = kept[-1].appended
             whole = self.random.randint(0, size)
+            self.torn_appends += whole < size
             if self.random.random() < 0.25:  # the size reached the disk, the data did not
                 node.data[position + whole :] = bytes(len(node.data) - position - whole)
             else:
@@ -113,6 +116,7 @@ class MemoryDisk:
             kept = self.random.randint(0, len(journal))
         for change in reversed(journal[kept:]):
             change.undo()
+        self.lost_changes += len(journal) - kept
         return journal[:kept]
 
 
@@ -183,6 +187,11 @@ class MemoryFile:
         node = self._use()
         with memoryview(node.data) as view:
             return bytes(view[position : position + size])
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
 
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         node = self._use(write=True)

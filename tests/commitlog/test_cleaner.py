@@ -320,7 +320,7 @@ def test_a_damaged_batch_makes_a_log_uncleanable_and_changes_nothing() -> None:
     world.log().roll(world.now)
     before = world.found()
     log = world.log()
-    directory = log.directory
+    directory = world.directory.subdirectory(str(TP))
     assert isinstance(directory, MemoryDirectory)
     directory.flip_bit(log.segments[0].log_file, log.segments[0].size_bytes - 2)
     world.cleaner.clean_once()

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from commitlog.cleaner import Cleaning
 from commitlog.cleaner_manager import LogCleaner
 from commitlog.log import Log
+from commitlog.log_directory import GuardedDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.types import AppendOrigin
@@ -257,7 +258,9 @@ class DyingDirectory(MemoryDirectory):
 
     @classmethod
     def wrap(cls, log: Log, after: int) -> DyingDirectory:
-        inner = log.directory
+        guarded = log.directory
+        assert isinstance(guarded, GuardedDirectory)
+        inner = guarded.inner
         assert isinstance(inner, MemoryDirectory)
         dying = cls(inner.path, disk=inner.disk, node=inner._node)
         dying.left = after

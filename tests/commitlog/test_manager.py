@@ -91,8 +91,8 @@ def test_a_new_log_goes_to_the_directory_with_the_fewest() -> None:
     logs.open()
     for number in range(5):
         logs.get_or_create(TopicPartition("t", number), random_uuid(), config())
-    homes = [logs.directory_of(TopicPartition("t", number)) for number in range(5)]
-    assert homes == [first, second, first, second, first]
+    homes = [logs.directory_of(TopicPartition("t", number)).path for number in range(5)]
+    assert homes == ["first", "second", "first", "second", "first"]
     first.write_atomic("recovery-point-offset-checkpoint", b"damaged")
     logs.close()
     assert len(OffsetCheckpoint(second, "recovery-point-offset-checkpoint").read()) == 2
