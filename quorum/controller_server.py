@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import grpc.aio
@@ -22,6 +22,8 @@ from quorum.admin_service import Context, ControllerAdminService, answered
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.controller_client import ControllerClient
+from quorum.controller_registration import ControllerRegistrar
+from quorum.features import FIRST_LEVELS
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import RaftClient
 from tidemark.config import ServerConfig
@@ -72,6 +74,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         work = self._controller.allocate_producer_ids(request)
         return await answered(controller_pb2.AllocateProducerIdsResponse, work)
 
+    async def RegisterController(
+        self, request: controller_pb2.RegisterControllerRequest, context: Context
+    ) -> controller_pb2.RegisterControllerResponse:
+        work = self._controller.register_controller(request)
+        return await answered(controller_pb2.RegisterControllerResponse, work)
+
     async def AssignReplicasToDirs(
         self, request: controller_pb2.AssignReplicasToDirsRequest, context: Context
     ) -> controller_pb2.AssignReplicasToDirsResponse:
@@ -85,7 +93,8 @@ def _monotonic_ms() -> int:
 
 
 class ControllerServer:
-    """One controller. `rng` gives topic ids and placement, `now_ms` any steady time."""
+    """One controller. `rng` gives topic ids and placement, `now_ms` any steady time,
+    `first_levels` the feature levels of an empty log."""
 
     def __init__(
         self,
@@ -96,14 +105,22 @@ class ControllerServer:
         cluster_id: str,
         now_ms: Callable[[], int] = _monotonic_ms,
         rng: random.Random | None = None,
+        first_levels: Mapping[str, int] = FIRST_LEVELS,
     ) -> None:
         self._config = config
         self._raft = raft
         self._loader = loader
         self._cluster_id = cluster_id
-        core = ControllerCore(config, cluster_id, rng or random.Random())
+        core = ControllerCore(
+            config,
+            cluster_id,
+            rng or random.Random(),
+            first_levels=first_levels,
+            voters=lambda: [voter.replica_id for voter in raft.describe().voters],
+        )
         self.controller = QuorumController(raft, loader, core, now_ms)
         self._client = ControllerClient(raft.leader_endpoint)
+        self.registrar = ControllerRegistrar(config, cluster_id, self._register)
         self._server: grpc.aio.Server | None = None
         self._health: Any = None
         self._port = 0
@@ -146,6 +163,7 @@ class ControllerServer:
             raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
         await server.start()
         self._server = server
+        self._loader.add_publisher(self.registrar)
         # "liveness" stays as it is: a probe of it asks whether the loop turns, nothing of the
         # cluster.
         for name in ("", "liveness"):
@@ -154,6 +172,7 @@ class ControllerServer:
 
     async def stop(self) -> None:
         """Stops serving; who waits for an answer is told to ask the next controller."""
+        await self.registrar.stop()
         self.controller.stop()
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
@@ -161,3 +180,14 @@ class ControllerServer:
             await self._server.stop(_STOP_GRACE_S)
             self._server = None
         await self._client.close()
+
+    async def _register(
+        self, request: controller_pb2.RegisterControllerRequest, timeout_ms: int
+    ) -> controller_pb2.RegisterControllerResponse:
+        """Asks the active controller, which may be this one."""
+        if self.controller.is_active:
+            return await self.controller.register_controller(request)
+        answer: controller_pb2.RegisterControllerResponse = await self._client.call(
+            "RegisterController", request, timeout_ms
+        )
+        return answer

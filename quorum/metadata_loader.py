@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from quorum.features import SUPPORTED, check_supported
 from quorum.image import EMPTY_IMAGE, InconsistentMetadataError, MetadataDelta, MetadataImage, diff
+from quorum.image.image import METADATA_VERSION
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch, RaftClient
 from snapshot.reader import SnapshotReader
 from tidemark.config import ServerConfig
@@ -60,6 +61,7 @@ class MetadataLoader:
         self._waiter_ids = itertools.count()
         self._bytes_since_snapshot = 0
         self._snapshot_ms = now_ms()
+        self._snapshot_wanted = False
         self._snapshot_task: asyncio.Task[None] | None = None
         self._closed = False
         self.publisher_errors = 0
@@ -119,6 +121,10 @@ class MetadataLoader:
             self._publish(delta)
         elif high_watermark is not None and self._image.end_offset >= high_watermark:
             self._catch_up()
+        before = delta.image.features.get(METADATA_VERSION)
+        if before not in (None, self._image.features.get(METADATA_VERSION)):
+            # An older version may begin from there after a downgrade (KIP-778).
+            self._snapshot_wanted = True
         self._maybe_snapshot()
 
     def handle_load_snapshot(self, reader: SnapshotReader) -> None:
@@ -162,7 +168,9 @@ class MetadataLoader:
             DecodeError,
             ValueError,
         ) as error:
-            raise FatalError(f"can not apply {where} of the metadata log: {error}") from error
+            raise FatalError(
+                f"can not apply {where} of the metadata log: {_told(error, delta)}"
+            ) from error
 
     def _catch_up(self) -> None:
         self._caught_up = True
@@ -207,10 +215,11 @@ class MetadataLoader:
             >= self._config.metadata_log_max_record_bytes_between_snapshots
         )
         by_time = 0 < interval_ms <= waited_ms
-        if by_bytes or by_time:
+        if by_bytes or by_time or self._snapshot_wanted:
             # Counted from here on whatever becomes of it: a failing disk must not be asked at each
             # commit.
             self._bytes_since_snapshot = 0
+            self._snapshot_wanted = False
             self._snapshot_ms = self._now_ms()
             self._snapshot_task = asyncio.ensure_future(self._snapshot(self._image))
 
@@ -222,3 +231,13 @@ class MetadataLoader:
             _log.exception("no snapshot could be written at offset %d", image.end_offset)
         else:
             self.snapshots_written += 1
+
+
+def _told(error: Exception, delta: MetadataDelta) -> Exception:
+    """The reason to tell: a level beyond this version's explains what could not be read after
+    it."""
+    try:
+        check_supported(delta.features_changed, SUPPORTED, "this node")
+    except UnsupportedVersionError as too_old:
+        return too_old
+    return error

@@ -15,7 +15,7 @@ when nothing was written for a while, so that every replica's offset goes on and
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from quorum.controller import elections
@@ -26,6 +26,7 @@ from quorum.controller.cluster_control import (
     unregister_broker,
 )
 from quorum.controller.configs import alter_configs
+from quorum.controller.controllers import register_controller, unregister_controller
 from quorum.controller.directories import assign_replicas
 from quorum.controller.elections import ElectionRules
 from quorum.controller.features import update_features
@@ -35,12 +36,12 @@ from quorum.controller.reassignments import alter_reassignments
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.topics import TopicControl
-from quorum.features import FIRST_LEVELS
+from quorum.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import feature_record, producer_ids_record
 from tidemark.config import ServerConfig
-from tidemark.errors import NotControllerError
+from tidemark.errors import BrokerIdNotRegisteredError, NotControllerError
 from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -71,8 +72,21 @@ class ControllerCore:
     they are appended, before the next request.
     """
 
-    def __init__(self, config: ServerConfig, cluster_id: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        rng: random.Random,
+        *,
+        first_levels: Mapping[str, int] = FIRST_LEVELS,
+        voters: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """`first_levels`: the feature levels that an empty log begins with; `voters`: the ids of
+        the quorum's voters."""
         self._config = config
+        self._cluster_id = cluster_id
+        self._first_levels = first_levels
+        self._voters = voters
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._cluster = ClusterControl(cluster_id, self._sessions)
         self._topics = TopicControl(config, rng)
@@ -113,7 +127,7 @@ class ControllerCore:
         )
         records = []
         if METADATA_VERSION not in image.features:
-            records = [feature_record(name, level) for name, level in FIRST_LEVELS.items()]
+            records = [feature_record(name, level) for name, level in self._first_levels.items()]
         return ControllerResult.atomic(records, None)
 
     def deactivate(self) -> None:
@@ -122,10 +136,12 @@ class ControllerCore:
         self._deadlines = None
 
     def replay(self, records: Sequence[pb.MetadataRecord], last_offset: int, now_ms: int) -> None:
-        """Applies records that were appended as one batch ending at `last_offset`."""
+        """Applies records that were appended as one batch ending at `last_offset`. Raises
+        InconsistentMetadataError, and UnsupportedVersionError for a level beyond this version's."""
         delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)
+        check_supported(delta.features_changed, SUPPORTED, "this controller")
         self._image = delta.apply(last_offset, self._epoch)
         for broker_id, broker in delta.brokers_changed.items():
             if broker is None:
@@ -148,6 +164,11 @@ class ControllerCore:
     ) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
         """`next_offset` is the offset the first record will have: the broker's epoch."""
         return self._cluster.register(self._rules(), request, next_offset, now_ms)
+
+    def register_controller(
+        self, request: controller_pb2.RegisterControllerRequest
+    ) -> ControllerResult[controller_pb2.RegisterControllerResponse]:
+        return register_controller(self.image, self._cluster_id, request)
 
     def broker_heartbeat(
         self, request: controller_pb2.BrokerHeartbeatRequest, now_ms: int
@@ -208,13 +229,20 @@ class ControllerCore:
     def update_features(
         self, request: admin_pb2.UpdateFeaturesRequest
     ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
-        return update_features(self.image, request)
+        return update_features(self.image, request, self._voters())
 
     def unregister_broker(
         self, request: admin_pb2.UnregisterBrokerRequest
     ) -> ControllerResult[admin_pb2.UnregisterBrokerResponse]:
-        """Raises BrokerIdNotRegisteredError."""
-        records = unregister_broker(self._rules(), request.broker_id)
+        """Forgets a broker or, where there is none of the id, a controller that is no voter.
+        Raises BrokerIdNotRegisteredError, InvalidRequestError."""
+        node_id = request.broker_id
+        try:
+            records = unregister_broker(self._rules(), node_id)
+        except BrokerIdNotRegisteredError:
+            records = unregister_controller(self.image, node_id, self._voters())
+            if not records:
+                raise
         return ControllerResult.each(records, admin_pb2.UnregisterBrokerResponse())
 
     def elect_leaders(

@@ -1,25 +1,34 @@
-"""UpdateFeatures: raises or lowers feature levels when all nodes that are known support it
-(KIP-584)."""
+"""UpdateFeatures: raises or lowers feature levels when all nodes support it (KIP-584).
+
+A safe downgrade of metadata.version is one that loses nothing: it is refused while the image holds
+what the lower level has no records for, unless an unsafe one is asked for (KIP-778). kraft.version
+is not of the image: the quorum itself changes it (`QuorumController`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from quorum.controller.result import ControllerResult
-from quorum.features import SUPPORTED, supported_level
+from quorum.features import SUPPORTED, obstacles
 from quorum.image import MetadataImage
-from quorum.image.image import METADATA_VERSION
+from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION
 from quorum.image.records import feature_record
 from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError
 from tidemark.v1 import admin_pb2
 
 _Request = admin_pb2.UpdateFeaturesRequest
 
+# An answer names so many nodes that stand in the way, and counts the others.
+_NAMED_MAX = 5
+
 
 def update_features(
-    image: MetadataImage, request: admin_pb2.UpdateFeaturesRequest
+    image: MetadataImage, request: admin_pb2.UpdateFeaturesRequest, voters: Collection[int] = ()
 ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
-    """All updates in one batch, or none when one of them can not be."""
+    """All updates in one batch, or none when one of them can not be. `voters`: the ids of the
+    quorum's, each of which has to be registered."""
     response = admin_pb2.UpdateFeaturesResponse()
     counts = Counter(update.feature for update in request.updates)
     failed = False
@@ -29,7 +38,7 @@ def update_features(
         try:
             if counts[update.feature] > 1:
                 raise InvalidRequestError("the request names the feature more than once")
-            _check(image, update)
+            _check(image, update, voters)
         except ApiError as error:
             failed = True
             result.error_code = int(error.code)  # type: ignore[assignment]
@@ -42,7 +51,7 @@ def update_features(
     return ControllerResult.atomic(records, response)
 
 
-def _check(image: MetadataImage, update: _Request.Update) -> None:
+def _check(image: MetadataImage, update: _Request.Update, voters: Collection[int]) -> None:
     """Raises InvalidUpdateVersionError."""
     name, level = update.feature, update.level
     supported = SUPPORTED.get(name)
@@ -56,16 +65,32 @@ def _check(image: MetadataImage, update: _Request.Update) -> None:
             "which the active controller supports"
         )
     before = image.features.get(name, 0)
-    if level < before:
-        if update.type == _Request.UPGRADE:
+    if level == before:
+        return
+    if level < before and update.type == _Request.UPGRADE:
+        raise InvalidUpdateVersionError(
+            f"{name}: level {level} is below {before}, which is in effect; a downgrade has to "
+            "be asked for"
+        )
+    if name == METADATA_VERSION and update.type != _Request.UNSAFE_DOWNGRADE:
+        lost = _lost(image, level)
+        if lost:
             raise InvalidUpdateVersionError(
-                f"{name}: level {level} is below {before}, which is in effect; a downgrade has to "
-                "be asked for"
+                f"{name}: level {level} has no records for {lost}, which would be forgotten; an "
+                "unsafe downgrade does that"
             )
-        if name == METADATA_VERSION:
-            raise InvalidUpdateVersionError(
-                f"{METADATA_VERSION} can not be lowered: the log has records of level {before}"
-            )
-    for broker_id in sorted(image.brokers):
-        if not supported_level(image.brokers[broker_id].feature_ranges, name, level):
-            raise InvalidUpdateVersionError(f"{name}: broker {broker_id} does not support {level}")
+    in_the_way = list(obstacles(image, voters, name, level))
+    if in_the_way:
+        more = len(in_the_way) - _NAMED_MAX
+        text = "; ".join(in_the_way[:_NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+        raise InvalidUpdateVersionError(
+            f"{name}: level {level} is not supported by every node: {text}"
+        )
+
+
+def _lost(image: MetadataImage, level: int) -> str:
+    """What the image holds that a metadata.version can not say; empty: nothing."""
+    if level < CONTROLLERS_REGISTER_LEVEL and image.controllers:
+        ids = ", ".join(map(str, sorted(image.controllers)))
+        return f"the registrations of controllers {ids}"
+    return ""

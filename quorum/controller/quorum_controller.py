@@ -22,7 +22,13 @@ from quorum.image import InconsistentMetadataError, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import LeaderAndEpoch, RaftClient
-from tidemark.errors import ApiError, NotControllerError, RequestTimedOutError, UnknownServerError
+from tidemark.errors import (
+    ApiError,
+    NotControllerError,
+    RequestTimedOutError,
+    UnknownServerError,
+    UnsupportedVersionError,
+)
 from tidemark.v1 import admin_pb2, controller_pb2
 
 _log = logging.getLogger(__name__)
@@ -96,6 +102,11 @@ class QuorumController:
             return self._core.register_broker(request, next_offset, now_ms)
 
         return await self._run(generate, urgent=True)
+
+    async def register_controller(
+        self, request: controller_pb2.RegisterControllerRequest
+    ) -> controller_pb2.RegisterControllerResponse:
+        return await self._run(lambda _: self._core.register_controller(request))
 
     async def broker_heartbeat(
         self, request: controller_pb2.BrokerHeartbeatRequest
@@ -219,7 +230,7 @@ class QuorumController:
             self._next_offset = last_offset + 1
             try:
                 self._core.replay(batch, last_offset, self._now_ms())
-            except InconsistentMetadataError as error:
+            except (InconsistentMetadataError, UnsupportedVersionError) as error:
                 epoch = self._core.epoch
                 self._renounce("it could not replay its own records")
                 self._raft.resign(epoch)

@@ -14,6 +14,7 @@ from uuid import UUID
 from commitlog.files import OsDirectory
 from quorum.controller_client import ControllerClient
 from quorum.controller_server import ControllerServer
+from quorum.features import ranges_to_wire
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_server import RaftServer
 from tests.controller.scenario import CLUSTER_ID
@@ -126,6 +127,7 @@ async def broker_in_service(client: ControllerClient, broker_id: int) -> int:
         cluster_id=CLUSTER_ID,
         incarnation_id=UUID(int=broker_id).bytes,
         rack="abc"[broker_id % 3],
+        features=ranges_to_wire(),
     )
     request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=9_000 + broker_id)
     answer = await client.call("RegisterBroker", request, 20_000)

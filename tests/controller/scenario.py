@@ -8,8 +8,9 @@ from uuid import UUID
 
 from quorum.controller.core import ControllerCore
 from quorum.controller.result import ControllerResult
-from quorum.features import ranges_to_wire
+from quorum.features import FIRST_LEVELS, ranges_to_wire
 from quorum.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
+from quorum.image.image import METADATA_VERSION
 from tidemark.config import parse_server_config
 from tidemark.config.server import ServerConfig
 from tidemark.v1 import admin_pb2, controller_pb2
@@ -34,9 +35,23 @@ def controller_config(**changes: str) -> ServerConfig:
 class Scenario:
     """An active controller without a log: what it appends is committed at once."""
 
-    def __init__(self, seed: int = 1, config: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 1,
+        config: ServerConfig | None = None,
+        *,
+        level: int = FIRST_LEVELS[METADATA_VERSION],
+        voters: tuple[int, ...] = (),
+    ) -> None:
         self.config = config or controller_config()
-        self.core = ControllerCore(self.config, CLUSTER_ID, random.Random(seed))
+        self.core = ControllerCore(
+            self.config,
+            CLUSTER_ID,
+            random.Random(seed),
+            first_levels={METADATA_VERSION: level},
+            voters=lambda: voters,
+        )
+        self.message = ""
         self.now_ms = 1_000_000
         self.offset = 0
         self.log: list[pb.MetadataRecord] = []
@@ -45,10 +60,40 @@ class Scenario:
         self.apply(self.core.activate(EMPTY_IMAGE, 1, self.now_ms))
 
     def set_feature(self, name: str, level: int, kind: int = 0) -> int:
-        """Sets a feature's level; gives the error code."""
+        """Sets a feature's level; gives the error code, and `message` has the text."""
         request = admin_pb2.UpdateFeaturesRequest()
         request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
-        return self.apply(self.core.update_features(request)).results[0].error_code
+        result = self.apply(self.core.update_features(request)).results[0]
+        self.message = result.error_message
+        return result.error_code
+
+    def register_controller(
+        self,
+        controller_id: int,
+        *,
+        incarnation: int = 1,
+        features: dict[str, tuple[int, int]] | None = None,
+        **change: Any,
+    ) -> None:
+        """Registers a controller; `change` overrides fields of the request."""
+        fields: dict[str, Any] = {
+            "controller_id": controller_id,
+            "cluster_id": CLUSTER_ID,
+            "incarnation_id": UUID(int=controller_id * 1_000 + incarnation).bytes,
+        }
+        request = controller_pb2.RegisterControllerRequest(**(fields | change))
+        if features is None:
+            request.features.extend(ranges_to_wire(controller=True))
+        for name, (low, high) in (features or {}).items():
+            request.features.add(name=name, min_level=low, max_level=high)
+        request.listeners.add(name="CONTROLLER", host="127.0.0.1", port=9_100 + controller_id)
+        self.apply(self.core.register_controller(request))
+
+    def unregister(self, node_id: int) -> None:
+        """Forgets a broker or a controller."""
+        self.apply(
+            self.core.unregister_broker(admin_pb2.UnregisterBrokerRequest(broker_id=node_id))
+        )
 
     @property
     def image(self) -> MetadataImage:

@@ -12,6 +12,7 @@ import pytest
 from quorum.controller.core import ControllerCore
 from quorum.controller.event_queue import EventQueue
 from quorum.controller.quorum_controller import QuorumController
+from quorum.features import ranges_to_wire
 from quorum.metadata_loader import MetadataLoader
 from tests import virtual_time
 from tests.controller.fake_raft import FakeQuorum, FakeRaft
@@ -42,7 +43,10 @@ class Node:
 
 def registration(broker_id: int) -> controller_pb2.RegisterBrokerRequest:
     request = controller_pb2.RegisterBrokerRequest(
-        broker_id=broker_id, cluster_id=CLUSTER_ID, incarnation_id=UUID(int=broker_id).bytes
+        broker_id=broker_id,
+        cluster_id=CLUSTER_ID,
+        incarnation_id=UUID(int=broker_id).bytes,
+        features=ranges_to_wire(),
     )
     request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=1)
     return request

@@ -137,8 +137,10 @@ class History:
         )
 
     def _feature(self) -> pb.MetadataRecord:
-        name = self._rng.choice(["metadata.version", "eligible.leader.replicas.version"])
-        return r.feature_record(name, self._rng.randrange(3))
+        name, levels = self._rng.choice(
+            [("metadata.version", 3), ("eligible.leader.replicas.version", 2)]
+        )
+        return r.feature_record(name, self._rng.randrange(levels))
 
     def _controller(self) -> pb.MetadataRecord:
         controller_id = self._rng.randrange(3)
