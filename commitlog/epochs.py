@@ -20,7 +20,7 @@ class LeaderEpochCache:
     """(epoch, start offset) of a log, in memory and on disk."""
 
     def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+        self.directory = directory
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self._dirty = False
@@ -129,7 +129,7 @@ class LeaderEpochCache:
     def flush(self) -> None:
         """Writes the checkpoint durably where it differs from the one on disk."""
         if self._dirty:
-            self._directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(self.entries()))
+            self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(self.entries()))
             self._dirty = False
 
     def validate(self) -> None:

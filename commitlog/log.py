@@ -321,12 +321,7 @@ class Log:
     # --- read
 
     def read(
-        self,
-        offset: int,
-        max_bytes: int,
-        *,
-        max_offset: int | None = None,
-        min_one: bool = True,
+        self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
     ) -> FetchResult:
         """Whole batches of one segment from the one that holds `offset` on: up to `max_bytes`
         (with `min_one`: at least one batch), only batches wholly below `max_offset` (e.g. the
@@ -352,9 +347,8 @@ class Log:
 
     def segment_for(self, offset: int) -> Segment | None:
         """The local segment that holds `offset`; None where it is not on this disk."""
-        if not self._bases[0] <= offset < self._log_end_offset:
-            return None
-        return self._segments[self._index_of(offset)]
+        is_local = self._bases[0] <= offset < self._log_end_offset
+        return self._segments[self._index_of(offset)] if is_local else None
 
     def _index_of(self, offset: int) -> int:
         return max(0, bisect_right(self._bases, offset) - 1)
@@ -508,8 +502,7 @@ class Log:
     def _after_truncation(self, end_offset: int) -> None:
         self._log_end_offset = end_offset
         self._log_start_offset = min(self._log_start_offset, end_offset)
-        self._high_watermark = min(self._high_watermark, end_offset)
-        self._high_watermark = max(self._high_watermark, self._log_start_offset)
+        self._high_watermark = max(min(self._high_watermark, end_offset), self._log_start_offset)
         self._recovery_point = min(self._recovery_point, end_offset)
         self.epochs.truncate_from_end(end_offset)
         self.epochs.flush()
@@ -548,6 +541,14 @@ class Log:
             self.producers.install(producer_snapshot, start_offset, self._now_ms)
 
     # --- durability
+
+    def move_to(self, directory: Directory, segments: list[Segment]) -> None:
+        """Goes on in `directory`, where the same files are, durably; for `commitlog.future_log`."""
+        with self._lock:
+            self.directory = self.epochs.directory = self.producers.directory = directory
+            self._set_segments(segments)
+            self._deleted = retention.DeletedFiles(directory)
+            self._recovery_point, self._names_changed = self._log_end_offset, False
 
     def flush(self, offset: int | None = None) -> None:
         """Makes everything below `offset` (default: all) durable. FatalError where that fails."""

@@ -139,7 +139,7 @@ class ProducerStateManager:
     """The producers of one log up to `end_offset`, and the snapshot files beside it."""
 
     def __init__(self, directory: Directory, expiration_ms: int) -> None:
-        self._directory = directory
+        self.directory = directory
         self.expiration_ms = expiration_ms
         self.producers: dict[int, ProducerEntry] = {}
         self.end_offset = 0
@@ -288,7 +288,7 @@ class ProducerStateManager:
     # --- snapshots
 
     def _list(self) -> list[int]:
-        names = (name for name in self._directory.list() if name.endswith(SNAPSHOT_SUFFIX))
+        names = (name for name in self.directory.list() if name.endswith(SNAPSHOT_SUFFIX))
         return sorted(int(name[:20]) for name in names if len(name) == 29 and name[:20].isdigit())
 
     @property
@@ -301,8 +301,8 @@ class ProducerStateManager:
         if self.end_offset in self._snapshots:
             return
         name = snapshot_name(self.end_offset)
-        self._directory.remove(name)
-        file = self._directory.open(name, create=True)
+        self.directory.remove(name)
+        file = self.directory.open(name, create=True)
         try:
             file.append(encode_snapshot(self.producers[key] for key in sorted(self.producers)))
         finally:
@@ -330,7 +330,7 @@ class ProducerStateManager:
                 self._remove(offset)
 
     def _remove(self, offset: int) -> None:
-        self._directory.remove(snapshot_name(offset))
+        self.directory.remove(snapshot_name(offset))
         self._snapshots.remove(offset)
 
     def reload(self, start_offset: int, end_offset: int, now_ms: int) -> None:
@@ -347,7 +347,7 @@ class ProducerStateManager:
             if offset < start_offset:
                 break
             try:
-                entries = decode_snapshot(self._directory.read(snapshot_name(offset)))
+                entries = decode_snapshot(self.directory.read(snapshot_name(offset)))
             except StorageError:
                 self._remove(offset)
                 continue
@@ -363,7 +363,7 @@ class ProducerStateManager:
         for known in reversed(self._snapshots):
             if known <= offset:
                 try:
-                    entries = decode_snapshot(self._directory.read(snapshot_name(known)))
+                    entries = decode_snapshot(self.directory.read(snapshot_name(known)))
                 except StorageError:
                     continue
                 self._take(entries, 0)
@@ -391,7 +391,7 @@ class ProducerStateManager:
             self._remove(offset)
         self.clear(end_offset)
         self._take(entries, now_ms)
-        self._directory.write_atomic(snapshot_name(end_offset), data)
+        self.directory.write_atomic(snapshot_name(end_offset), data)
         self._snapshots = [end_offset]
 
     def validate(self) -> None:

@@ -48,7 +48,7 @@ TIME_INDEX_SUFFIX = ".timeindex"
 TXN_INDEX_SUFFIX = ".txnindex"
 DELETED_SUFFIX = ".deleted"
 _KNOWN_POSITIONS_MAX = 64
-_RECOVERY_CHUNK_BYTES = 4 << 20
+_RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
 
 class Segment:
@@ -92,6 +92,7 @@ class Segment:
         self._sound_end = 0  # where the last batch ends, as of the load
         self._last_indexed = 0  # position of the last indexed batch
         self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
+        self.cuts = 0  # truncations of this segment; a copy of it was made before or after one
 
     @classmethod
     def create(
@@ -408,6 +409,7 @@ class Segment:
 
         The file is synced, so that what was cut can not come back after a crash.
         """
+        self.cuts += 1
         position = self.position_of(offset)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
