@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from commitlog.batches import Header, end_transaction
+from commitlog.batches import end_transaction
 from commitlog.cleaner_swap import finish_swaps
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
@@ -31,6 +32,9 @@ from commitlog.segment import (
 )
 from commitlog.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
+
+if TYPE_CHECKING:
+    from commitlog.batch_table import BatchTable
 
 _log = logging.getLogger(__name__)
 
@@ -116,17 +120,18 @@ def _recover(
     seen = segments[first].base_offset
     transactions = TransactionRecovery(directory, segments[:first], seen, replay_producers)
 
-    def on_batch(header: Header, buffer: memoryview) -> None:
+    def on_batches(table: BatchTable) -> None:
         nonlocal seen
-        transactions.on_batch(header, buffer)
-        latest, epoch = epochs.latest_epoch, header.leader_epoch
-        if epoch >= 0 and (latest is None or epoch > latest):
+        transactions.on_batches(table)
+        for row in table.rows_of_new_epochs(epochs.latest_epoch):
+            header = table.header(row)
+            before = table.header(row - 1).next_offset if row else seen
             # the epoch's first batches may have been compacted away: the note of it still holds
-            start = noted.get(epoch, header.base_offset)
-            epochs.assign(
-                epoch, start if seen <= start < header.base_offset else header.base_offset
-            )
-        seen = header.next_offset
+            start = noted.get(header.leader_epoch, header.base_offset)
+            if not before <= start < header.base_offset:
+                start = header.base_offset
+            epochs.assign(header.leader_epoch, start)
+        seen = table.next_offset
 
     cut_bytes = recovered = 0
     expected = segments[first - 1].next_offset if first else segments[0].base_offset
@@ -137,7 +142,7 @@ def _recover(
         ):
             break
         transactions.begin(segment)
-        cut = segment.recover(on_batch)
+        cut = segment.recover(on_batches)
         cut_bytes += cut
         recovered += 1
         keep += 1
@@ -178,6 +183,8 @@ def replay_producers(
     if start < end_offset:
         for index, segment in enumerate(segments):
             last = index == len(segments) - 1
+            if not segment.has_producers:
+                continue
             if not last and segments[index + 1].base_offset <= start:
                 continue
             for header in segment.headers(max(start, segment.base_offset)):

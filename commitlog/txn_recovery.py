@@ -9,11 +9,15 @@ follows markers from there on, as Kafka's LogSegment.recover does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from commitlog.batches import Header, end_transaction
 from commitlog.files import Directory
 from commitlog.producer_state import ProducerStateManager
 from commitlog.segment import Segment
+
+if TYPE_CHECKING:
+    from commitlog.batch_table import BatchTable
 
 _NEVER_MS = 1 << 62
 
@@ -43,10 +47,12 @@ class TransactionRecovery:
         self._segment = segment
         segment.txn_index.reset()
 
-    def on_batch(self, header: Header, buffer: memoryview) -> None:
-        """Takes in a sound batch; adds an entry where it ends an aborted transaction."""
-        if not header.is_transactional or header.producer_id < 0:
-            return
+    def on_batches(self, table: BatchTable) -> None:
+        """Takes in sound batches; adds an entry where one ends an aborted transaction."""
+        for row in table.transactional_rows():
+            self._on_batch(table.header(row), table.view)
+
+    def _on_batch(self, header: Header, buffer: memoryview) -> None:
         if self._state is None:
             self._state = ProducerStateManager(self._directory, _NEVER_MS)
             self._state.restore(self._base_offset)

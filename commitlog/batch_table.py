@@ -1,0 +1,190 @@
+"""Many batch headers at once, as columns: what recovery and the cleaner do without an object per
+batch.
+
+The walk from batch to batch is a chain (each length says where the next one begins) and stays a
+Python loop, together with the CRC, which the C library computes; everything else of the headers is
+taken by numpy in one gather. So a batch costs well under a microsecond beside its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from commitlog.batches import (
+    ATTRIBUTES_POSITION,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    TRANSACTIONAL_MASK,
+    Header,
+    header_at,
+)
+
+_LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
+_ROW = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("batch_length", ">i4"),
+        ("leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),
+        ("attributes", ">i2"),
+        ("last_offset_delta", ">i4"),
+        ("base_timestamp_ms", ">i8"),
+        ("max_timestamp_ms", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("record_count", ">i4"),
+    ]
+)
+assert _ROW.itemsize == HEADER_BYTES
+
+
+def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[list[int], int, bool]:
+    """Where the whole, undamaged batches of `view` begin, where the last of them ends, and whether
+    a damaged one (not just one that `view` cuts off) follows.
+
+    What is checked is what the bytes alone say: size, magic and CRC.
+    """
+    positions: list[int] = []
+    at, size = 0, len(view)
+    last = size - HEADER_BYTES
+    unpack, shortest = _LINK.unpack_from, HEADER_BYTES - OVERHEAD_BYTES
+    while at <= last:
+        length, magic, crc = unpack(view, at)
+        if magic != MAGIC or length < shortest:
+            return positions, at, True
+        end = at + length + OVERHEAD_BYTES
+        if end > size:
+            break
+        if check_crc and crc32c(view[at + ATTRIBUTES_POSITION : end]) != crc:
+            return positions, at, True
+        positions.append(at)
+        at = end
+    return positions, at, False
+
+
+def claimed_size(view: memoryview, position: int) -> int:
+    """The bytes that the batch at `position` says it has; its header must be there."""
+    length: int = _LINK.unpack_from(view, position)[0]
+    return length + OVERHEAD_BYTES
+
+
+class IndexEntries(NamedTuple):
+    """What a run of batches adds to the indexes, and the greatest timestamp so far with the last
+    offset of the batch that has it. Arrays are of one length, one row per entry.
+    """
+
+    last_offsets: Any
+    positions: Any
+    timestamps: Any
+    timestamp_offsets: Any
+    greatest: tuple[int, int]
+
+
+class BatchTable:
+    """The headers of whole batches that begin at `positions` of `view`, in that order.
+
+    The columns are copies: the view may be filled anew while a table lives.
+    """
+
+    def __init__(self, view: memoryview, positions: list[int]) -> None:
+        starts = max(0, len(view) - HEADER_BYTES + 1)
+        # a header at each byte, none copied; void: a gather of structs goes field by field
+        every = np.ndarray((starts,), np.dtype((np.void, HEADER_BYTES)), view, 0, (1,))
+        self.view = view
+        self.positions: Any = np.array(positions, np.int64)
+        self._rows: Any = every[self.positions].view(_ROW)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def column(self, name: str) -> Any:
+        """A header field of all batches, as int64."""
+        return self._rows[name].astype(np.int64)
+
+    def header(self, row: int) -> Header:
+        """One header as the object; its position is that in the view."""
+        return header_at(self.view, int(self.positions[row]))
+
+    def in_order(self, base_offset: int, first_offset: int, reach: int) -> int:
+        """How many batches, from the first on, have a shape that a batch can have, and offsets
+        that rise from `first_offset` on and lie within `reach` of `base_offset`.
+        """
+        base, delta = self.column("base_offset"), self.column("last_offset_delta")
+        floor = np.empty(len(base), np.int64)
+        floor[:1] = first_offset
+        floor[1:] = base[:-1] + delta[:-1] + 1  # where that overflows, the row before is bad
+        relative = base - base_offset
+        good = (base >= floor) & (delta >= 0) & (self.column("record_count") >= 0)
+        good &= (relative <= reach) & (relative + delta <= reach)
+        return len(good) if good.all() else int(good.argmin())
+
+    def keep(self, count: int) -> None:
+        """Forgets the batches behind the first `count`."""
+        self.positions, self._rows = self.positions[:count], self._rows[:count]
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last batch; there must be one."""
+        row = self._rows[-1]
+        return int(row["base_offset"]) + int(row["last_offset_delta"]) + 1
+
+    @property
+    def has_producers(self) -> bool:
+        return bool((self._rows["producer_id"] >= 0).any())
+
+    def transactional_rows(self) -> list[int]:
+        """The batches of transactions, markers among them."""
+        flags = self._rows["attributes"] & TRANSACTIONAL_MASK
+        rows: list[int] = np.nonzero((flags != 0) & (self._rows["producer_id"] >= 0))[0].tolist()
+        return rows
+
+    def rows_of_new_epochs(self, latest: int | None) -> list[int]:
+        """The batches whose leader epoch is above that of all before them, and above `latest`."""
+        epochs = self.column("leader_epoch")
+        floor = np.maximum.accumulate(np.concatenate(([-1 if latest is None else latest], epochs)))
+        rows: list[int] = np.nonzero(epochs > floor[:-1])[0].tolist()
+        return rows
+
+    def index_entries(
+        self, start: int, last_indexed: int, interval_bytes: int, greatest: tuple[int, int]
+    ) -> IndexEntries:
+        """The index entries that are due for these batches, the view being at `start` of a file.
+
+        `last_indexed` is the position of the last indexed batch, `greatest` the greatest timestamp
+        before these batches and its offset (the rules: `commitlog.segment`).
+        """
+        positions = self.positions + start
+        last_offsets = self.column("base_offset") + self.column("last_offset_delta")
+        highest = np.maximum.accumulate(np.maximum(self.column("max_timestamp_ms"), greatest[0]))
+        before = np.concatenate(([greatest[0]], highest[:-1]))
+        raised = np.maximum.accumulate(np.where(highest > before, np.arange(len(highest)), -1))
+        offsets = np.where(raised < 0, greatest[1], last_offsets[raised])
+        rows = _spaced(positions, last_indexed, interval_bytes)
+        return IndexEntries(
+            last_offsets[rows],
+            positions[rows],
+            highest[rows],
+            offsets[rows],
+            (int(highest[-1]), int(offsets[-1])),
+        )
+
+
+def _spaced(positions: Any, last_indexed: int, interval_bytes: int) -> Any:
+    """The rows of the positions that are more than the interval behind the one taken before."""
+    listed: list[int] = positions.tolist()
+    row = bisect_right(listed, last_indexed + interval_bytes)
+    if (np.diff(positions[row:]) > interval_bytes).all():
+        return slice(row, None)
+    rows: list[int] = []
+    while row < len(listed):
+        rows.append(row)
+        row = bisect_right(listed, listed[row] + interval_bytes, row + 1)
+    return rows
