@@ -11,24 +11,35 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from snapshot.values import decode_values, encode_values
 from tidemark.errors import CorruptMessageError
 from tidemark.records import (
     ControlMessage,
     ControlRecord,
     ControlType,
     LeaderChange,
-    Record,
     SnapshotFooter,
     SnapshotHeader,
     VoterId,
-    decode_batch,
     decode_control_records,
-    encode_batch,
     encode_control_batch,
     iter_batches,
     read_header,
 )
 from tidemark.types import ZERO_UUID
+
+__all__ = [
+    "ControlBatch",
+    "DecodedBatch",
+    "decode_batch_at",
+    "decode_batches",
+    "encode_footer",
+    "encode_header",
+    "encode_leader_change",
+    "encode_quorum",
+    "encode_values",
+    "header_timestamp_ms",
+]
 
 
 class ControlBatch(NamedTuple):
@@ -48,14 +59,6 @@ class DecodedBatch(NamedTuple):
     timestamp_ms: int
     size_bytes: int
     values: list[bytes] | None
-
-
-def encode_values(
-    values: Sequence[bytes], base_offset: int, epoch: int, timestamp_ms: int
-) -> bytes:
-    """One data batch."""
-    records = [Record(base_offset + i, timestamp_ms, None, v) for i, v in enumerate(values)]
-    return encode_batch(records, base_offset=base_offset, partition_leader_epoch=epoch)
 
 
 def encode_header(
@@ -128,7 +131,7 @@ def decode_batch_at(raw: bytes | memoryview, position: int = 0) -> ControlBatch 
         if not records:
             raise CorruptMessageError("an empty control batch")
         return ControlBatch(records[0].type, records[0], tuple(records))
-    return [record.value or b"" for record in decode_batch(raw, position)]
+    return decode_values(raw, position)
 
 
 def header_timestamp_ms(batch: ControlBatch) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from commitlog.files import Directory, File
-from snapshot.framing import encode_footer, encode_header, encode_values
+from snapshot.framing import encode_footer, encode_header
 from snapshot.names import SnapshotId
+from snapshot.values import MAX_BATCH_RECORDS, ValuesBatch
 from tidemark.records import ControlMessage
 
 DEFAULT_MAX_BATCH_BYTES = 1 << 20
-MAX_BATCH_RECORDS = 10_000
 _RECORD_OVERHEAD_BYTES = 21  # the most that a record adds to its value
 
 
@@ -40,13 +40,12 @@ class SnapshotWriter:
         self._timestamp_ms = last_contained_log_timestamp_ms
         self._max_batch_bytes = max_batch_bytes
         self._offset = 0
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
         directory.remove(snapshot_id.part_name)
         self._file: File | None = directory.open(snapshot_id.part_name, create=True)
         epoch, timestamp_ms = snapshot_id.epoch, last_contained_log_timestamp_ms
         header = encode_header(self._offset, epoch, timestamp_ms, quorum)
         self._write(header, records=1 + len(quorum))
+        self._pending = self._next_batch()
 
     def _open_file(self) -> File:
         if self._file is None:
@@ -61,23 +60,24 @@ class SnapshotWriter:
         """Adds records; a batch is written whenever `max_batch_bytes` are gathered.
         StorageError.
         """
+        pending = self._pending
         for value in values:
-            size = len(value) + _RECORD_OVERHEAD_BYTES
-            full = self._pending_bytes + size > self._max_batch_bytes
-            if self._pending and (full or len(self._pending) >= MAX_BATCH_RECORDS):
-                self._flush_batch()
-            self._pending.append(value)
-            self._pending_bytes += size
+            full = pending.size_bytes + len(value) + _RECORD_OVERHEAD_BYTES > self._max_batch_bytes
+            if pending.count and (full or pending.count >= MAX_BATCH_RECORDS):
+                pending = self._flush_batch()
+            pending.add(value)
 
-    def _flush_batch(self) -> None:
-        batch = encode_values(self._pending, self._offset, self.id.epoch, self._timestamp_ms)
-        self._write(batch, records=len(self._pending))
-        self._pending.clear()
-        self._pending_bytes = 0
+    def _next_batch(self) -> ValuesBatch:
+        return ValuesBatch(self._offset, self.id.epoch, self._timestamp_ms)
+
+    def _flush_batch(self) -> ValuesBatch:
+        self._write(self._pending.finish(), records=self._pending.count)
+        self._pending = self._next_batch()
+        return self._pending
 
     def freeze(self) -> None:
         """Footer, fsync, rename, fsync of the directory. FatalError when an fsync fails."""
-        if self._pending:
+        if self._pending.count:
             self._flush_batch()
         self._write(encode_footer(self._offset, self.id.epoch, self._timestamp_ms), records=1)
         file = self._open_file()

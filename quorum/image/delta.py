@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from immutables import Map
 
 from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION, MetadataImage
+from quorum.image.partition_codec import partition_from_value, topic_field
 from quorum.image.records import (
     broker_from_record,
     controller_from_record,
@@ -74,6 +75,13 @@ class TopicDelta:
         return self.before.with_partitions(self.partitions)
 
 
+class _Run(NamedTuple):
+    """The topic whose partitions' records are being replayed: they come one after another."""
+
+    field: bytes
+    partitions: dict[int, PartitionRegistration]
+
+
 class MetadataDelta:
     """The changes from `image` on.
 
@@ -92,6 +100,8 @@ class MetadataDelta:
         self.features_changed: dict[str, int | None] = {}
         self.next_producer_id: int | None = None
         self.controllers_changed: dict[int, ControllerRegistration | None] = {}
+        self._new_names: set[str] = set()
+        self._run: _Run | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -113,13 +123,20 @@ class MetadataDelta:
 
     def topic_named(self, name: str) -> bool:
         """Whether a topic of this name exists after the changes so far."""
-        if any(topic.name == name for topic in self.topics_changed.values()):
+        if name in self._new_names:
             return True
         topic_id = self.image.topics.ids_by_name.get(name)
         return topic_id is not None and topic_id not in self.topics_deleted
 
     def replay_value(self, value: bytes) -> None:
-        """`replay` of a record as the log has it."""
+        """`replay` of a record as the log has it; raises DecodeError for what is none."""
+        run = self._run
+        if run is not None:
+            found = partition_from_value(value, run.field)
+            if found is not None:
+                index, registration = found
+                run.partitions[index] = registration
+                return
         self.replay(decode_record(value))
 
     def replay(self, record: pb.MetadataRecord) -> None:
@@ -208,10 +225,13 @@ class MetadataDelta:
         if self.topic_named(record.name) or topic_id in self.image.topics.topics_by_id:
             raise InconsistentMetadataError(f"topic {record.name!r} is created a second time")
         self.topics_changed[topic_id] = TopicDelta(record.name, topic_id, None)
+        self._new_names.add(record.name)
 
     def _remove_topic(self, record: pb.RemoveTopicRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))
         self.topics_changed.pop(topic.topic_id)
+        self._new_names.discard(topic.name)
+        self._run = None
         if topic.before is not None:
             self.topics_deleted[topic.topic_id] = topic.before
         # The settings go with the topic: no records are written for them.
@@ -226,6 +246,7 @@ class MetadataDelta:
     def _partition(self, record: pb.PartitionRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))
         topic.partitions[record.partition_id] = partition_from_record(record)
+        self._run = _Run(topic_field(record.topic_id), topic.partitions)
 
     def _change_partition(self, record: pb.PartitionChangeRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))

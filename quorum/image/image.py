@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from immutables import Map
 
 from quorum.image import records
+from quorum.image.partition_codec import partition_encoder
 from quorum.image.types import (
     EMPTY_MAP,
     EMPTY_TOPICS,
@@ -77,24 +78,31 @@ class MetadataImage:
 
     def records(self) -> Iterator[pb.MetadataRecord]:
         """The image as records in a fixed order: equal images give equal bytes on every node."""
+        return map(records.decode_record, self.values())
+
+    def values(self) -> Iterator[bytes]:
+        """`records()` as they are written into a snapshot."""
+        yield from map(records.encode_record, self._leading_records())
+        for topic in self.topics.ordered():
+            yield records.encode_record(records.topic_record(topic.name, topic.topic_id))
+            encode = partition_encoder(topic.topic_id)
+            for index, partition in topic.ordered():
+                yield encode(index, partition)
+        yield from map(records.encode_record, self._trailing_records())
+
+    def _leading_records(self) -> Iterator[pb.MetadataRecord]:
         yield from self._feature_records()
         for controller_id in sorted(self.controllers):
             yield records.controller_record(self.controllers[controller_id])
         for broker_id in sorted(self.brokers):
             yield records.broker_record(self.brokers[broker_id])
-        for topic in self.topics.ordered():
-            yield records.topic_record(topic.name, topic.topic_id)
-            for index, partition in topic.ordered():
-                yield records.partition_record(topic.topic_id, index, partition)
+
+    def _trailing_records(self) -> Iterator[pb.MetadataRecord]:
         for resource in sorted(self.configs):
             for name, value in sorted(self.configs[resource].items()):
                 yield records.config_record(resource.type, resource.name, name, value)
         if self.next_producer_id:
             yield records.producer_ids_record(self.next_producer_id)
-
-    def values(self) -> Iterator[bytes]:
-        """`records()` as they are written into a snapshot."""
-        return map(records.encode_record, self.records())
 
     def _feature_records(self) -> Iterator[pb.MetadataRecord]:
         """metadata.version leads: a reader must know it before anything else."""

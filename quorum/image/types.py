@@ -1,7 +1,7 @@
 """The values an image is made of: brokers, topics, partitions, configuration resources.
 
 All are immutable. A cluster may have a million partitions, so a `PartitionRegistration` is small:
-slots, and tuples of node ids that are shared (`intern_ids`), the ISR with the replicas where they
+a tuple, of tuples of node ids that are shared (`intern_ids`), the ISR with the replicas where they
 are equal. Source: KIP-631.
 """
 
@@ -23,6 +23,9 @@ EMPTY_MAP: Map[Any, Any] = Map()
 UNASSIGNED_DIRECTORY = UUID(int=0)
 """A replica whose broker has not said yet where it keeps it (KIP-858)."""
 
+LOST_DIRECTORY = UUID(int=1)
+"""A replica in a directory that failed before the controller heard that it is there (KIP-858)."""
+
 # Replica lists repeat: a table of this many is shared, what comes beyond has a tuple of its own.
 _INTERNED_MAX = 1 << 16
 # Below this many partitions a topic is looked through as fast as an index of it.
@@ -33,6 +36,8 @@ _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 def intern_ids(ids: Iterable[int]) -> tuple[int, ...]:
     """`ids` as a tuple, the same object for equal lists as far as the table reaches."""
     wanted = tuple(ids)
+    if not wanted:
+        return ()
     found = _interned.get(wanted)
     if found is not None:
         return found
@@ -117,10 +122,10 @@ class ControllerRegistration:
         return {f.name: (f.min_level, f.max_level) for f in self.features}
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRegistration:
+class PartitionRegistration(NamedTuple):
     """The controller's word on a partition. `replicas` is in order of preference; `leader` is None
-    while there is none.
+    while there is none. (A named tuple: there may be a million, and it is made three times faster
+    than a frozen dataclass of the same size.)
     """
 
     replicas: tuple[int, ...]
