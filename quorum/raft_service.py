@@ -12,10 +12,11 @@ from quorum import raft_wire as wire
 from quorum import raft_wire_voters as voters
 from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo, ReplicaInfo
-from tidemark.errors import code_of
+from tidemark.errors import ErrorCode, code_of
 from tidemark.v1 import common_pb2, raft_pb2, raft_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 
 
 class RaftService(raft_pb2_grpc.RaftServicer):
@@ -60,6 +61,15 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         response = await self._answer(wire.fetch_request_from_proto(request))
         assert isinstance(response, m.FetchResponse)
         return wire.fetch_response_to_proto(response)
+
+    async def FetchStream(self, requests: Any, context: Context) -> None:
+        """A follower's fetches, one after another; an error ends the call, so that a node that
+        leads no more (as one that stops) is left by itself."""
+        while (request := await context.read()) is not END:
+            response = await self.Fetch(request, context)
+            await context.write(response)
+            if response.error_code != ErrorCode.NONE:
+                return
 
     async def FetchSnapshot(
         self, request: raft_pb2.FetchSnapshotRequest, context: Context

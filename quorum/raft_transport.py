@@ -17,10 +17,13 @@ import grpc.aio
 from quorum import raft_wire as wire
 from quorum import raft_wire_voters as voters
 from quorum.raft import messages as m
-from tidemark.errors import NetworkError, code_of
+from tidemark.errors import ErrorCode, NetworkError, code_of
 from tidemark.types import Endpoint
-from tidemark.v1 import raft_pb2_grpc
+from tidemark.v1 import raft_pb2, raft_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.exchange import Exchange
+
+FETCH_STREAM = "/tidemark.v1.Raft/FetchStream"
 
 Handler = Callable[[m.Request], Awaitable[m.Response]]
 
@@ -35,28 +38,60 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
+class _Peer:
+    """The connection to one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        # A node that comes back is found at once: no long backoff of the channel.
+        options = [
+            *CHANNEL_OPTIONS,
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        ]
+        self.channel = grpc.aio.insecure_channel(endpoint.address, options=options)
+        self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
+        self._fetches: Exchange | None = None
+
+    async def fetch(self, request: m.FetchRequest, timeout_s: float) -> m.FetchResponse:
+        """Over the call that stays open; whatever goes wrong ends it, and the next fetch begins
+        another."""
+        if self._fetches is None or not self._fetches.is_open:
+            self._fetches = Exchange(self.channel, FETCH_STREAM)
+        fetches = self._fetches
+        try:
+            message = wire.fetch_request_to_proto(request).SerializeToString()
+            answer = raft_pb2.QuorumFetchResponse.FromString(await fetches.ask(message, timeout_s))
+        except BaseException:  # given up: the leader must not go on with what nobody waits for
+            fetches.close()
+            raise
+        if answer.error_code != ErrorCode.NONE:
+            fetches.close()
+        return wire.fetch_response_from_proto(answer)
+
+    async def close(self) -> None:
+        if self._fetches is not None:
+            self._fetches.close()
+        await self.channel.close(None)
+
+
 class GrpcTransport:
-    """One channel per endpoint, made when first needed and kept."""
+    """One channel per endpoint, made when first needed and kept. Fetches, which are all the
+    traffic of a quorum at work, go over a call that stays open (`tidemark.wire.exchange`).
+    """
 
     def __init__(self) -> None:
-        self._channels: dict[Endpoint, grpc.aio.Channel] = {}
+        self._peers: dict[Endpoint, _Peer] = {}
 
-    def _stub(self, endpoint: Endpoint) -> raft_pb2_grpc.RaftStub:
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            # A node that comes back is found at once: no long backoff of the channel.
-            options = [
-                *CHANNEL_OPTIONS,
-                ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.min_reconnect_backoff_ms", 50),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ]
-            channel = grpc.aio.insecure_channel(endpoint.address, options=options)
-            self._channels[endpoint] = channel
-        return raft_pb2_grpc.RaftStub(channel)
+    def _peer(self, endpoint: Endpoint) -> _Peer:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            peer = self._peers[endpoint] = _Peer(endpoint)
+        return peer
 
     async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
-        stub: Any = self._stub(endpoint)
+        peer = self._peer(endpoint)
+        stub = peer.stub
         timeout_s = timeout_ms / 1000
         try:
             match request:
@@ -75,10 +110,7 @@ class GrpcTransport:
                         await stub.EndQuorumEpoch(end, timeout=timeout_s)
                     )
                 case m.FetchRequest():
-                    fetch = wire.fetch_request_to_proto(request)
-                    return wire.fetch_response_from_proto(
-                        await stub.Fetch(fetch, timeout=timeout_s)
-                    )
+                    return await peer.fetch(request, timeout_s)
                 case m.FetchSnapshotRequest():
                     piece = wire.snapshot_request_to_proto(request)
                     answer = await stub.FetchSnapshot(piece, timeout=timeout_s)
@@ -99,9 +131,9 @@ class GrpcTransport:
             raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
-        self._channels.clear()
+        for peer in self._peers.values():
+            await peer.close()
+        self._peers.clear()
 
 
 class MemoryNetwork:
