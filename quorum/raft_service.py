@@ -55,20 +55,25 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         assert isinstance(response, m.EndQuorumEpochResponse)
         return wire.end_response_to_proto(response)
 
+    async def _fetch(self, request: raft_pb2.QuorumFetchRequest) -> m.FetchResponse:
+        response = await self._answer(wire.fetch_request_from_proto(request))
+        assert isinstance(response, m.FetchResponse)
+        return response
+
     async def Fetch(
         self, request: raft_pb2.QuorumFetchRequest, context: Context
     ) -> raft_pb2.QuorumFetchResponse:
-        response = await self._answer(wire.fetch_request_from_proto(request))
-        assert isinstance(response, m.FetchResponse)
-        return wire.fetch_response_to_proto(response)
+        return wire.fetch_response_to_proto(await self._fetch(request))
 
-    async def FetchStream(self, requests: Any, context: Context) -> None:
+    async def FetchStream(  # type: ignore[override]  # it writes its answers itself
+        self, requests: Any, context: Context
+    ) -> None:
         """A follower's fetches, one after another; an error ends the call, so that a node that
         leads no more (as one that stops) is left by itself."""
         while (request := await context.read()) is not END:
-            response = await self.Fetch(request, context)
-            await context.write(response)
-            if response.error_code != ErrorCode.NONE:
+            response = await self._fetch(request)
+            await context.write(wire.fetch_response_to_proto(response))
+            if response.header.error != ErrorCode.NONE:
                 return
 
     async def FetchSnapshot(

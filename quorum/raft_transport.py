@@ -65,9 +65,10 @@ class _Peer:
         except BaseException:  # given up: the leader must not go on with what nobody waits for
             fetches.close()
             raise
-        if answer.error_code != ErrorCode.NONE:
+        response = wire.fetch_response_from_proto(answer)
+        if response.header.error != ErrorCode.NONE:
             fetches.close()
-        return wire.fetch_response_from_proto(answer)
+        return response
 
     async def close(self) -> None:
         if self._fetches is not None:

@@ -31,18 +31,20 @@ def answer(request: m.FetchRequest, error: ErrorCode = ErrorCode.NONE) -> m.Fetc
 
 
 class CountingService(RaftService):
-    """Counts the calls that were opened, and those that are open still."""
+    """Counts the calls that were opened, and says when the last one is over."""
 
-    calls = 0
-    open_calls = 0
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calls = 0
+        self.none_open = asyncio.Event()
 
     async def FetchStream(self, requests: Any, context: Any) -> None:
         self.calls += 1
-        self.open_calls += 1
+        self.none_open.clear()
         try:
             await super().FetchStream(requests, context)
         finally:
-            self.open_calls -= 1
+            self.none_open.set()
 
 
 Handle = Callable[[Any], Coroutine[Any, Any, Any]]
@@ -70,8 +72,7 @@ def served(handle: Handle, scenario: Scenario) -> None:
 
 async def ended(service: CountingService) -> None:
     async with asyncio.timeout(30):
-        while service.open_calls:
-            await asyncio.sleep(0.001)
+        await service.none_open.wait()
 
 
 def test_all_fetches_of_a_follower_go_over_one_call():
