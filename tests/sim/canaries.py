@@ -10,14 +10,19 @@ from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.messages import VoteRequest
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Leader, ReplicaProgress
+from quorum.replicated_log import ReplicatedLog
+from snapshot.names import SnapshotId
+from snapshot.writer import SnapshotWriter
 
 
 class Canary:
     """No bug: the real thing. Subclasses break one rule each."""
 
     skips_fsync = False
+    retries_fsync = False
     snapshots_uncommitted = False
     replica: type[Replica] = Replica
+    log: type[ReplicatedLog] = ReplicatedLog
 
     @staticmethod
     def write_state(store: QuorumStateStore, state: ElectionState) -> None:
@@ -28,6 +33,12 @@ class SkipsFsync(Canary):
     """Acknowledges by its next fetch what was never synced (rule 1)."""
 
     skips_fsync = True
+
+
+class RetriesFsync(Canary):
+    """Takes a failed fsync for done, as a second one would say: its pages are clean, and lost."""
+
+    retries_fsync = True
 
 
 class _VotesTwice(Replica):
@@ -143,6 +154,47 @@ class ChangesWithoutWaiting(Canary):
     replica = _ChangesWithoutWaiting
 
 
+class _CountsRemovedLeader(Replica):
+    def _advance_high_watermark(self, role: Leader) -> None:
+        counted = role.voters
+        if self.node_id not in counted:
+            own = ReplicaProgress(self.key, end_offset=self.flushed_offset)
+            role.voters = {**counted, self.node_id: own}
+        super()._advance_high_watermark(role)
+        role.voters = counted
+
+
+class CountsRemovedLeader(Canary):
+    """A leader that removes itself still counts itself for the majority (KIP-853)."""
+
+    replica = _CountsRemovedLeader
+
+
+class _KeepsTruncatedVoters(ReplicatedLog):
+    def truncate_to(self, offset: int) -> None:
+        kept = self.voters
+        super().truncate_to(offset)
+        if kept is not None and kept != self.voters:
+            self.history._voters._entries[-1:] = [(self.history.voters_offset or -1, kept)]
+
+
+class KeepsTruncatedVoters(Canary):
+    """A voter set stays in force after its record was truncated (KIP-853)."""
+
+    log = _KeepsTruncatedVoters
+
+
+class _SnapshotsWithoutVoters(ReplicatedLog):
+    def snapshot_writer(self, snapshot_id: SnapshotId, timestamp_ms: int) -> SnapshotWriter:
+        return SnapshotWriter(self.directory, snapshot_id, timestamp_ms)
+
+
+class SnapshotsWithoutVoters(Canary):
+    """A checkpoint does not say who the voters are (KIP-853)."""
+
+    log = _SnapshotsWithoutVoters
+
+
 class SnapshotsUncommitted(Canary):
     """A checkpoint is made at the log's end, above the high watermark."""
 
@@ -151,6 +203,7 @@ class SnapshotsUncommitted(Canary):
 
 CANARIES: dict[str, type[Canary]] = {
     "skips-fsync": SkipsFsync,
+    "retries-fsync": RetriesFsync,
     "votes-twice": VotesTwice,
     "forgets-its-vote": ForgetsItsVote,
     "commits-old-epochs": CommitsOldEpochs,
@@ -159,5 +212,8 @@ CANARIES: dict[str, type[Canary]] = {
     "resumes-leadership": ResumesLeadership,
     "counts-old-voters": CountsOldVoters,
     "changes-without-waiting": ChangesWithoutWaiting,
+    "counts-removed-leader": CountsRemovedLeader,
+    "keeps-truncated-voters": KeepsTruncatedVoters,
+    "snapshots-without-voters": SnapshotsWithoutVoters,
     "snapshots-uncommitted": SnapshotsUncommitted,
 }

@@ -34,21 +34,19 @@ class Checks:
     def __init__(self) -> None:
         self._leaders: dict[int, tuple[int, int]] = {}  # epoch -> (node, incarnation)
         self._persisted: dict[int, ElectionState] = {}
+        self._attempted: dict[int, ElectionState] = {}
         self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._granted: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._written: dict[tuple[int, int], bytes] = {}  # (epoch, offset) -> batch
-        self.voter_changes = 0
-        self.disks_lost = 0
         self._high_watermarks: dict[int, int] = {}
         self._compared: dict[int, int] = {}
         self._committed: dict[int, tuple[int, bytes]] = {}  # base offset -> (epoch, batch)
         self.committed_end = 0
+        self._committed_in: dict[int, int] = {}  # epoch of the leader that said so -> end offset
         self._committed_epoch = 0
         self._digests: dict[int, str] = {}
         self._snapshots: dict[SnapshotId, str] = {}
         self.elections = 0
-        self.snapshots_installed = 0
-        self.truncations = 0
 
     def _require(self, holds: bool, rule: str, node: SimNode, **facts: object) -> None:
         if not holds:
@@ -58,21 +56,36 @@ class Checks:
 
     def on_disk_lost(self, node: SimNode) -> None:
         """What this disk remembered is not expected any more."""
-        self.disks_lost += 1
         self._persisted.pop(node.node_id, None)
+        self._attempted.pop(node.node_id, None)
 
     def on_start(self, node: SimNode) -> None:
         """What the disk remembers is not older than what was promised."""
         self._high_watermarks.pop(node.node_id, None)
         self._compared.pop(node.node_id, None)
+        found = node.replica.election_state
+        attempted = self._attempted.pop(node.node_id, None)
+        if attempted is not None and found == attempted:  # the write failed, the disk has it
+            self.on_persist(node, found)
         before = self._persisted.get(node.node_id)
         if before is not None:
-            found = node.replica.election_state
             self._require(
                 found == before, "I2 quorum-state survives a crash", node, found=found, was=before
             )
+        self._require(
+            node.is_mere_broker or node.log.end_offset >= node.durable_when_down,
+            "what was synced survives a crash",
+            node,
+            found=node.log.end_offset,
+            durable=node.durable_when_down,
+        )
+
+    def before_persist(self, node: SimNode, state: ElectionState) -> None:
+        """From now on the disk may have it, even where the write fails."""
+        self._attempted[node.node_id] = state
 
     def on_persist(self, node: SimNode, state: ElectionState) -> None:
+        self._attempted.pop(node.node_id, None)
         before = self._persisted.get(node.node_id, ElectionState())
         self._require(
             state.epoch >= before.epoch, "I2 the epoch never goes back", node, now=state, was=before
@@ -122,7 +135,7 @@ class Checks:
 
     def after_event(self, node: SimNode) -> None:
         replica, log = node.replica, node.log
-        if isinstance(replica.role, Leader):
+        if isinstance(replica.role, Leader) and not node.writes_state:  # else nobody knows yet
             known = self._leaders.get(replica.epoch)
             own = (node.node_id, node.incarnation)
             if known is None:
@@ -152,19 +165,22 @@ class Checks:
             )
 
     def _check_leader_is_complete(self, node: SimNode) -> None:
-        if self.committed_end == 0:
+        """Votes and quorum-state may be slow: what later epochs committed since is not meant."""
+        epoch = node.replica.epoch
+        committed = max((end for e, end in self._committed_in.items() if e < epoch), default=0)
+        if committed == 0:
             return
         role = node.replica.role
         assert isinstance(role, Leader)
         self._require(
-            role.epoch_start_offset >= self.committed_end,
+            role.epoch_start_offset >= committed,
             "I4 a leader has every committed record",
             node,
             leader_end=role.epoch_start_offset,
-            committed=self.committed_end,
+            committed=committed,
         )
         begin = max(node.log.start_offset, self._compared.get(node.node_id, 0))
-        self._compare(node, begin, self.committed_end)
+        self._compare(node, begin, committed)
 
     def _check_high_watermark(self, node: SimNode) -> None:
         high_watermark = node.replica.high_watermark
@@ -223,6 +239,7 @@ class Checks:
             )
         self._read(node, max(self.committed_end, node.log.start_offset), high_watermark, add=True)
         self.committed_end = high_watermark
+        self._committed_in[node.replica.epoch] = high_watermark
 
     def _compare(self, node: SimNode, begin: int, end: int) -> None:
         """I5: what a node holds below its high watermark (a new leader: at all) is what was
@@ -274,7 +291,7 @@ class Checks:
 
     def on_voters(self, node: SimNode, voters: VoterSet) -> None:
         """A leader appends a voter set: it differs by one voter at most from the one before."""
-        self.voter_changes += 1
+        node.world.seen["voters changed"] += 1
         before = {v.key for v in node.replica.voters}
         self._require(
             len(before ^ {v.key for v in voters}) <= 1,
@@ -287,7 +304,7 @@ class Checks:
     # --- log and checkpoints (I6, I7, I8) ---------------------------------------------------------
 
     def on_truncate(self, node: SimNode, offset: int) -> None:
-        self.truncations += 1
+        node.world.seen["log truncated"] += 1
         self._require(
             offset >= (node.replica.high_watermark or 0),
             "I6 nothing below the high watermark is cut",
@@ -297,7 +314,7 @@ class Checks:
         )
 
     def on_install(self, node: SimNode, snapshot_id: SnapshotId) -> None:
-        self.snapshots_installed += 1
+        node.world.seen["checkpoint fetched"] += 1
         self._require(
             not isinstance(node.replica.role, Leader),
             "I7 a leader loads no checkpoint",

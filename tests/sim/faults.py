@@ -1,14 +1,13 @@
-"""What goes wrong with nodes and disks in the simulated world, and when it may: an operator who
-loses more disks than the quorum can bear loses the cluster, and proves nothing.
+"""The administrator of the simulated world: changes the voters, and says when a node may lose its
+disk or its address. An operator who loses more disks than the quorum can bear loses the cluster,
+and proves nothing.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from commitlog.memory_files import MemoryDirectory
 from quorum.raft import messages as m
 from quorum.raft.effects import RequestReceived
 from quorum.raft.roles import Leader
@@ -21,48 +20,6 @@ if TYPE_CHECKING:
 ADMIN = 0
 """The node id that administrators' requests come from; nobody has it."""
 CHANGE_TIMEOUT_MS = 1000
-
-
-def copy_disk(source: MemoryDirectory, seed: int) -> MemoryDirectory:
-    """All files of a disk that is at rest, durably, on another one."""
-    target = MemoryDirectory(seed=seed)
-    _copy(source, target)
-    return target
-
-
-def _copy(source, target) -> None:
-    for name in source.list():
-        if source.is_directory(name):
-            _copy(source.subdirectory(name), target.subdirectory(name))
-            continue
-        file = target.open(name, create=True)
-        file.append(source.read(name))
-        file.fsync()
-        file.close()
-    target.fsync()
-
-
-def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
-    """Flips a bit in one checkpoint of a node that is down, where the node can do without it: the
-    log begins at 0, or another checkpoint covers the log's beginning, or it is a mere broker.
-    """
-    directory = node.disk.subdirectory("__cluster_metadata-0")
-    names = directory.list()
-    checkpoints = sorted(
-        n for n in names if n.endswith(".checkpoint") and not n.startswith("0" * 20)
-    )
-    if not checkpoints:
-        return False
-    victim = checkpoints[rng.randrange(len(checkpoints))]
-    bases = [int(n[:20]) for n in names if n.endswith(".log")]
-    rest = [n for n in checkpoints if n != victim]
-    base = min(bases, default=0)
-    spare = any(int(n[:20]) >= base for n in rest) and node.log_start <= int(max(rest)[:20])
-    newest_covered = victim != checkpoints[-1] or (bool(bases) and base < int(victim[:20]))
-    if not node.is_mere_broker and not (newest_covered and (base == 0 or spare)):
-        return False
-    directory.flip_bit(victim, rng.randrange(directory.size_of(victim)), rng.randrange(8))
-    return True
 
 
 class Administrator:
@@ -88,6 +45,11 @@ class Administrator:
         voters = leader.replica.voters
         return [v.key for v in voters if nodes[v.key.replica_id].config.key != v.key]
 
+    def _has_moved_voters(self, leader: SimNode) -> bool:
+        nodes = self.world.nodes
+        voters = leader.replica.voters
+        return any(nodes[v.key.replica_id].config.endpoint != v.endpoint for v in voters)
+
     def change_some(self) -> None:
         """Asks whoever believes to lead: an old leader may be among them."""
         world = self.world
@@ -101,6 +63,8 @@ class Administrator:
         kind = world.rng.random()
         if lost:
             self.remove(leader, lost[0])
+        elif self._has_moved_voters(leader):
+            return  # it has to tell the leader first: who counts on two can not spare one
         elif kind < 0.55 and spare:
             self.add(leader, spare[world.rng.randrange(len(spare))])
         elif len(voters) > 1:

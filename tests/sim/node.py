@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -14,7 +15,7 @@ from uuid import UUID
 from commitlog.memory_files import MemoryDirectory
 from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
-from quorum.raft.core import ReplicaConfig
+from quorum.raft.core import RaftInvariantError, ReplicaConfig
 from quorum.raft.effects import (
     Effects,
     Event,
@@ -31,18 +32,23 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
+from quorum.raft.roles import Role
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.raft_client import CommittedBatch
 from quorum.raft_listeners import Listeners
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from snapshot.names import SnapshotId
+from snapshot.writer import SnapshotWriter
 from tests.sim.canaries import Canary
-from tests.sim.faults import copy_disk
+from tests.sim.disk_faults import copy_disk
 from tidemark.errors import (
     CorruptMessageError,
     ErrorCode,
+    FatalError,
     OffsetOutOfRangeError,
     PositionOutOfRangeError,
     SnapshotNotFoundError,
+    StorageError,
 )
 from tidemark.types import Endpoint
 
@@ -57,6 +63,20 @@ LOG_CONFIG = MetadataLogConfig(
 
 class Crash(Exception):
     """The node loses power at this very point."""
+
+
+Work = Callable[[], None]
+
+
+def note_transitions(replica: Replica, seen: Counter[str]) -> None:
+    """Counts every change of role the replica makes, those within one step too."""
+    become = replica._become
+
+    def counted(role: Role, now_ms: int) -> None:
+        seen[f"{type(replica.role).__name__} -> {type(role).__name__}"] += 1
+        become(role, now_ms)
+
+    replica._become = counted  # type: ignore[method-assign]
 
 
 def endpoint_of(node_id: int) -> Endpoint:
@@ -123,6 +143,10 @@ class SimNode:
         self.log_start = 0
         self.clock_rate, self.clock_skew_ms, self.wall_skew_ms = 1.0, 0, 0
         self.flush_max_ms = 15
+        self.state_write_max_ms = 0
+        self.snapshot_write_max_ms = 5
+        self.syncs_fail: str | None = None
+        self.writes_fail = False
         self.paused_until_ms = 0
         self.first_voters = voters
         self.dynamic = dynamic
@@ -197,6 +221,17 @@ class SimNode:
                 self.config, endpoint=Endpoint(f"{endpoint.host}'", endpoint.port)
             )
 
+    def make_room(self) -> None:
+        """The operator gives the disk more room."""
+        self.writes_fail = False
+        self.disk.set_capacity(1 << 40)
+
+    def mend_disk(self) -> None:
+        """From now on the disk is fast and has room; one that can not sync comes to light yet."""
+        self.make_room()
+        self.disk.disk.failing_fsyncs.clear()
+        self.flush_max_ms, self.state_write_max_ms, self.snapshot_write_max_ms = 15, 0, 5
+
     def start(self) -> None:
         """(Re)starts from what the disk kept."""
         self.incarnation += 1
@@ -205,7 +240,7 @@ class SimNode:
         now_ms = self.clock_ms()
         directory = self.disk.subdirectory("__cluster_metadata-0")
         self.disk.fsync()
-        self.log = ReplicatedLog(directory, LOG_CONFIG, self.wall_ms())
+        self.log: ReplicatedLog = self.canary.log(directory, LOG_CONFIG, self.wall_ms())
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
         self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
@@ -214,6 +249,10 @@ class SimNode:
         self.listeners.add(self.image)
         self.tokens: dict[int, tuple[int, int, int]] = {}
         self.flush_scheduled = False
+        self.snapshot_under_way = False
+        self.writes_state = False
+        self.inbox: deque[Event] = deque()
+        note_transitions(self.replica, self.world.seen)
         self.world.checks.on_start(self)
         self.run(lambda: self.carry_out(self.replica.start(now_ms)))
 
@@ -224,8 +263,20 @@ class SimNode:
         self.durable_when_down = self.durable_offset
         self.log_start = self.log.start_offset
         self.alive = False
+        self.syncs_fail = None
+        self.world.seen["crash"] += 1
+        before = self.disk.disk.lost_changes, self.disk.disk.torn_appends
         self.disk.crash()
+        self.world.seen["un-synced writes lost"] += self.disk.disk.lost_changes - before[0]
+        self.world.seen["write torn"] += self.disk.disk.torn_appends - before[1]
         self.world.trace(self, "crash")
+
+    def disk_failed(self, error: Exception) -> None:
+        """What persists failed: the process stops (rule 4), and is started again later."""
+        if isinstance(error, RaftInvariantError) or not self.world.is_planned(self, error):
+            raise error
+        self.crash()
+        self.world.restart_later(self)
 
     @property
     def durable_offset(self) -> int:
@@ -241,6 +292,8 @@ class SimNode:
         if self.alive and self.is_paused:  # it is delivered when the process goes on
             delay_ms = self.paused_until_ms - self.world.now_ms
             self.world.after(delay_ms, self, lambda: self.step(event))
+        elif self.alive and self.writes_state:
+            self.inbox.append(event)
         elif self.alive:
             self.world.trace(self, type(event).__name__)
             self.run(lambda: self._step(event))
@@ -257,6 +310,9 @@ class SimNode:
         except Crash:
             self.crash()
             return
+        except (StorageError, FatalError) as error:
+            self.disk_failed(error)
+            return
         self.replica.validate()
         self.world.checks.after_event(self)
         self.world.schedule_tick(self)
@@ -272,7 +328,11 @@ class SimNode:
         if self.is_paused or not self.alive or not self.replica.can_append(self.replica.epoch):
             return False
         first = self.log.end_offset
-        self.log.append_values(values, self.replica.epoch, self.wall_ms())
+        try:
+            self.log.append_values(values, self.replica.epoch, self.wall_ms())
+        except StorageError as error:
+            self.disk_failed(error)
+            return False
         self.world.checks.on_written(self, first)
         self.step(LogAppended())
         return True
@@ -286,8 +346,10 @@ class SimNode:
             self.step(Shutdown())
 
     def make_snapshot(self) -> None:
-        """Writes the image as a checkpoint and cleans the log; may lose power half way."""
-        if self.is_paused or not self.alive or self.image.offset == 0:
+        """Writes the image as a checkpoint in the background, and cleans the log; may lose power
+        at each step.
+        """
+        if self.is_paused or not self.alive or self.image.offset == 0 or self.snapshot_under_way:
             return
         end_offset, high_watermark = self.image.offset, self.replica.high_watermark
         if self.canary.snapshots_uncommitted:
@@ -298,27 +360,81 @@ class SimNode:
         if snapshot_id is None:
             return
         timestamp_ms = self.log.last_timestamp_ms(end_offset)
-        writer = self.log.snapshot_writer(snapshot_id, timestamp_ms)
-        writer.append(self.image.records())
-        if self.world.chance(0.05):
-            self.crash()
-            return
-        writer.freeze()
-        self.world.trace(self, f"snapshot {snapshot_id.name}")
-        if self.world.chance(0.05):
-            self.crash()
-            return
-        self.log.snapshot_frozen(snapshot_id)
-        self.world.checks.on_snapshot_frozen(self, snapshot_id)
-        self.log.clean(self.wall_ms())
-        self.run(lambda: None)
+        self._write_snapshot(snapshot_id, timestamp_ms, self.image.records())
+
+    def _write_snapshot(self, snapshot_id: SnapshotId, timestamp_ms: int, values: list[bytes]):
+        """As RaftServer does: a full disk costs the checkpoint, a failed fsync the process."""
+        self.snapshot_under_way = True
+        writer: SnapshotWriter | None = None
+
+        def write() -> None:
+            nonlocal writer
+            writer = self.log.snapshot_writer(snapshot_id, timestamp_ms)
+            writer.append(values)
+
+        def freeze() -> None:
+            assert writer is not None
+            writer.freeze()
+            self.world.trace(self, f"snapshot {snapshot_id.name}")
+
+        def frozen() -> None:
+            self.snapshot_under_way = False
+            self.log.snapshot_frozen(snapshot_id)
+            self.world.seen["checkpoint made"] += 1
+            self.world.checks.on_snapshot_frozen(self, snapshot_id)
+            self.log.clean(self.wall_ms())
+            self.run(lambda: None)
+
+        def step(index: int) -> None:
+            if self.world.chance(0.05):
+                self.world.seen["crash while a checkpoint is written"] += 1
+                self.crash()
+                return
+            try:
+                (write, freeze, frozen)[index]()
+            except FatalError as error:
+                self.disk_failed(error)
+                return
+            except StorageError as error:
+                self.world.is_planned(self, error)
+                self.snapshot_under_way = False
+                if writer is not None:
+                    writer.abort()
+                return
+            if index < 2:
+                delay_ms = self.world.rng.randrange(self.snapshot_write_max_ms)
+                self.world.seen["slow write of a checkpoint"] += delay_ms > 50
+                self.world.after(delay_ms, self, lambda: step(index + 1))
+
+        step(0)
 
     # --- effects --------------------------------------------------------------------------------
 
     def carry_out(self, effects: Effects) -> None:
+        """Persist -> send -> apply; while quorum-state is being written all other events wait."""
+        state = effects.election_state
+        delay_ms = 0
+        if state is not None and self.state_write_max_ms:
+            delay_ms = self.world.rng.randrange(self.state_write_max_ms)
+        if delay_ms == 0:
+            self._persist_and_go_on(effects)
+            return
+        self.writes_state = True
+        self.world.seen["slow write of quorum-state"] += 1
+
+        def written() -> None:
+            self.writes_state = False
+            self.run(lambda: self._persist_and_go_on(effects))
+            while self.alive and self.inbox and not self.writes_state:
+                self.step(self.inbox.popleft())
+
+        self.world.after(delay_ms, self, written)
+
+    def _persist_and_go_on(self, effects: Effects) -> None:
         if effects.election_state is not None:
-            self.world.checks.on_persist(self, effects.election_state)
+            self.world.checks.before_persist(self, effects.election_state)
             self.canary.write_state(self.log.quorum_state, effects.election_state)
+            self.world.checks.on_persist(self, effects.election_state)
         self._change_log(effects)
         if effects.flush and not self.flush_scheduled:
             self._begin_flush()
@@ -364,11 +480,18 @@ class SimNode:
 
         def done() -> None:
             if pending is not None:
-                pending.run()
+                try:
+                    pending.run()
+                except FatalError as error:
+                    if not self.canary.retries_fsync:
+                        self.disk_failed(error)
+                        return
                 self.log.complete_flush(pending)
             self._flushed(end_offset)
 
-        self.world.after(self.world.rng.randrange(1, self.flush_max_ms), self, done)
+        delay_ms = self.world.rng.randrange(1, self.flush_max_ms)
+        self.world.seen["slow fsync of the log"] += delay_ms > 15
+        self.world.after(delay_ms, self, done)
 
     def _flushed(self, end_offset: int) -> None:
         self.flush_scheduled = False
@@ -387,6 +510,9 @@ class SimNode:
             except (CorruptMessageError, SnapshotNotFoundError):
                 self.step(SnapshotRejected(snapshot_id))
                 return
+            except (StorageError, FatalError) as error:
+                self.disk_failed(error)
+                return
             self.log.start_at_fetched_snapshot(snapshot_id)
             self.world.trace(self, f"installed {snapshot_id.name}")
             self.step(SnapshotInstalled(snapshot_id))
@@ -402,7 +528,8 @@ class SimNode:
                 response = replace(response, records=records)
             elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
                 data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
-                if self.world.chance(0.02):  # it rots on the way
+                if self.world.chance(0.06):  # it rots on the way
+                    self.world.seen["checkpoint rots on the way"] += 1
                     data = bytes([data[0] ^ 4]) + data[1:]
                 response = replace(response, data=data)
         except OffsetOutOfRangeError:

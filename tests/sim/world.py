@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +19,16 @@ from quorum.raft.effects import RequestFailed, RequestReceived, ResponseReceived
 from quorum.raft.roles import Leader
 from tests.sim.canaries import Canary
 from tests.sim.checks import Checks, Violation
-from tests.sim.faults import ADMIN, Administrator, break_a_checkpoint, copy_disk
+from tests.sim.disk_faults import (
+    break_a_checkpoint,
+    break_disk,
+    copy_disk,
+    kind_of_disk_fault,
+    make_slow,
+)
+from tests.sim.faults import ADMIN, Administrator
 from tests.sim.node import SimNode
-from tidemark.errors import FatalError
+from tidemark.errors import FatalError, StorageError
 
 FAULT_TIME_MS = 8_000
 HEAL_TIME_MS = 12_000
@@ -30,19 +38,14 @@ MAX_EVENTS = 200_000
 
 @dataclass
 class Outcome:
-    """What one seed did."""
+    """What one seed did; `seen` counts every kind of fault and every transition of a role."""
 
     seed: int
     events: int
     trace_hash: str
     elections: int
     committed: int
-    crashes: int
-    truncations: int
-    snapshots_installed: int
-    voter_changes: int
-    disks_lost: int
-    checkpoints_broken: int
+    seen: Counter[str]
 
 
 class World:
@@ -58,8 +61,7 @@ class World:
         self._tokens = 0
         self._hash = hashlib.sha256()
         self.events = 0
-        self.crashes = 0
-        self.checkpoints_broken = 0
+        self.seen: Counter[str] = Counter()
         voters = list(range(1, self.rng.choice([3, 3, 3, 5, 1, 2, 4]) + 1))
         observers = list(range(11, 11 + self.rng.choice([0, 1, 2])))
         self.dynamic = self.rng.random() < 0.6
@@ -82,7 +84,10 @@ class World:
             node.clock_rate = self.rng.choice([1.0, 1.0, 0.96, 1.04])
             node.clock_skew_ms = self.rng.randrange(100_000)
             node.wall_skew_ms = self.rng.choice([0, 0, -86_400_000, 86_400_000])
-            node.flush_max_ms = self.rng.choice([15, 15, 15, 120])
+            if self.rng.random() < 0.25:
+                make_slow(node, self.rng)
+            self.seen["clock runs wrong"] += node.clock_rate != 1.0
+            self.seen["wall clock is days off"] += node.wall_skew_ms != 0
         self.administrator = Administrator(self)
         self.drop_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.duplicate_rate = self.rng.choice([0.0, 0.02, 0.1])
@@ -91,6 +96,8 @@ class World:
         self.faulty = True
         self._next_value = 0
         self._ticks: dict[int, int] = {}
+        self._latest_arrival: dict[tuple[int, int], int] = {}
+        self._sent = 0
         self.quiet = False
 
     # --- time -----------------------------------------------------------------------------------
@@ -103,12 +110,15 @@ class World:
         heapq.heappush(self._queue, (moment_ms, self._sequence, work))
 
     def after(self, delay_ms: int, node: SimNode, work: Callable[[], None]) -> None:
-        """Later, if the node has not crashed meanwhile."""
+        """Later, if the node has not crashed meanwhile; one that is stopped goes on with it."""
         incarnation = node.incarnation
 
         def alive() -> None:
             if node.alive and node.incarnation == incarnation:
-                work()
+                if node.is_paused:
+                    self.at(node.paused_until_ms, alive)
+                else:
+                    work()
 
         self.at(self.now_ms + delay_ms, alive)
 
@@ -145,16 +155,35 @@ class World:
     # --- network --------------------------------------------------------------------------------
 
     def _passes(self, source: int, target: int) -> bool:
-        return (source, target) not in self.cut and not self.chance(self.drop_rate)
+        if (source, target) in self.cut:
+            one_way = (target, source) not in self.cut
+            self.seen["cut one way" if one_way else "cut both ways"] += 1
+            return False
+        if self.chance(self.drop_rate):
+            self.seen["message dropped"] += 1
+            return False
+        return True
 
     def _delay_ms(self) -> int:
         return 1 + self.rng.randrange(self.delay_max_ms if self.faulty else 3)
 
     def _carry(self, source: int, target: int, work: Callable[[], None]) -> None:
-        if self._passes(source, target):
-            self.at(self.now_ms + self._delay_ms(), work)
-            if self.chance(self.duplicate_rate):
-                self.at(self.now_ms + 3 * self._delay_ms(), work)
+        if not self._passes(source, target):
+            return
+        self._sent += 1
+        number, link = self._sent, (source, target)
+
+        def arrive() -> None:
+            if number < self._latest_arrival.get(link, 0):
+                self.seen["message overtaken"] += 1
+            else:
+                self._latest_arrival[link] = number
+            work()
+
+        self.at(self.now_ms + self._delay_ms(), arrive)
+        if self.chance(self.duplicate_rate):
+            self.seen["message repeated"] += 1
+            self.at(self.now_ms + 3 * self._delay_ms(), work)
 
     def send_request(self, source: SimNode, send: Send) -> None:
         target = self.nodes[send.endpoint.port]
@@ -162,6 +191,7 @@ class World:
 
         def arrive() -> None:
             if not target.alive or send.endpoint != target.config.endpoint:
+                self.seen["nobody answers there"] += 1
                 if self.rng.random() < 0.5:  # the connection is refused; else silence
                     self.after_of(source, incarnation, lambda: RequestFailed(correlation_id))
                 return
@@ -209,6 +239,7 @@ class World:
             (rng.choice([300, 1000]), self._snapshot_one),
             (rng.choice([2000, 9000]), self._trouble_leader),
             (rng.choice([1500, 6000]), self._pause_one),
+            (rng.choice([2500, 9000]), self._break_a_disk),
         ]
         if self.dynamic:
             verbs.append((rng.choice([250, 700, 2500]), self.administrator.change_some))
@@ -224,26 +255,49 @@ class World:
         return self.nodes[self.rng.choice(sorted(self.nodes))]
 
     def _crash_one(self) -> None:
-        victims = list(self.nodes.values()) if self.rng.random() < 0.1 else [self._any_node()]
+        everybody = self.rng.random() < 0.1
+        victims = list(self.nodes.values()) if everybody else [self._any_node()]
+        self.seen["all crash at once"] += everybody
         for node in victims:
             node.crash()
-            self.crashes += 1
         for node in victims:
-            self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda n=node: self._restart(n))
+            self.restart_later(node)
+
+    def restart_later(self, node: SimNode) -> None:
+        self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda: self._restart(node))
+
+    def _break_a_disk(self) -> None:
+        """From now on it fails to sync something, or is full; until the node is started again."""
+        node = self._any_node()
+        if node.alive:
+            break_disk(node, self.rng)
+            self.at(self.now_ms + 2500, node.make_room)
+
+    def is_planned(self, node: SimNode, error: Exception) -> bool:
+        """Whether the disk was to fail; notes how it did."""
+        kind = kind_of_disk_fault(node, error)
+        if kind is not None:
+            self.seen[kind] += 1
+            self.trace(node, kind)
+        return kind is not None
 
     def _restart(self, node: SimNode) -> None:
         """Comes back: as it was, or with another disk, a broken checkpoint, another address."""
-        if node.alive:
+        if node.alive or (node.writes_fail and self.chance(0.5) and not self._starts_full(node)):
             return
+        node.make_room()
         kind = self.rng.random() if self.faulty and node.incarnation > 0 else 1.0
         if kind < 0.15 and self.administrator.may_lose_disk(node):
+            self.seen["restart with an empty disk"] += 1
             node.lose_disk()
         elif kind < 0.25 and node.is_mere_broker:
+            self.seen["restart with an older disk"] += node.old_disk is not None
             node.take_old_disk()
         elif kind < 0.35:
             if break_a_checkpoint(node, self.rng):
-                self.checkpoints_broken += 1
+                self.seen["checkpoint broken on disk"] += 1
         elif kind < 0.42 and self.administrator.may_be_missed(node):
+            self.seen["restart at another address"] += 1
             node.move()
         elif kind < 0.5 and node.is_mere_broker:
             node.old_disk = copy_disk(node.disk, self.seed)
@@ -255,12 +309,25 @@ class World:
             node.lose_disk()  # what the message asks the operator to do
             node.start()
 
+    def _starts_full(self, node: SimNode) -> bool:
+        """Tries to start on a disk without room; where that fails the operator makes room."""
+        try:
+            node.start()
+        except StorageError as error:
+            assert self.is_planned(node, error), error
+            self.seen["start on a full disk refused"] += 1
+            node.crash()
+            node.make_room()
+            self.restart_later(node)
+        return False
+
     def _pause_one(self) -> None:
         """SIGSTOP, beyond the timeouts or not; a leader that goes on is a zombie for a moment."""
         leaders = self.leaders()
         node = leaders[0] if leaders and self.rng.random() < 0.5 else self._any_node()
         if node.alive:
             node.paused_until_ms = self.now_ms + 1 + self.rng.randrange(3000)
+            self.seen["paused"] += 1
             self.trace(node, "paused")
 
     def controllers(self) -> list[SimNode]:
@@ -295,8 +362,10 @@ class World:
         leader = leaders[0]
         kind = self.rng.random()
         if kind < 0.3:
+            self.seen["leader resigns"] += 1
             leader.resign()
         elif kind < 0.6:
+            self.seen["leader shut down in order"] += 1
             leader.shut_down()
             self.at(self.now_ms + 200, leader.crash)
             self.at(self.now_ms + 700, lambda: self._restart(leader))
@@ -336,12 +405,7 @@ class World:
             self._hash.hexdigest(),
             checks.elections,
             checks.committed_end,
-            self.crashes,
-            checks.truncations,
-            checks.snapshots_installed,
-            checks.voter_changes,
-            checks.disks_lost,
-            self.checkpoints_broken,
+            self.seen,
         )
 
     def _run_until(self, end_ms: int) -> None:
@@ -359,7 +423,7 @@ class World:
         self.administrator.correct_bootstrap_servers()
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, self.now_ms)
-            node.flush_max_ms = 15
+            node.mend_disk()
         for moment_ms in range(self.now_ms + 500, FAULT_TIME_MS + HEAL_TIME_MS, 50):
             self.at(moment_ms, self._look)
 

@@ -1,0 +1,67 @@
+"""Everything that seeds are to meet: the fault list of the metadata quorum, and the table of role
+transitions. `python -m tests.sim --seeds 1000 --stats` counts them.
+"""
+
+from __future__ import annotations
+
+from quorum.raft.roles import TRANSITIONS
+
+NETWORK = (
+    "message dropped",
+    "message repeated",
+    "message overtaken",
+    "cut one way",
+    "cut both ways",
+    "nobody answers there",
+    "checkpoint rots on the way",
+)
+PROCESS = (
+    "crash",
+    "all crash at once",
+    "crash while a checkpoint is written",
+    "paused",
+    "leader resigns",
+    "leader shut down in order",
+    "restart at another address",
+)
+DISK = (
+    "un-synced writes lost",
+    "write torn",
+    "restart with an empty disk",
+    "restart with an older disk",
+    "checkpoint broken on disk",
+    "slow fsync of the log",
+    "slow write of quorum-state",
+    "slow write of a checkpoint",
+    "fsync fails: log",
+    "fsync fails: quorum-state",
+    "fsync fails: checkpoint",
+    "fsync fails: directory",
+    "disk full: log",
+    "disk full: quorum-state",
+    "disk full: checkpoint",
+    "start on a full disk refused",
+)
+CLOCK = ("clock runs wrong", "wall clock is days off")
+QUORUM = (
+    "voters changed",
+    "checkpoint made",
+    "checkpoint fetched",
+    "log truncated",
+)
+ROLES = tuple(
+    f"{old.__name__} -> {new.__name__}"
+    for old, following in TRANSITIONS.items()
+    for new in sorted(following, key=lambda role: role.__name__)
+)
+KINDS = frozenset({*NETWORK, *PROCESS, *DISK, *CLOCK, *QUORUM, *ROLES})
+RARE = frozenset(
+    {
+        "Leader -> Follower",
+        "checkpoint rots on the way",
+        "disk full: quorum-state",
+        "restart with an older disk",
+        "start on a full disk refused",
+    }
+)
+"""What some dozens of seeds may miss; hundreds meet them too."""
