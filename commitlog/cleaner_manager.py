@@ -65,6 +65,7 @@ class LogCleaner:
                 _log.warning("%s: every log counts as dirty", error)
         logs.on_cut = self.log_cut
         logs.on_removed = self.log_removed
+        logs.on_moved = self.log_moved
 
     def start(self) -> None:
         """The logs are open: none is clean beyond its end."""
@@ -210,6 +211,13 @@ class LogCleaner:
         if self._checkpoints.pop(partition, None) is not None:
             self._write(self._logs.directory_of(partition))
 
+    def log_moved(self, partition: TopicPartition, left: Directory) -> None:
+        """A log goes on in another directory; a cleaning under way has no effect there."""
+        self.states.abort(partition)
+        if partition in self._checkpoints:
+            self._write(self._logs.directory_of(partition))
+            self._write(left)
+
     def is_cleaning(self, partition: TopicPartition) -> bool:
         """Is a cleaning under way? Retention waits for its end."""
         return self.states.get(partition) is CleaningState.IN_PROGRESS
@@ -223,4 +231,7 @@ class LogCleaner:
                 for partition, offset in self._checkpoints.items()
                 if self._logs.directory_of(partition) is directory
             }
-            OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
+            try:
+                OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
+            except StorageError as error:  # costs a cleaning after the restart
+                _log.error("%s", error)

@@ -16,7 +16,6 @@ to the event loop.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,25 +30,17 @@ from commitlog.checkpoints import (
     OffsetCheckpoint,
     PartitionMetadata,
 )
+from commitlog.directory_moves import DirectoryMoves
 from commitlog.files import Directory, DirectoryLock
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name
 from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
 from tidemark.types import METADATA_TOPIC, TopicPartition, uuid_to_text
 
 _log = logging.getLogger(__name__)
-
-_PARTITION_DIRECTORY = re.compile(r"^(?P<topic>[A-Za-z0-9._-]+)-(?P<partition>\d+)$")
-DELETE_SUFFIX = "-delete"
-STRAY_SUFFIX = "-stray"
-
-
-def parse_directory_name(name: str) -> TopicPartition | None:
-    """The partition whose directory this is; None for any other name."""
-    match = _PARTITION_DIRECTORY.match(name)
-    return TopicPartition(match["topic"], int(match["partition"])) if match else None
 
 
 class LogManager:
@@ -83,12 +74,14 @@ class LogManager:
         self._failed: dict[TopicPartition, StorageError] = {}
         self._locks: list[DirectoryLock] = []
         self._deleted: list[tuple[int, LogDirectory, str]] = []
-        self._checkpoint_lock = threading.Lock()
+        self.checkpoint_lock = threading.Lock()
         self.on_cut: Callable[[Log], None] | None = None
         self.on_removed: Callable[[TopicPartition], None] | None = None
+        self.on_moved: Callable[[TopicPartition, LogDirectory], None] = lambda _, __: None
         self.on_directory_failed: Callable[[LogDirectory], None] = lambda _: None
         for directory in self.directories:
             self._watch(directory)
+        self.moves = DirectoryMoves(self)
 
     # --- directories
 
@@ -123,15 +116,24 @@ class LogManager:
                 return directory
         return None
 
+    def lost_in(self, topic_partition: TopicPartition) -> LogDirectory | None:
+        """The failed directory that holds a partition's log; None where none does."""
+        return self._lost.get(topic_partition)
+
+    def forget_lost(self, topic_partition: TopicPartition) -> None:
+        """The replica is gone from this node: what a failed directory holds of it is a stray."""
+        self._lost.pop(topic_partition, None)
+
     def drop_offline(self) -> list[TopicPartition]:
         """Gives up the logs of failed directories, without touching a file; tells which."""
         dropped = [tp for tp, home in self._homes.items() if not home.is_online]
         for topic_partition in dropped:
-            if self.on_removed is not None:  # the cleaner lets go of it first
-                self.on_removed(topic_partition)
             self._lost[topic_partition] = self._homes.pop(topic_partition)
+            if self.on_removed is not None:  # the cleaner lets go of it
+                self.on_removed(topic_partition)
             self._logs.pop(topic_partition).close(clean=False)
         self._deleted = [entry for entry in self._deleted if entry[1].is_online]
+        self.moves.drop_offline()
         return dropped
 
     # --- open and close
@@ -146,9 +148,14 @@ class LogManager:
         OPEN_FILES.limit = self._config.log_max_open_files
         epochs = set()
         try:
+            if not self._locked:
+                for directory in self.online_directories:
+                    with suppress(LogDirectoryOfflineError):
+                        self._locks.append(directory.lock())
+            self.moves.settle()
             for directory in self.directories:
                 try:
-                    epochs.add(self._lock_and_open(directory))
+                    epochs.add(self._open(directory))
                 except LogDirectoryOfflineError as error:
                     _log.error("%s", error)
                     epochs.add(-1)
@@ -156,11 +163,10 @@ class LogManager:
             self._release()
             raise
         self.drop_offline()
+        self.moves.resume()
         return epochs.pop() if len(epochs) == 1 else -1
 
-    def _lock_and_open(self, directory: LogDirectory) -> int:
-        if not self._locked:
-            self._locks.append(directory.lock())
+    def _open(self, directory: LogDirectory) -> int:
         marker = CleanShutdown(directory)
         epoch = marker.broker_epoch()
         clean = marker.exists()
@@ -333,10 +339,18 @@ class LogManager:
         self, topic_partition: TopicPartition, assigned: UUID | None, may_hold_data: bool
     ) -> LogDirectory:
         """The directory of a new log."""
+        preferred = self.moves.preferred.pop(topic_partition, None)
+        if preferred is not None and preferred.is_online:
+            return preferred
         known = None if assigned is None else self.directory_by_id(assigned)
         if known is not None and known.is_online:
             return known
-        offline = [directory for directory in self.directories if not directory.is_online]
+        offline = [
+            directory
+            for directory in self.directories
+            if not directory.is_online
+            and (assigned is None or directory.directory_id in (None, assigned))
+        ]
         if offline and (assigned is not None or may_hold_data):
             reasons = "; ".join(str(directory.state.offline()) for directory in offline)
             raise LogDirectoryOfflineError(
@@ -357,7 +371,7 @@ class LogManager:
         counts = {id(directory): 0 for directory in self.online_directories}
         if not counts:
             raise LogDirectoryOfflineError("no log directory is online")
-        for home in self._homes.values():
+        for home in (*self._homes.values(), *self.moves.destinations()):
             if id(home) in counts:
                 counts[id(home)] += 1
         return min(self.online_directories, key=lambda directory: counts.get(id(directory), 0))
@@ -365,6 +379,7 @@ class LogManager:
     def delete(self, topic_partition: TopicPartition) -> None:
         """Takes a log out at once; its files go after file.delete.delay.ms (`purge_deleted`)."""
         log = self._logs.get(topic_partition)
+        self.forget_lost(topic_partition)
         if log is not None:
             home = self._homes[topic_partition]
             due_ms = self._now_ms() + log.config.file_delete_delay_ms
@@ -377,7 +392,23 @@ class LogManager:
         if topic_partition in self._logs:
             self._take_out(topic_partition, STRAY_SUFFIX)
 
+    def is_gone(self, topic_partition: TopicPartition) -> bool:
+        """Is it certain that no directory of this node has a log of the partition?"""
+        known = (self._logs, self._failed, self._lost)
+        online = len(self.online_directories) == len(self.directories)
+        return online and not any(topic_partition in logs for logs in known)
+
+    def moved_to(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
+        """The log goes on in another directory; for `commitlog.directory_moves`."""
+        left, self._homes[topic_partition] = self._homes[topic_partition], directory
+        self.on_moved(topic_partition, left)
+
+    def remove_later(self, directory: LogDirectory, name: str) -> None:
+        """What nobody needs any more: its files go with the next `purge_deleted`."""
+        self._deleted.append((self._now_ms(), directory, name))
+
     def _take_out(self, topic_partition: TopicPartition, suffix: str) -> str:
+        self.moves.cancel(topic_partition)
         if self.on_removed is not None:  # the cleaner lets go of it first
             self.on_removed(topic_partition)
         log = self._logs.pop(topic_partition)
@@ -449,7 +480,7 @@ class LogManager:
         self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[LogDirectory]
     ) -> None:
         homes = dict(self._homes)
-        with self._checkpoint_lock:  # one writer of the temporary file at a time
+        with self.checkpoint_lock:  # one writer of the temporary file at a time
             for directory in directories:
                 own = {
                     topic_partition: offset

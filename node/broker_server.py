@@ -14,10 +14,12 @@ import logging
 
 import grpc
 
+from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
 from node.background import BackgroundWork
 from node.broker_admin import BrokerAdminService
 from node.clock import Clock
+from node.directory_assignments import DirectoryAssignments
 from node.health import Health
 from node.isr import IsrKeeper
 from node.lifecycle import BrokerLifecycle
@@ -73,11 +75,12 @@ class BrokerServer:
         self._health = Health(_SERVICES)
         self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
         self._logs = LogManager(
-            list(storage.log_directories(config).values()),
+            storage.log_directories(config),
             config,
             now_ms=clock.wall_ms,
             topic_config=self._topic_config,
             locked=True,
+            vital=config.metadata_directory,
         )
         self._tier = make_tier(config, clock)
         self._logs_open = False
@@ -110,12 +113,16 @@ class BrokerServer:
         self.lifecycle = BrokerLifecycle(
             config,
             self._storage.cluster_id,
-            [self._storage.directory_ids[path] for path in config.log_dirs],
+            [d.directory_id for d in self._logs.online_directories if d.directory_id is not None],
             self._storage.previous_broker_epoch(config),
             self._client,
             lambda: self._loader.image.offset,
         )
         self.lifecycle.on_registered = self._registered
+        self.assignments = DirectoryAssignments(
+            config.node_id, self._client, lambda: self.lifecycle.broker_epoch
+        )
+        self.replicas.tell_directory = self.assignments.submit
 
     def _make_fetcher(self, endpoint: Endpoint) -> PeerFetcher:
         bootstrap = None
@@ -135,6 +142,17 @@ class BrokerServer:
         self.isr.broker_epoch = broker_epoch
         self.producer_ids.broker_epoch = broker_epoch
 
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        """Its partitions are offline and the controller hears of it; the process ends where it was
+        the last one, or holds the metadata log (KIP-112, KIP-858)."""
+        self.replicas.directories_failed()
+        if self._logs.has_failed:
+            left = self._logs.online_directories
+            why = "the metadata log is in there" if left else "no other one is left"
+            self._on_fatal(FatalError(f"{directory.state.offline()} ({why})"))
+        elif directory.directory_id is not None:
+            self.lifecycle.directory_failed(directory.directory_id)
+
     @property
     def is_ready(self) -> bool:
         return self.lifecycle.unfenced.is_set()
@@ -147,8 +165,15 @@ class BrokerServer:
 
     async def start(self) -> None:
         """Serves, and begins to register; returns before the broker is ready."""
+        loop = asyncio.get_running_loop()
+
+        def on_failure(directory: LogDirectory) -> None:
+            loop.call_soon_threadsafe(self._directory_failed, directory)
+
+        self._logs.on_directory_failed = on_failure
         await self._listen()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
+        self._tasks.append(spawn("directory assignments", self.assignments.run(), self._on_fatal))
         self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
 

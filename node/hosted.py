@@ -102,8 +102,16 @@ class HostedPartition:
     def stop(self) -> None:
         """The replica is gone from this node: nobody waits any longer."""
         self.deleted = True
+        self._send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def fail(self, reason: str) -> None:
+        """Its log can not be used any more: whoever waits, and comes, hears KAFKA_STORAGE_ERROR."""
+        self.offline = reason
+        self._send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _send_away(self, code: ErrorCode) -> None:
         while self.acks:
-            self.acks.popleft().answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self.acks.popleft().answer(code)
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
 

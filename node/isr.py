@@ -81,7 +81,7 @@ class IsrKeeper:
         that."""
         now_ms = self._clock.mono_ms()
         for hosted in self._partitions:
-            if hosted.is_leader:
+            if hosted.is_leader and not hosted.offline:
                 proposal = hosted.core.maybe_shrink_isr(now_ms)
                 if proposal is not None:
                     log.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)

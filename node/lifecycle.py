@@ -77,6 +77,8 @@ class BrokerLifecycle:
         self.incarnation_id = random_uuid()
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = -1
+        self.offline_directories: set[UUID] = set()
+        self.failures_told = asyncio.Event()
         self.registered = asyncio.Event()
         self.caught_up = asyncio.Event()
         self.unfenced = asyncio.Event()
@@ -90,6 +92,13 @@ class BrokerLifecycle:
         self._ready = True
         self._wake.set()
 
+    def directory_failed(self, directory_id: UUID) -> None:
+        """A log directory went offline: the next heartbeat, sent at once, says so, and so does
+        every other one. `failures_told` is set when the controller has heard of all of them."""
+        self.offline_directories.add(directory_id)
+        self.failures_told.clear()
+        self._wake.set()
+
     async def run(self) -> None:
         """Registers, then sends heartbeats for ever. Raises FatalError when it can not register at
         all."""
@@ -97,8 +106,8 @@ class BrokerLifecycle:
         await self._register(self._config.initial_broker_registration_timeout_ms)
         self.state = BrokerState.RECOVERY
         while True:
-            interval_ms = await self._heartbeat()
             self._wake.clear()
+            interval_ms = await self._heartbeat()
             await self._pause(interval_ms)
 
     async def begin_controlled_shutdown(self) -> None:
@@ -170,7 +179,11 @@ class BrokerLifecycle:
             cluster_id=self._cluster_id,
             incarnation_id=self.incarnation_id.bytes,
             rack=config.broker_rack,
-            log_dirs=[directory.bytes for directory in self._directory_ids],
+            log_dirs=[
+                directory.bytes
+                for directory in self._directory_ids
+                if directory not in self.offline_directories
+            ],
             previous_broker_epoch=self.previous_broker_epoch,
             features=ranges_to_wire(),
         )
@@ -189,6 +202,7 @@ class BrokerLifecycle:
             current_metadata_offset=self._metadata_offset(),
             want_fence=not self._ready,
             want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
+            offline_log_dirs=sorted(directory.bytes for directory in self.offline_directories),
         )
         try:
             response = await self._client.call(
@@ -198,6 +212,8 @@ class BrokerLifecycle:
                 raise error_for(response.error_code, response.error_message)
         except ApiError as error:
             return await self._heartbeat_failed(error)
+        if len(request.offline_log_dirs) == len(self.offline_directories):
+            self.failures_told.set()
         return self._took_answer(response)
 
     async def _heartbeat_failed(self, error: ApiError) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 from uuid import UUID
 
@@ -36,6 +36,7 @@ from quorum.image import (
     MetadataImage,
     PartitionRegistration,
 )
+from quorum.image.types import LOST_DIRECTORY
 from tidemark.config import ServerConfig, TopicConfig, effective_topic_config, server_defaults
 from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicIdPartition, TopicPartition
@@ -92,6 +93,7 @@ class ReplicaManager:
         self.producer = Producer(partitions, clock)
         self.fetcher = Fetcher(partitions, isr, remote_reads, clock)
         self.offsets = offsets
+        self.tell_directory: Callable[[TopicIdPartition, UUID], None] = lambda _identity, _id: None
         partitions.leader_in_image = self._leader_in_image
         partitions.topic_name = self._topic_name
 
@@ -156,13 +158,14 @@ class ReplicaManager:
             self._stop(hosted.core.identity, topic_deleted=True)
             hosted = None
         try:
-            hosted = hosted or self._host(identity)
+            hosted = hosted or self._host(identity, registration)
         except FatalError:
             raise
         except (StorageError, OSError) as error:
             log.error("%s is offline: %s", identity.topic_partition, error)
             self.partitions.offline[identity.topic_partition] = str(error)
             return
+        self._tell_directory(identity, registration)
         if hosted.offline:
             return
         new_epoch = hosted.core.apply(
@@ -185,7 +188,9 @@ class ReplicaManager:
         elif new_epoch:
             followers[identity] = hosted.log
 
-    def _host(self, identity: TopicIdPartition) -> HostedPartition:
+    def _host(
+        self, identity: TopicIdPartition, registration: PartitionRegistration
+    ) -> HostedPartition:
         """Opens or makes the log; a log that can not be opened leaves an offline partition."""
         config = self.topic_config(identity.topic, self.image)
         core = Partition(
@@ -195,12 +200,62 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             lag_max_ms=self._config.replica_lag_time_max_ms,
         )
-        tail = self._logs.get_or_create(identity.topic_partition, identity.topic_id, config)
+        tail = self._logs.get_or_create(
+            identity.topic_partition,
+            identity.topic_id,
+            config,
+            assigned=registration.directory_of(self._config.node_id),
+            may_hold_data=self._may_hold_data(identity.topic_partition, registration),
+        )
         hosted = HostedPartition(core, tail, config)
         self._set_nudge(hosted)
         core.on_truncate(tail.log_end_offset, max(tail.high_watermark, tail.log_start_offset))
         self.partitions.add(hosted)
         return hosted
+
+    def _may_hold_data(
+        self, topic_partition: TopicPartition, registration: PartitionRegistration
+    ) -> bool:
+        """Does the metadata take this replica for one that has the committed records? One that has
+        no directory yet, and is not from before this start, is new: it has none."""
+        node_id = self._config.node_id
+        is_old = (
+            registration.directory_of(node_id) is not None
+            or not self._saw_image
+            or topic_partition in self.partitions.offline
+        )
+        counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
+        return is_old and node_id in counted_on
+
+    def _tell_directory(
+        self, identity: TopicIdPartition, registration: PartitionRegistration
+    ) -> None:
+        """Has the controller know the directory of a replica, where the image says another one. A
+        node with a single directory has nothing to tell: it stops when that fails."""
+        home = self._logs.directory_of(identity.topic_partition)
+        actual = None if home is None else home.directory_id
+        known = registration.directory_of(self._config.node_id)
+        if actual is None or actual == known:
+            return
+        if known is not None or len(self._logs.directories) > 1:
+            self.tell_directory(identity, actual)
+
+    def directories_failed(self) -> None:
+        """Log directories went offline: their partitions do, the others go on. What the controller
+        does not know to lie there, it is told to be lost (KIP-858)."""
+        node_id = self._config.node_id
+        for topic_partition in self._logs.drop_offline():
+            hosted = self.partitions.find(topic_partition)
+            home = self._logs.lost_in(topic_partition)
+            if hosted is None or home is None:
+                continue
+            self._offline(hosted, home.state.offline())
+            topic = self.image.topics.get(topic_partition.topic)
+            known = None if topic is None else topic.partitions.get(topic_partition.partition)
+            if home.directory_id is not None and (
+                known is None or known.directory_of(node_id) != home.directory_id
+            ):
+                self.tell_directory(hosted.core.identity, LOST_DIRECTORY)
 
     def _lead(self, hosted: HostedPartition, new_epoch: bool) -> None:
         self._fetchers.unfollow(hosted.topic_partition)
@@ -238,18 +293,24 @@ class ReplicaManager:
         """The replica leaves this node with its log. What is in the tier goes only with the topic,
         and by its last leader: after a reassignment the other replicas still need it."""
         hosted = self.partitions.find(identity.topic_partition)
+        if hosted is None:
+            self.partitions.offline.pop(identity.topic_partition, None)
+            self._logs.forget_lost(identity.topic_partition)
         if hosted is None or hosted.topic_id != identity.topic_id:
             return
         led = hosted.is_leader
         self.partitions.remove(identity.topic_partition)
         self._fetchers.unfollow(identity.topic_partition)
         hosted.stop()
+        self._tell_tier_to_leave(identity, delete_remote=topic_deleted and led)
+        self._logs.delete(identity.topic_partition)
+
+    def _tell_tier_to_leave(self, identity: TopicIdPartition, *, delete_remote: bool) -> None:
         if self._tier is not None:
-            gone = self._leave_tier(self._tier, identity, delete_remote=topic_deleted and led)
+            gone = self._leave_tier(self._tier, identity, delete_remote)
             task = spawn(f"leave the tier {identity}", gone, self.partitions.fatal)
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        self._logs.delete(identity.topic_partition)
 
     async def _leave_tier(
         self, tier: TierFollower, identity: TopicIdPartition, delete_remote: bool
@@ -271,9 +332,10 @@ class ReplicaManager:
 
     def _offline(self, hosted: HostedPartition, error: Exception) -> None:
         log.error("%s is offline: %s", hosted.topic_partition, error)
-        hosted.offline = f"{hosted.topic_partition} is offline: {error}"
         self._fetchers.unfollow(hosted.topic_partition)
-        hosted.role_changed()
+        hosted.on_copyable = None
+        hosted.fail(f"{hosted.topic_partition} is offline: {error}")
+        self._tell_tier_to_leave(hosted.core.identity, delete_remote=False)
 
     def _update_configs(
         self,

@@ -49,7 +49,7 @@ class Server:
         """Raises StorageError, ConfigError or FatalError that says what to do; then nothing is left
         running."""
         storage = self._storage = open_storage(self.config)
-        storage.lock()
+        storage.lock(self.config)
         try:
             await self._start(storage)
         except BaseException:

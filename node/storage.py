@@ -2,22 +2,28 @@
 
 `meta.properties` in every directory says cluster, node and directory (Kafka's format, version 1). A
 node starts only on directories that name its own id and one and the same cluster: a directory
-mounted at the wrong place must not be written to.
+mounted at the wrong place must not be written to. One of log.dirs that is missing, can not be read,
+or is not formatted is left alone, offline, while another one is good (KIP-112); the metadata log's
+must be good. It is never formatted on the way: it may be a disk that is not mounted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
 from commitlog.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
-from commitlog.files import DirectoryLock, OsDirectory
+from commitlog.files import DirectoryLock, DiskError, OsDirectory, storage_error
+from commitlog.log_directory import LogDirectory
 from quorum.bootstrap import parse_initial_controllers, write_bootstrap_checkpoint
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text
+
+log = logging.getLogger(__name__)
 
 
 def random_cluster_id() -> str:
@@ -116,16 +122,31 @@ class NodeStorage:
     cluster_id: str
     directories: dict[str, OsDirectory]
     directory_ids: dict[str, UUID]
+    unusable: dict[str, str] = field(default_factory=dict)  # those of log.dirs, with the reason
     locks: list[DirectoryLock] = field(default_factory=list)
 
-    def lock(self) -> None:
-        """Takes every directory for this process; StorageError when another one holds it."""
+    def lock(self, config: ServerConfig) -> None:
+        """Takes every directory for this process; StorageError when another one holds it. A disk
+        that refuses makes its directory unusable."""
         try:
-            for directory in self.directories.values():
-                self.locks.append(directory.lock())
+            for path, directory in list(self.directories.items()):
+                try:
+                    self.locks.append(directory.lock())
+                except DiskError as error:
+                    del self.directories[path]
+                    self._leave_out(path, error, config)
         except BaseException:
             self.release()
             raise
+
+    def _leave_out(self, path: str, error: StorageError, config: ServerConfig) -> None:
+        """Goes on without one of log.dirs; raises the error where the node can not."""
+        if path == config.metadata_directory:
+            raise error
+        log.error("log directory %s can not be used: %s", path, error)
+        self.unusable[path] = str(error)
+        if not any(path in self.directories for path in config.log_dirs):
+            raise error
 
     def release(self) -> None:
         """Gives the directories back."""
@@ -133,11 +154,15 @@ class NodeStorage:
             self.locks.pop().release()
 
     def previous_broker_epoch(self, config: ServerConfig) -> int:
-        """The broker epoch of a clean stop before this start; -1 after any other (KIP-966)."""
-        found = {
-            CleanShutdown(directory).broker_epoch()
-            for directory in self.log_directories(config).values()
-        }
+        """The broker epoch of a clean stop before this start; -1 after any other (KIP-966), and
+        where one of log.dirs can not tell."""
+        found = set()
+        for path in config.log_dirs:
+            directory = self.directories.get(path)
+            try:
+                found.add(-1 if directory is None else CleanShutdown(directory).broker_epoch())
+            except (StorageError, OSError):
+                found.add(-1)
         return found.pop() if len(found) == 1 else -1
 
     def metadata(self, config: ServerConfig) -> tuple[OsDirectory, UUID]:
@@ -145,37 +170,61 @@ class NodeStorage:
         path = config.metadata_directory
         return self.directories[path], self.directory_ids[path]
 
-    def log_directories(self, config: ServerConfig) -> dict[str, OsDirectory]:
-        """log.dirs in their order."""
-        return {path: self.directories[path] for path in config.log_dirs}
+    def log_directories(self, config: ServerConfig) -> list[LogDirectory]:
+        """log.dirs in their order; the unusable ones are offline from the beginning."""
+        return [
+            LogDirectory(
+                self.directories.get(path) or OsDirectory.unseen(path),
+                self.directory_ids.get(path),
+                failure=self.unusable.get(path, ""),
+            )
+            for path in config.log_dirs
+        ]
 
 
 def open_storage(config: ServerConfig) -> NodeStorage:
-    """Checks every directory. Raises StorageError that says what to do for one that is not
-    formatted, belongs to another cluster or node, or carries the id of a second one (a copy).
+    """Checks every directory. Raises StorageError that says what to do for one that belongs to
+    another cluster or node, or carries the id of a second one (a copy); and for one that is missing
+    or not formatted where the node can not do without it.
     """
-    directories: dict[str, OsDirectory] = {}
-    ids: dict[str, UUID] = {}
+    storage = NodeStorage("", {}, {})
+    refused: list[tuple[str, StorageError]] = []
     cluster_id: str | None = None
     for path in directory_paths(config):
         try:
-            directory = OsDirectory(path, create=False)
+            directory, found = _look_at(path)
         except StorageError as error:
-            raise StorageError(
-                f"{error}: run `tidemark storage format -c server.properties` first"
-            ) from error
-        found = MetaProperties.read(directory)
-        if found is None:
-            raise StorageError(
-                f"{path} has no {META_PROPERTIES}: run `tidemark storage format` first, or correct "
-                "log.dirs if the data is elsewhere"
-            )
+            refused.append((path, error))
+            continue
         found.check(path, cluster_id=cluster_id, node_id=config.node_id)
-        if found.directory_id in ids.values():
+        if found.directory_id in storage.directory_ids.values():
             raise StorageError(
                 f"{path} has the directory.id of another directory: one is a copy; remove it"
             )
         cluster_id = found.cluster_id
-        directories[path], ids[path] = directory, found.directory_id
+        storage.directories[path], storage.directory_ids[path] = directory, found.directory_id
+    for path, reason in refused:
+        storage._leave_out(path, reason, config)
     assert cluster_id is not None, "a node has at least one directory"
-    return NodeStorage(cluster_id, directories, ids)
+    return replace(storage, cluster_id=cluster_id)
+
+
+def _look_at(path: str) -> tuple[OsDirectory, MetaProperties]:
+    """StorageError for a directory that is missing, can not be read, or is not formatted."""
+    try:
+        directory = OsDirectory(path, create=False)
+    except StorageError as error:
+        raise StorageError(
+            f"{error}: run `tidemark storage format -c server.properties` first"
+        ) from error
+    try:
+        found = MetaProperties.read(directory)
+    except OSError as error:
+        raise storage_error("read", f"{path}/{META_PROPERTIES}", error) from error
+    if found is None:
+        raise StorageError(
+            f"{path} has no {META_PROPERTIES}: run `tidemark storage format` first (with "
+            "--ignore-formatted for the other directories), or correct log.dirs if the data is "
+            "elsewhere; is its disk mounted?"
+        )
+    return directory, found

@@ -103,6 +103,8 @@ class ClusterControl:
                 fenced=before.fenced,
                 in_controlled_shutdown=before.in_controlled_shutdown,
             )
+            gone = set(before.log_dirs) - set(broker.log_dirs)
+            moved = elections.directories_offline(rules, broker.broker_id, gone)
         elif before is not None:
             if self.sessions.is_live(broker.broker_id, now_ms):
                 raise DuplicateBrokerRegistrationError(
@@ -139,12 +141,17 @@ class ClusterControl:
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
         state = self._next_state(image, broker, request)
-        failed = set(request.offline_log_dirs) & {d.bytes for d in broker.log_dirs}
+        failed = {d for d in broker.log_dirs if d.bytes in request.offline_log_dirs}
         if failed and len(failed) == len(broker.log_dirs):
             state = BrokerState.FENCED  # it has nowhere left to write
-        records = _transition(rules, broker, state)
-        if failed and not state.fenced:
-            records += _directories_failed(rules, broker, failed)
+            records = _transition(rules, broker, state)
+        elif failed:
+            # One thing at a time: both change the same partitions. What else the broker wants, it
+            # wants in its next heartbeat as well.
+            state = _state_of(broker)
+            records = _directories_failed(rules, broker, failed)
+        else:
+            records = _transition(rules, broker, state)
         result = ControllerResult.each(
             records,
             controller_pb2.BrokerHeartbeatResponse(
@@ -228,18 +235,25 @@ def _transition(
     return [*elections.broker_out_of_service(rules, broker.broker_id), mark]
 
 
+def _state_of(broker: BrokerRegistration) -> BrokerState:
+    if broker.fenced:
+        return BrokerState.FENCED
+    if broker.in_controlled_shutdown:
+        return BrokerState.CONTROLLED_SHUTDOWN
+    return BrokerState.UNFENCED
+
+
 def _directories_failed(
-    rules: ElectionRules, broker: BrokerRegistration, failed: set[bytes]
+    rules: ElectionRules, broker: BrokerRegistration, failed: set[UUID]
 ) -> list[pb.MetadataRecord]:
     """The partitions there go on without the broker; the registration keeps what still works."""
     change = pb.BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id,
         broker_epoch=broker.epoch,
-        log_dirs=[d.bytes for d in broker.log_dirs if d.bytes not in failed],
+        log_dirs=[d.bytes for d in broker.log_dirs if d not in failed],
     )
-    offline = {UUID(bytes=directory) for directory in failed}
     return [
-        *elections.directories_offline(rules, broker.broker_id, offline),
+        *elections.directories_offline(rules, broker.broker_id, failed),
         pb.MetadataRecord(broker_registration_change=change),
     ]
 

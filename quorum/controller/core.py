@@ -183,7 +183,7 @@ class ControllerCore:
     def assign_replicas_to_dirs(
         self, request: controller_pb2.AssignReplicasToDirsRequest
     ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
-        return assign_replicas(self.image, request)
+        return assign_replicas(self._rules(), request)
 
     def allocate_producer_ids(
         self, request: controller_pb2.AllocateProducerIdsRequest

@@ -9,9 +9,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from quorum.controller.cluster_control import check_broker_epoch
+from quorum.controller.elections import ElectionRules
 from quorum.controller.result import ControllerResult
-from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration
-from quorum.image.types import UNASSIGNED_DIRECTORY
+from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from quorum.image.types import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidemark.errors import (
     ApiError,
     InvalidRequestError,
@@ -28,10 +29,14 @@ _Partition = controller_pb2.AssignReplicasToDirsRequest.Partition
 
 
 def assign_replicas(
-    image: MetadataImage, request: controller_pb2.AssignReplicasToDirsRequest
+    rules: ElectionRules, request: controller_pb2.AssignReplicasToDirsRequest
 ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
-    """Notes the directories, each partition with its own answer; raises StaleBrokerEpochError."""
-    broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    """Notes the directories, each partition with its own answer; raises StaleBrokerEpochError.
+
+    A replica in LOST_DIRECTORY leaves the ISR and leads no more. One whose directory is back may
+    lead a partition that has nobody.
+    """
+    broker = check_broker_epoch(rules.image, request.broker_id, request.broker_epoch)
     response = controller_pb2.AssignReplicasToDirsResponse()
     result = ControllerResult(response)
     seen: set[tuple[bytes, int]] = set()
@@ -44,7 +49,7 @@ def assign_replicas(
                 if (asked.topic_id, asked.partition_index) in seen:
                     raise InvalidRequestError("the partition is named twice in one request")
                 seen.add((asked.topic_id, asked.partition_index))
-                record = _assign(image, broker, directory, asked)
+                record = _assign(rules, broker, directory, asked)
             except ApiError as error:
                 answer.error_code = int(error.code)  # type: ignore[assignment]
             else:
@@ -54,14 +59,15 @@ def assign_replicas(
 
 
 def _assign(
-    image: MetadataImage, broker: BrokerRegistration, directory: _Directory, asked: _Partition
+    rules: ElectionRules, broker: BrokerRegistration, directory: _Directory, asked: _Partition
 ) -> pb.MetadataRecord | None:
     if len(directory.id) != 16:
         raise InvalidRequestError("a directory id is not 16 bytes")
     directory_id = UUID(bytes=directory.id)
-    if directory_id not in broker.log_dirs:
+    lost = directory_id == LOST_DIRECTORY
+    if not lost and directory_id not in broker.log_dirs:
         raise LogDirNotFoundError(f"broker {broker.broker_id} has no directory {directory_id}")
-    partition = _find(image, asked)
+    topic, partition = _find(rules.image, asked)
     if broker.broker_id not in partition.replicas:
         raise NotLeaderOrFollowerError(f"broker {broker.broker_id} holds no replica of it")
     directories = list(partition.directories or [UNASSIGNED_DIRECTORY] * len(partition.replicas))
@@ -69,19 +75,29 @@ def _assign(
     if directories[position] == directory_id:
         return None
     directories[position] = directory_id
-    change = pb.PartitionChangeRecord(
-        partition_id=asked.partition_index,
-        topic_id=asked.topic_id,
-        directories=[d.bytes for d in directories],
+    record = pb.MetadataRecord(
+        partition_change=pb.PartitionChangeRecord(
+            partition_id=asked.partition_index, topic_id=asked.topic_id
+        )
     )
-    return pb.MetadataRecord(partition_change=change)
+    if lost or partition.leader is None:
+        moved = partition._replace(directories=tuple(directories))
+        without = broker.broker_id if lost else None
+        builder = rules.builder(topic, asked.partition_index, moved, without=without)
+        if lost:
+            builder.target_isr = tuple(r for r in partition.isr if r != broker.broker_id)
+            builder.unclean_shutdown = frozenset((broker.broker_id,))
+        record = builder.build() or record
+    del record.partition_change.directories[:]
+    record.partition_change.directories.extend(d.bytes for d in directories)
+    return record
 
 
-def _find(image: MetadataImage, asked: _Partition) -> PartitionRegistration:
+def _find(image: MetadataImage, asked: _Partition) -> tuple[TopicImage, PartitionRegistration]:
     topic = image.topics.by_id(UUID(bytes=asked.topic_id)) if len(asked.topic_id) == 16 else None
     if topic is None:
         raise UnknownTopicIdError("there is no topic of this id")
     partition = topic.partitions.get(asked.partition_index)
     if partition is None:
         raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
-    return partition
+    return topic, partition

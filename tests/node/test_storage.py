@@ -93,9 +93,9 @@ def test_a_directory_that_another_process_holds_is_refused(tmp_path: Path) -> No
     config = config_of(tmp_path)
     format_storage(config, CLUSTER)
     first, second = open_storage(config), open_storage(config)
-    first.lock()
+    first.lock(config)
     with pytest.raises(StorageError):
-        second.lock()
+        second.lock(config)
     first.release()
-    second.lock()
+    second.lock(config)
     second.release()
