@@ -76,7 +76,11 @@ class Server:
         self.raft.register(self.loader)
         if config.is_controller:
             self.controller = ControllerServer(
-                config, raft=self.raft, loader=self.loader, cluster_id=storage.cluster_id
+                config,
+                raft=self.raft,
+                loader=self.loader,
+                cluster_id=storage.cluster_id,
+                first_levels=storage.first_levels(config),
             )
             await self.controller.start()
         await self.raft.start()

@@ -10,6 +10,7 @@ must be good. It is never formatted on the way: it may be a disk that is not mou
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
@@ -17,7 +18,12 @@ from uuid import UUID
 from commitlog.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
 from commitlog.files import DirectoryLock, DiskError, OsDirectory, storage_error
 from commitlog.log_directory import LogDirectory
-from quorum.bootstrap import parse_initial_controllers, write_bootstrap_checkpoint
+from quorum.bootstrap import (
+    parse_initial_controllers,
+    read_first_levels,
+    write_bootstrap_checkpoint,
+    write_first_levels,
+)
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
@@ -77,11 +83,13 @@ def format_storage(
     *,
     ignore_formatted: bool = False,
     voters: VoterSet | None = None,
+    levels: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Writes meta.properties into every directory of the node; gives one line per directory.
 
     `voters` (of `first_voters`) become the bootstrap checkpoint of the metadata directory, which
-    gets the directory id that they name for this node.
+    gets the directory id that they name for this node. `levels` are the feature levels that a
+    controller begins an empty log with (None: this version's).
 
     Raises StorageError, before anything is written, for a directory that is formatted already (fine
     with `ignore_formatted`), that belongs to another cluster or node (never fine), or that can not
@@ -109,6 +117,8 @@ def format_storage(
         if voters is not None and path == config.metadata_directory:
             directory_id = voters.key(config.node_id).directory_id or directory_id
             write_bootstrap_checkpoint(directory, voters)
+        if levels is not None and config.is_controller and path == config.metadata_directory:
+            write_first_levels(directory, levels)
         properties = MetaProperties(cluster_id, config.node_id, directory_id)
         properties.write(directory)
         lines.append(f"{path}: formatted for node {config.node_id} of cluster {cluster_id}")
@@ -169,6 +179,10 @@ class NodeStorage:
         """Where `__cluster_metadata-0` lives."""
         path = config.metadata_directory
         return self.directories[path], self.directory_ids[path]
+
+    def first_levels(self, config: ServerConfig) -> Mapping[str, int]:
+        """The feature levels of an empty log; raises FatalError for a file of no use."""
+        return read_first_levels(self.directories[config.metadata_directory])
 
     def log_directories(self, config: ServerConfig) -> list[LogDirectory]:
         """log.dirs in their order; the unusable ones are offline from the beginning."""

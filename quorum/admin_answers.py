@@ -5,8 +5,15 @@ Controllers and brokers serve them alike, each from the image it holds.
 
 from __future__ import annotations
 
-from quorum.features import SUPPORTED
-from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from quorum.features import KRAFT_SUPPORTED, KRAFT_VERSION, METADATA_RELEASES, SUPPORTED
+from quorum.image import (
+    BrokerRegistration,
+    ControllerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from quorum.image.image import METADATA_VERSION
 from quorum.raft_client import QuorumInfo, ReplicaInfo
 from tidemark.errors import ErrorCode
 from tidemark.v1 import admin_pb2, common_pb2, raft_pb2
@@ -95,18 +102,44 @@ def list_reassignments(
     return response
 
 
-def describe_features(image: MetadataImage) -> admin_pb2.DescribeFeaturesResponse:
-    """The levels in effect, and what this version supports."""
+def describe_features(
+    image: MetadataImage, kraft_version: int = 0
+) -> admin_pb2.DescribeFeaturesResponse:
+    """The levels in effect, what this version supports, and what registered nodes do."""
+    levels = {name: image.features.get(name, 0) for name in SUPPORTED}
+    ranges = {**SUPPORTED, KRAFT_VERSION: KRAFT_SUPPORTED}
+    levels[KRAFT_VERSION] = kraft_version
     return admin_pb2.DescribeFeaturesResponse(
         finalized_features_epoch=image.offset,
         features=[
             admin_pb2.DescribeFeaturesResponse.Feature(
                 name=name,
-                level=image.features.get(name, 0),
+                level=levels[name],
                 supported_min=supported.lowest,
                 supported_max=supported.highest,
+                release=METADATA_RELEASES.get(levels[name], "") if name == METADATA_VERSION else "",
             )
-            for name, supported in sorted(SUPPORTED.items())
+            for name, supported in sorted(ranges.items())
+        ],
+        nodes=[
+            *(_node_features(i, image.controllers[i], True) for i in sorted(image.controllers)),
+            *(_node_features(i, image.brokers[i], False) for i in sorted(image.brokers)),
+        ],
+    )
+
+
+def _node_features(
+    node_id: int, node: BrokerRegistration | ControllerRegistration, is_controller: bool
+) -> admin_pb2.DescribeFeaturesResponse.NodeFeatures:
+    return admin_pb2.DescribeFeaturesResponse.NodeFeatures(
+        node_id=node_id,
+        is_controller=is_controller,
+        features=[
+            common_pb2.FeatureRange(name=f.name, min_level=f.min_level, max_level=f.max_level)
+            for f in node.features
+        ],
+        listeners=[
+            common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in node.endpoints
         ],
     )
 

@@ -231,7 +231,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DescribeFeatures(
         self, request: admin_pb2.DescribeFeaturesRequest, context: Context
     ) -> admin_pb2.DescribeFeaturesResponse:
-        return admin_answers.describe_features(self._images.image)
+        kraft_version = self._quorum.describe().kraft_version
+        return admin_answers.describe_features(self._images.image, kraft_version)
 
     async def DescribeConfigs(
         self, request: admin_pb2.DescribeConfigsRequest, context: Context

@@ -86,6 +86,7 @@ class QuorumInfo:
     voters: tuple[ReplicaInfo, ...]
     observers: tuple[ReplicaInfo, ...]
     endpoints: dict[int, Endpoint]
+    kraft_version: int = 0
 
 
 class RaftClient(Protocol):

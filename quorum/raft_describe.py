@@ -48,4 +48,5 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
         voters,
         observers,
         replica.voters.endpoints(),
+        replica.log.kraft_version,
     )

@@ -15,6 +15,7 @@ from tidemark.client.models import (
     ConfigSynonym,
     FeatureDescription,
     NodeDescription,
+    NodeFeatures,
     PartitionDescription,
     PartitionReassignment,
     QuorumDescription,
@@ -73,7 +74,9 @@ class FakeAdmin:
         self.topics: dict[str, TopicDescription] = {}
         self.quorum = quorum(1, voter(1, 100), voter(2, 100))
         self.under_way: dict[TopicPartition, PartitionReassignment] = {}
-        self.features = {"metadata.version": FeatureDescription("metadata.version", 1, 1, 3)}
+        self.features = {
+            "metadata.version": FeatureDescription("metadata.version", 1, 1, 3, "0.1-IV0")
+        }
         self.elections: dict[TopicPartition, ApiError | None] = {}
         self.settings: dict[ConfigResource, list[ConfigEntry]] = {}
         self.calls: list[tuple[Any, ...]] = []
@@ -123,6 +126,10 @@ class FakeAdmin:
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
         return {p: r for p, r in self.under_way.items() if partitions is None or p in partitions}
+
+    def describe_node_features(self) -> list[NodeFeatures]:
+        listeners = {"CONTROLLER": Endpoint("h", 1)}
+        return [NodeFeatures(4, "controller", {"metadata.version": (1, 2)}, listeners)]
 
     def describe_features(self) -> dict[str, FeatureDescription]:
         return self.features

@@ -269,8 +269,8 @@ def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
     """Whoever gives the image another part must show it, and tell of its changes, too."""
     parts = {field.name for field in dataclasses.fields(MetadataImage)}
     assert parts - {"offset", "epoch"} == {
-        *("brokers", "topics", "configs", "features", "next_producer_id")
+        *("brokers", "controllers", "topics", "configs", "features", "next_producer_id")
     }
     assert tree_of(MetadataView(EMPTY_IMAGE)).names() == [
-        *("brokers", "configs", "features", "producerIds", "quorum", "topics")
+        *("brokers", "configs", "controllers", "features", "producerIds", "quorum", "topics")
     ]

@@ -200,17 +200,54 @@ def test_elections_tell_each_partition_and_fail_where_a_needed_one_did(
 
 
 def test_features_go_up_and_down(admin: FakeAdmin) -> None:
-    assert "metadata.version\t1\t1 to 3" in call("features", "describe")
+    assert "metadata.version\t1\t1 to 3\t0.1-IV0" in call("features", "describe")
     assert "from 1 to 3" in call("features", "upgrade", "metadata.version=latest")
     call("features", "downgrade", "metadata.version=0", "--dry-run", "--json")
-    call("features", "downgrade", "metadata.version=1", "--unsafe")
+    call("features", "downgrade", "--feature", "metadata.version=1", "--unsafe")
+    assert "is 1 already" in call("features", "upgrade", "--release-version", "0.1-IV0")
+    call("features", "disable", "metadata.version")
     assert [(levels, o["downgrade"], o["validate_only"]) for _, levels, o in admin.calls] == [
         ({"metadata.version": 3}, None, False),
         ({"metadata.version": 0}, "SAFE", True),
         ({"metadata.version": 1}, "UNSAFE", False),
+        ({"metadata.version": 1}, None, False),
+        ({"metadata.version": 0}, "SAFE", False),
     ]
-    for wrong in ("metadata.version", "metadata.version=x", "other=latest", "=1"):
+    for wrong in ("metadata.version", "metadata.version=x", "other=latest", "=1", "=latest"):
         assert "ConfigError" in call("features", "upgrade", wrong, exit_code=1)
+    for args in ([], ["-r", "9.9"], ["metadata.version=1", "-f", "metadata.version=2"]):
+        assert "ConfigError" in call("features", "upgrade", *args, exit_code=1)
+
+
+def test_what_nodes_support_is_told_by_node(admin: FakeAdmin) -> None:
+    assert "4\tcontroller\tmetadata.version\t1 to 2" in call("features", "describe", "--nodes")
+    (told,) = json.loads(call("features", "describe", "--nodes", "--json"))
+    assert told["listeners"] == {"CONTROLLER": {"host": "h", "port": 1}}
+
+
+def test_a_node_is_formatted_for_a_cluster_of_an_older_level(tmp_path: Path) -> None:
+    from node.storage import open_storage
+    from tidemark.config import load_server_config
+
+    properties = tmp_path / "controller.properties"
+    properties.write_text(
+        "process.roles=controller\nnode.id=3\nlisteners=CONTROLLER://127.0.0.1:9193\n"
+        "controller.listener.names=CONTROLLER\n"
+        f"controller.quorum.bootstrap.servers=127.0.0.1:9191\nlog.dirs={tmp_path}/data\n"
+    )
+    (tmp_path / "data").mkdir()
+    cluster_id = call("storage", "random-uuid").strip()
+    format_ = ["storage", "format", "-c", str(properties), "-t", cluster_id]
+    for wrong in (["-r", "9.9"], ["-f", "metadata.version=9"], ["-f", "metadata.version"]):
+        assert "ConfigError" in call(*format_, *wrong, exit_code=1)
+    told = call(*format_, "-r", "0.1-IV0", "-f", "eligible.leader.replicas.version=1")
+    assert "begins with eligible.leader.replicas.version 1, metadata.version 1" in told
+    settings = load_server_config(properties)
+    assert open_storage(settings).first_levels(settings) == {
+        "metadata.version": 1,
+        "eligible.leader.replicas.version": 1,
+    }
+    assert "0.1-IV1\tmetadata.version\t2" in call("storage", "version-mapping")
 
 
 def test_a_broker_is_only_forgotten_when_it_is_dead_and_empty(admin: FakeAdmin) -> None:

@@ -7,14 +7,14 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
 from commitlog.files import OsDirectory
 from quorum.controller_client import ControllerClient
 from quorum.controller_server import ControllerServer
-from quorum.features import ranges_to_wire
+from quorum.features import FIRST_LEVELS, ranges_to_wire
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_server import RaftServer
 from tests.controller.scenario import CLUSTER_ID
@@ -43,7 +43,9 @@ async def eventually(condition: Callable[[], bool], what: str, timeout_s: float 
 class RealNode:
     """A controller: RaftServer, MetadataLoader and ControllerServer in this process."""
 
-    def __init__(self, node_id: int, ports: dict[int, int], path: Path) -> None:
+    def __init__(
+        self, node_id: int, ports: dict[int, int], path: Path, first_levels: Mapping[str, int]
+    ) -> None:
         voters = ",".join(f"{i}@127.0.0.1:{port}" for i, port in ports.items())
         self.config = parse_server_config(
             {
@@ -60,6 +62,7 @@ class RealNode:
         )
         self.node_id = node_id
         self.path = path
+        self.first_levels = first_levels
 
     async def start(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -78,6 +81,7 @@ class RealNode:
             self.loader,
             cluster_id=CLUSTER_ID,
             rng=random.Random(self.node_id),
+            first_levels=self.first_levels,
         )
         self.raft.register(self.loader)
         await self.server.start()
@@ -97,10 +101,12 @@ class RealNode:
 
 
 @contextlib.asynccontextmanager
-async def real_controllers(path: Path, count: int = 3) -> AsyncIterator[dict[int, RealNode]]:
+async def real_controllers(
+    path: Path, count: int = 3, first_levels: Mapping[str, int] = FIRST_LEVELS
+) -> AsyncIterator[dict[int, RealNode]]:
     """Running controllers by id; those still in the dict are stopped at the end."""
     ports = dict(enumerate(free_ports(count), start=1))
-    nodes = {i: RealNode(i, ports, path / str(i)) for i in ports}
+    nodes = {i: RealNode(i, ports, path / str(i), first_levels) for i in ports}
     for node in nodes.values():
         await node.start()
     try:

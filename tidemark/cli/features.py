@@ -1,4 +1,5 @@
-"""`tidemark features`: the levels of what a cluster may do (KIP-584); metadata.version is one."""
+"""`tidemark features`: the levels of what a cluster may do (KIP-584); metadata.version is one,
+kraft.version another (0 static voters, 1 voters in the log)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from tidemark.cli.output import (
     Bootstrap,
     Json,
     json_of,
+    levels_of,
     print_json,
     print_line,
     print_table,
@@ -20,49 +22,85 @@ from tidemark.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tidemark.client.models import FeatureDescription
+    from tidemark.client.models import FeatureDescription, NodeFeatures
 
 app = typer.Typer(help="Feature levels of the cluster.", no_args_is_help=True)
 
 _LATEST = "latest"
 
-Levels = Annotated[list[str], typer.Argument(metavar="FEATURE=LEVEL...")]
+Levels = Annotated[list[str] | None, typer.Argument(metavar="[FEATURE=LEVEL]...")]
+Feature = Annotated[
+    list[str] | None,
+    typer.Option("--feature", "-f", help="FEATURE=LEVEL, as an argument; may be repeated."),
+]
+Release = Annotated[
+    str | None,
+    typer.Option(
+        "--release-version", "-r", help="The levels of a release: `storage version-mapping`."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check whether it would be accepted.")]
 
 
 @app.command("describe")
-def describe(bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+def describe(
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="What each registered node supports instead.")
+    ] = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
     """Show the levels in effect, and what the node that answers supports."""
     from tidemark.client.sync import Admin
 
     with Admin(bootstrap_server) as admin:
+        if nodes:
+            _show_nodes(admin.describe_node_features(), as_json)
+            return
         found = admin.describe_features()
     if as_json:
         print_json(json_of(list(found.values())))
         return
     print_table(
-        ("FEATURE", "LEVEL", "SUPPORTED"),
+        ("FEATURE", "LEVEL", "SUPPORTED", "RELEASE"),
         [
-            (f.name, f.level or "off", f"{f.supported_min} to {f.supported_max}")
+            (f.name, f.level or "off", f"{f.supported_min} to {f.supported_max}", f.release or "-")
             for _, f in sorted(found.items())
         ],
     )
 
 
+def _show_nodes(nodes: Sequence[NodeFeatures], as_json: bool) -> None:
+    if as_json:
+        print_json(json_of(nodes))
+        return
+    rows = [
+        (node.node_id, node.role, name, f"{low} to {high}")
+        for node in nodes
+        for name, (low, high) in sorted(node.features.items())
+    ]
+    print_table(("NODE", "ROLE", "FEATURE", "SUPPORTED"), rows)
+
+
 @app.command("upgrade")
 def upgrade(
-    levels: Levels,
+    levels: Levels = None,
+    feature: Feature = None,
+    release: Release = None,
     dry_run: DryRun = False,
     bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
     """Raise levels, all of them or none; FEATURE=latest is the highest supported."""
-    _update(levels, None, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+    texts = _texts(levels, feature, release)
+    _update(texts, None, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
 
 
 @app.command("downgrade")
 def downgrade(
-    levels: Levels,
+    levels: Levels = None,
+    feature: Feature = None,
+    release: Release = None,
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Even where metadata is lost by it.")
     ] = False,
@@ -72,7 +110,37 @@ def downgrade(
 ) -> None:
     """Lower levels, all of them or none; level 0 switches a feature off."""
     kind = "UNSAFE" if unsafe else "SAFE"
-    _update(levels, kind, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+    texts = _texts(levels, feature, release)
+    _update(texts, kind, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+
+
+@app.command("disable")
+def disable(
+    features: Annotated[list[str], typer.Argument(metavar="FEATURE...")],
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Even where metadata is lost by it.")
+    ] = False,
+    dry_run: DryRun = False,
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Switch features off: a downgrade to level 0."""
+    texts = [f"{name}=0" for name in features]
+    kind = "UNSAFE" if unsafe else "SAFE"
+    _update(texts, kind, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+
+
+def _texts(
+    levels: Sequence[str] | None, feature: Sequence[str] | None, release: str | None
+) -> list[str]:
+    texts = [*(levels or ()), *(feature or ())]
+    if release is not None:
+        from quorum.features import release_levels
+
+        texts += [f"{name}={level}" for name, level in release_levels(release).items()]
+    if not texts:
+        raise ConfigError("name what to change: FEATURE=LEVEL..., or --release-version")
+    return texts
 
 
 def _update(
@@ -82,33 +150,32 @@ def _update(
 
     with Admin(bootstrap) as admin:
         before = admin.describe_features()
-        levels = levels_of(texts, before)
+        levels = wanted_levels(texts, before)
         admin.update_features(levels, downgrade=downgrade, validate_only=dry_run)
+    old = {name: before[name].level if name in before else 0 for name in levels}
     if as_json:
-        print_json({"dry_run": dry_run, "levels": levels})
+        print_json({"dry_run": dry_run, "before": old, "levels": levels})
         return
     for name, level in levels.items():
-        old = before[name].level if name in before else 0
-        print_line(
-            f"{'would set' if dry_run else 'set'} {name} from {old or 'off'} to {level or 'off'}"
-        )
+        print_line(_told(name, old[name], level, dry_run))
 
 
-def levels_of(texts: Sequence[str], known: Mapping[str, FeatureDescription]) -> dict[str, int]:
-    """`name=level` arguments; raises ConfigError."""
-    levels: dict[str, int] = {}
-    for text in texts:
-        name, equals, level = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{text!r} is not FEATURE=LEVEL")
-        if name in levels:
-            raise ConfigError(f"{name} is named more than once")
-        if level == _LATEST:
-            if name not in known:
-                raise ConfigError(f"feature {name!r} is none of {sorted(known)}")
-            levels[name] = known[name].supported_max
-        elif level.isascii() and level.isdigit():
-            levels[name] = int(level)
-        else:
-            raise ConfigError(f"{text!r}: a level is a number or {_LATEST}")
-    return levels
+def _told(name: str, old: int, level: int, dry_run: bool) -> str:
+    if old == level:
+        return f"{name} is {level or 'off'} already"
+    did = "would set" if dry_run else "set"
+    return f"{did} {name} from {old or 'off'} to {level or 'off'}"
+
+
+def wanted_levels(texts: Sequence[str], known: Mapping[str, FeatureDescription]) -> dict[str, int]:
+    """`name=level` arguments, where a level may be `latest`; raises ConfigError."""
+
+    def number(text: str) -> str:
+        name, _, level = text.partition("=")
+        if level != _LATEST or not name:
+            return text
+        if name not in known:
+            raise ConfigError(f"feature {name!r} is none of {', '.join(sorted(known))}")
+        return f"{name}={known[name].supported_max}"
+
+    return levels_of([number(text) for text in texts])

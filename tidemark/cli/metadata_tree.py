@@ -1,6 +1,7 @@
 """The metadata image as a tree of paths to browse, and what differs between two of them. Pure.
 
     /brokers/4                     one registration
+    /controllers/1                 one registration (from metadata.version 2 on)
     /topics/byName/flights/0       one partition; `id` and `name` beside it
     /topics/byId/<id>/0            the same by topic id
     /configs/topic/flights/...     what is set, by name; /configs/broker/4, /configs/broker/default
@@ -98,13 +99,14 @@ def tree_of(view: MetadataView) -> Branch:
     image = view.image
     return _fixed(
         {
-            "brokers": Branch(lambda: _sorted_ids(image.brokers), lambda n: _broker(image, n)),
+            "brokers": _by_id(image.brokers),
             "configs": _fixed(
                 {
                     "broker": _configs(image, ConfigResourceType.BROKER),
                     "topic": _configs(image, ConfigResourceType.TOPIC),
                 }
             ),
+            "controllers": _by_id(image.controllers),
             "features": _values(image.features),
             "producerIds": _values({"nextProducerId": image.next_producer_id}),
             "quorum": _values(view.quorum, in_order=True),
@@ -143,10 +145,15 @@ def _number(name: str) -> int | None:
     return int(name) if name.isascii() and name.isdigit() else None
 
 
-def _broker(image: MetadataImage, name: str) -> Leaf | None:
-    number = _number(name)
-    found = None if number is None else image.brokers.get(number)
-    return None if found is None else Leaf(json_value(found))
+def _by_id(registrations: Mapping[int, Any]) -> Branch:
+    """Registrations of nodes; an id that is none has no leaf."""
+
+    def child(name: str) -> Node | None:
+        number = _number(name)
+        found = None if number is None else registrations.get(number)
+        return None if found is None else Leaf(json_value(found))
+
+    return Branch(lambda: _sorted_ids(registrations), child)
 
 
 def _topic(topic: TopicImage | None) -> Branch | None:
@@ -274,15 +281,20 @@ def changes(before: MetadataView, after: MetadataView) -> Iterator[Change]:
     """What differs, by path; topics are told under their names only."""
     old, new = before.image, after.image
     delta = diff(old, new)
-    for broker_id in sorted(delta.brokers_changed):
-        was, now = old.brokers.get(broker_id), new.brokers.get(broker_id)
-        yield Change(f"/brokers/{broker_id}", json_value(was), json_value(now))
+    registrations: tuple[tuple[str, Iterable[int], Mapping[int, Any], Mapping[int, Any]], ...] = (
+        ("brokers", delta.brokers_changed, old.brokers, new.brokers),
+        ("controllers", delta.controllers_changed, old.controllers, new.controllers),
+    )
+    for kind, changed, earlier, later in registrations:
+        for node_id in sorted(changed):
+            was, now = earlier.get(node_id), later.get(node_id)
+            yield Change(f"/{kind}/{node_id}", json_value(was), json_value(now))
     for resource in sorted(delta.configs_changed):
         kind = "topic" if resource.type == ConfigResourceType.TOPIC else "broker"
         base = f"/configs/{kind}/{_config_name(resource)}"
-        earlier: Mapping[str, str] = old.configs.get(resource, {})
+        settings: Mapping[str, str] = old.configs.get(resource, {})
         for name, value in sorted(delta.configs_changed[resource].items()):
-            yield Change(f"{base}/{name}", earlier.get(name), value)
+            yield Change(f"{base}/{name}", settings.get(name), value)
     for name, level in sorted(delta.features_changed.items()):
         yield Change(f"/features/{name}", old.features.get(name), level)
     if delta.next_producer_id is not None:

@@ -73,6 +73,21 @@ def settings_of(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def levels_of(texts: Sequence[str]) -> dict[str, int]:
+    """`feature=level` options; raises ConfigError."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, level = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{text!r} is not FEATURE=LEVEL")
+        if name in found:
+            raise ConfigError(f"{name} is named more than once")
+        if not (level.isascii() and level.isdigit()):
+            raise ConfigError(f"{text!r}: a level is a number, 0 or above")
+        found[name] = int(level)
+    return found
+
+
 def read_text(path: Path) -> str:
     """A file that an option names; `-` is standard input. Raises ConfigError."""
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.output import Json, print_json, print_line, print_table
+from tidemark.cli.output import Json, levels_of, print_json, print_line, print_table
 
 app = typer.Typer(help="Format the directories of a node and look at them.", no_args_is_help=True)
 
@@ -50,10 +50,22 @@ def format_(
         bool,
         typer.Option("--no-initial-controllers", "-N", help="Join a cluster that exists."),
     ] = False,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            "--release-version", "-r", help="Begin with the levels of a release: version-mapping."
+        ),
+    ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option("--feature", "-f", help="Begin with FEATURE=LEVEL; may be repeated."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write meta.properties into every directory of the node, and the first voters if asked."""
+    """Write meta.properties into every directory of the node, and what a new cluster begins with:
+    its first voters if asked, and on a controller its feature levels."""
     from node.storage import first_voters, format_storage
+    from quorum.features import first_levels
     from tidemark.config import load_server_config
     from tidemark.errors import ConfigError
 
@@ -65,12 +77,38 @@ def format_(
     voters = first_voters(settings, standalone=standalone, initial_controllers=initial_controllers)
     if no_initial_controllers and settings.controller_quorum_voters:
         raise ConfigError("--no-initial-controllers goes with bootstrap servers, not with voters")
-    lines = format_storage(settings, cluster_id, ignore_formatted=ignore_formatted, voters=voters)
+    levels = first_levels(release, levels_of(features or ()))
+    lines = format_storage(
+        settings, cluster_id, ignore_formatted=ignore_formatted, voters=voters, levels=levels
+    )
     if as_json:
-        print_json({"cluster_id": cluster_id, "directories": lines})
+        told = levels if settings.is_controller else {}
+        print_json({"cluster_id": cluster_id, "directories": lines, "features": told})
+        return
+    for line in lines:
+        print_line(line)
+    if settings.is_controller:
+        text = ", ".join(f"{name} {level}" for name, level in sorted(levels.items()))
+        print_line(f"a new cluster begins with {text}")
+
+
+@app.command("version-mapping")
+def version_mapping(
+    release: Annotated[
+        str | None, typer.Option("--release-version", "-r", help="Only this one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the feature levels that each release brought."""
+    from quorum.features import METADATA_RELEASES, release_levels
+
+    names = list(METADATA_RELEASES.values()) if release is None else [release]
+    rows = [(name, *pair) for name in names for pair in sorted(release_levels(name).items())]
+    if as_json:
+        fields = ("release", "feature", "level")
+        print_json([dict(zip(fields, row, strict=True)) for row in rows])
     else:
-        for line in lines:
-            print_line(line)
+        print_table(("RELEASE", "FEATURE", "LEVEL"), rows)
 
 
 @app.command("info")

@@ -15,10 +15,11 @@ from tidemark.client.models import (
     ConfigResource,
     ConfigResourceType,
     FeatureDescription,
+    NodeFeatures,
     PartitionReassignment,
 )
 from tidemark.errors import ApiError, ErrorCode, InvalidRequestError, error_for
-from tidemark.types import TopicPartition
+from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import admin_pb2, log_pb2
 
 _OPS = ("SET", "DELETE", "APPEND", "SUBTRACT")
@@ -225,13 +226,28 @@ class ClusterAdmin(AdminCalls):
 
     async def describe_features(self) -> dict[str, FeatureDescription]:
         """Features by name."""
+        return {
+            f.name: FeatureDescription(f.name, f.level, f.supported_min, f.supported_max, f.release)
+            for f in (await self._features()).features
+        }
+
+    async def describe_node_features(self) -> list[NodeFeatures]:
+        """What each registered node supports: controllers (from metadata.version 2 on), then
+        brokers."""
+        return [
+            NodeFeatures(
+                node.node_id,
+                "controller" if node.is_controller else "broker",
+                {f.name: (f.min_level, f.max_level) for f in node.features},
+                {e.name: Endpoint(e.host, e.port) for e in node.listeners},
+            )
+            for node in (await self._features()).nodes
+        ]
+
+    async def _features(self) -> Any:
         request = admin_pb2.DescribeFeaturesRequest()
         response = admin_pb2.DescribeFeaturesResponse
-        answer = await self._ask("DescribeFeatures", request, response, None)
-        return {
-            f.name: FeatureDescription(f.name, f.level, f.supported_min, f.supported_max)
-            for f in answer.features
-        }
+        return await self._ask("DescribeFeatures", request, response, None)
 
     async def update_features(
         self,

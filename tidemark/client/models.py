@@ -250,9 +250,21 @@ class PartitionReassignment:
 @dataclass(frozen=True, slots=True)
 class FeatureDescription:
     """A feature: its `level` in effect in the cluster (0: off), and the levels that the node which
-    answered supports."""
+    answered supports. `release` names the level, where it has a name."""
 
     name: str
     level: int
     supported_min: int
     supported_max: int
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFeatures:
+    """A registered node: its `role` (broker or controller), the least and greatest level it
+    supports by feature, and its listeners by name."""
+
+    node_id: int
+    role: str
+    features: Mapping[str, tuple[int, int]]
+    listeners: Mapping[str, Endpoint]

@@ -32,6 +32,7 @@ from tidemark.client.models import (
     Header,
     LogDirDescription,
     NewTopic,
+    NodeFeatures,
     OffsetAndTimestamp,
     PartitionReassignment,
     QuorumDescription,
@@ -563,6 +564,10 @@ class Admin(_Face):
     def describe_features(self) -> dict[str, FeatureDescription]:
         """Features by name."""
         return self._thread.run(self._core.describe_features())
+
+    def describe_node_features(self) -> list[NodeFeatures]:
+        """What each registered node supports."""
+        return self._thread.run(self._core.describe_node_features())
 
     def update_features(self, levels: Mapping[str, int], **options: Any) -> None:
         """Sets levels of features."""

@@ -1641,12 +1641,15 @@ class DescribeFeaturesResponse(_message.Message):
         LEVEL_FIELD_NUMBER: _builtins.int
         SUPPORTED_MIN_FIELD_NUMBER: _builtins.int
         SUPPORTED_MAX_FIELD_NUMBER: _builtins.int
+        RELEASE_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         level: _builtins.int
         """in effect in the cluster; 0: off"""
         supported_min: _builtins.int
         """of the node that answers"""
         supported_max: _builtins.int
+        release: _builtins.str
+        """the level's name, e.g. 0.1-IV1; empty: it has none"""
         def __init__(
             self,
             *,
@@ -1654,10 +1657,11 @@ class DescribeFeaturesResponse(_message.Message):
             level: _builtins.int = ...,
             supported_min: _builtins.int = ...,
             supported_max: _builtins.int = ...,
+            release: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "supported_max", b"supported_max", "supported_min", b"supported_min"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "release", b"release", "supported_max", b"supported_max", "supported_min", b"supported_min"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

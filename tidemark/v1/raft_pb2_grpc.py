@@ -54,6 +54,11 @@ class RaftStub:
                 request_serializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.FromString,
                 _registered_method=True)
+        self.FetchStream = channel.stream_stream(
+                '/tidemark.v1.Raft/FetchStream',
+                request_serializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.FromString,
+                _registered_method=True)
         self.FetchSnapshot = channel.unary_unary(
                 '/tidemark.v1.Raft/FetchSnapshot',
                 request_serializer=tidemark_dot_v1_dot_raft__pb2.FetchSnapshotRequest.SerializeToString,
@@ -104,6 +109,13 @@ class RaftServicer:
 
     def Fetch(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchStream(self, request_iterator, context):
+        """Fetch over a call that stays open, one at a time; an error ends it
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -161,6 +173,11 @@ def add_RaftServicer_to_server(servicer, server):
             ),
             'Fetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Fetch,
+                    request_deserializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.SerializeToString,
+            ),
+            'FetchStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.FetchStream,
                     request_deserializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.SerializeToString,
             ),
@@ -296,6 +313,33 @@ class Raft:
             request,
             target,
             '/tidemark.v1.Raft/Fetch',
+            tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.SerializeToString,
+            tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidemark.v1.Raft/FetchStream',
             tidemark_dot_v1_dot_raft__pb2.QuorumFetchRequest.SerializeToString,
             tidemark_dot_v1_dot_raft__pb2.QuorumFetchResponse.FromString,
             options,

@@ -35,6 +35,8 @@ class RaftStub:
     BeginQuorumEpoch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.BeginQuorumEpochRequest, _raft_pb2.BeginQuorumEpochResponse]
     EndQuorumEpoch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.EndQuorumEpochRequest, _raft_pb2.EndQuorumEpochResponse]
     Fetch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]
+    FetchStream: _grpc.StreamStreamMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]
+    """Fetch over a call that stays open, one at a time; an error ends it"""
     FetchSnapshot: _grpc.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]
     AddRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]
@@ -51,6 +53,8 @@ class RaftAsyncStub(RaftStub):
     BeginQuorumEpoch: _aio.UnaryUnaryMultiCallable[_raft_pb2.BeginQuorumEpochRequest, _raft_pb2.BeginQuorumEpochResponse]  # type: ignore[assignment]
     EndQuorumEpoch: _aio.UnaryUnaryMultiCallable[_raft_pb2.EndQuorumEpochRequest, _raft_pb2.EndQuorumEpochResponse]  # type: ignore[assignment]
     Fetch: _aio.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]  # type: ignore[assignment]
+    FetchStream: _aio.StreamStreamMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]  # type: ignore[assignment]
+    """Fetch over a call that stays open, one at a time; an error ends it"""
     FetchSnapshot: _aio.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     AddRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
@@ -88,6 +92,14 @@ class RaftServicer(metaclass=_abc_1.ABCMeta):
         request: _raft_pb2.QuorumFetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_raft_pb2.QuorumFetchResponse, _abc.Awaitable[_raft_pb2.QuorumFetchResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def FetchStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_raft_pb2.QuorumFetchRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_raft_pb2.QuorumFetchResponse], _abc.AsyncIterator[_raft_pb2.QuorumFetchResponse]]:
+        """Fetch over a call that stays open, one at a time; an error ends it"""
 
     @_abc_1.abstractmethod
     def FetchSnapshot(
