@@ -1,0 +1,267 @@
+"""Moves of logs between the log directories of a node (KIP-113): beginning, swapping, cancelling,
+and what a start finds of them.
+
+A move copies a log into a future log (`commitlog.future_log`) and then swaps, here and now:
+
+    1  the future log gets all that is left                                      current in A
+    2  the target's checkpoints name the partition                               current in A
+    3  rename `-future` to the partition's name, sync the target                 in A and in B: B
+    4  the `Log` goes on in the target
+    5  rename the old directory to `-delete`, sync the source                    current in B
+
+A stop between 3 and 5 leaves two logs of one partition. The one that moved more often is the
+current one (`move-count`, which a future log is born with, one above its source's), also when the
+other comes back on a disk that was away for years. Where step 3 fails nobody knows whether B's
+name is durable, so the log that stays, A's, takes a higher count than B's first.
+
+A future log is dropped with its current log: deleted with it, or set aside as `-stray` where the
+current one is on a directory that is offline, or can not be opened, since its copy may be all
+that is left for an operator to look at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from commitlog.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    OffsetCheckpoint,
+    PartitionMetadata,
+)
+from commitlog.files import Directory
+from commitlog.future_log import MOVE_COUNT, FutureLog, read_move_count
+from commitlog.log import Log
+from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.names import (
+    DELETE_SUFFIX,
+    STRAY_SUFFIX,
+    parse_directory_name,
+    parse_future_name,
+    unique_name,
+)
+from tidemark.errors import StorageError, TidemarkError
+from tidemark.types import METADATA_TOPIC, TopicPartition
+
+if TYPE_CHECKING:
+    from commitlog.log_manager import LogManager
+
+_log = logging.getLogger(__name__)
+
+
+class DirectoryMoves:
+    """The future logs of one node; owned by the owner of its logs. One per LogManager."""
+
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
+        self._futures: dict[TopicPartition, FutureLog] = {}
+        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._found: dict[TopicPartition, tuple[LogDirectory, str]] = {}
+        self.preferred: dict[TopicPartition, LogDirectory] = {}
+        """Where the logs of partitions that this node does not have yet shall be made."""
+
+    # --- at start
+
+    def settle(self) -> None:
+        """Before any log is opened: of two logs of a partition only the current one keeps its name,
+        and future logs are noted.
+        """
+        logs: dict[TopicPartition, list[LogDirectory]] = {}
+        for directory in self._manager.directories:
+            with suppress(LogDirectoryOfflineError):
+                for name in directory.list():
+                    future = parse_future_name(name)
+                    topic_partition = parse_directory_name(name)
+                    if future is not None and future in self._found:
+                        _rename_away(directory, name, future, DELETE_SUFFIX)
+                    elif future is not None:
+                        self._found[future] = (directory, name)
+                    elif topic_partition is not None and topic_partition.topic != METADATA_TOPIC:
+                        logs.setdefault(topic_partition, []).append(directory)
+        for topic_partition, homes in logs.items():
+            if len(homes) > 1:
+                self._settle(topic_partition, homes)
+
+    def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
+        """Renames the logs that moved less often; where that decides nothing they all stay, and
+        opening them says so."""
+        name = str(topic_partition)
+        counts: list[int] = []
+        topics: set[UUID | None] = set()
+        for home in homes:
+            log = home.subdirectory(name, create=False)
+            metadata = PartitionMetadata.read(log)
+            topics.add(None if metadata is None else metadata.topic_id)
+            counts.append(read_move_count(log))
+        if len(topics - {None}) > 1 or counts.count(max(counts)) > 1:
+            return
+        winner = homes[counts.index(max(counts))]
+        for home in homes:
+            if home is not winner:
+                _log.warning(
+                    "%s moved from %s to %s: the log that is left there goes",
+                    topic_partition,
+                    home.path,
+                    winner.path,
+                )
+                _rename_away(home, name, topic_partition, DELETE_SUFFIX)
+
+    def resume(self) -> None:
+        """After the logs are opened: moves that an earlier process began go on."""
+        found, self._found = self._found, {}
+        for topic_partition, (home, name) in found.items():
+            if not home.is_online:
+                continue
+            current = self._manager.get(topic_partition)
+            try:
+                if current is None or self._manager.directory_of(topic_partition) is home:
+                    self._drop_orphan(topic_partition, home, name, is_open=current is not None)
+                else:
+                    self._add(FutureLog.resume(current, home, name), home)
+                    _log.info("%s: its move to %s goes on", topic_partition, home.path)
+            except StorageError as error:
+                _log.error("%s: its move to %s is given up: %s", topic_partition, home.path, error)
+                with suppress(StorageError):
+                    self._remove(topic_partition, home, name)
+
+    def _drop_orphan(
+        self, topic_partition: TopicPartition, home: LogDirectory, name: str, *, is_open: bool
+    ) -> None:
+        if is_open or self._manager.is_gone(topic_partition):
+            self._remove(topic_partition, home, name)
+            return
+        _log.warning(
+            "%s can not be opened: its future log in %s is set aside", topic_partition, home.path
+        )
+        _rename_away(home, name, topic_partition, STRAY_SUFFIX)
+
+    # --- moves
+
+    def get(self, topic_partition: TopicPartition) -> FutureLog | None:
+        """The future log of a partition that is being moved."""
+        return self._futures.get(topic_partition)
+
+    def all(self) -> list[FutureLog]:
+        """All future logs, oldest move first."""
+        return list(self._futures.values())
+
+    def destination_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
+        """Where a partition is being moved to."""
+        return self._homes.get(topic_partition)
+
+    def destinations(self) -> Collection[LogDirectory]:
+        """The directories that logs are being moved to, one for each move."""
+        return self._homes.values()
+
+    def begin(self, current: Log, destination: LogDirectory) -> FutureLog:
+        """A future log of a partition that is not being moved, nor is in `destination`.
+
+        StorageError where it can not be made.
+        """
+        topic_partition = current.topic_partition
+        assert topic_partition not in self._futures, "one move of a partition at a time"
+        assert self._manager.directory_of(topic_partition) is not destination, "it is there"
+        future = FutureLog.begin(current, destination)
+        self._add(future, destination)
+        return future
+
+    def _add(self, future: FutureLog, home: LogDirectory) -> None:
+        self._futures[future.topic_partition] = future
+        self._homes[future.topic_partition] = home
+
+    def cancel(self, topic_partition: TopicPartition) -> None:
+        """The log stays where it is; what was copied goes. Nothing happens where no move is under
+        way. A disk that fails meanwhile is no error: the next start removes what is left.
+        """
+        future = self._futures.pop(topic_partition, None)
+        if future is None:
+            return
+        home = self._homes.pop(topic_partition)
+        try:
+            self._remove(topic_partition, home, future.name)
+        except StorageError as error:
+            _log.warning("%s: %s is left behind: %s", topic_partition, future.name, error)
+
+    def drop_offline(self) -> None:
+        """Directories failed: moves into them are over, and those out of them lose their source."""
+        for topic_partition, future in list(self._futures.items()):
+            home = self._homes[topic_partition]
+            if not home.is_online:
+                self.cancel(topic_partition)
+            elif self._manager.get(topic_partition) is not future.current:
+                del self._futures[topic_partition], self._homes[topic_partition]
+                with suppress(StorageError):
+                    _rename_away(home, future.name, topic_partition, STRAY_SUFFIX)
+
+    def swap(self, topic_partition: TopicPartition) -> None:
+        """The future log takes the place of the current one: steps 1 to 5, without a pause.
+
+        StorageError, CorruptMessageError where the log stays where it is and the move is over.
+        """
+        manager, future = self._manager, self._futures[topic_partition]
+        target, source = self._homes[topic_partition], manager.directory_of(topic_partition)
+        assert source is not None, "a log that is moved has a directory"
+        try:
+            future.complete()
+            with manager.checkpoint_lock:
+                self._note(target, future.current)
+                future.take_place(self._rename(future, target))
+                manager.moved_to(topic_partition, target)
+        except (TidemarkError, OSError):
+            self.cancel(topic_partition)
+            raise
+        del self._futures[topic_partition], self._homes[topic_partition]
+        _log.info("%s moved from %s to %s", topic_partition, source.path, target.path)
+        try:
+            self._remove(topic_partition, source, str(topic_partition))
+        except StorageError as error:
+            _log.warning("%s is left in %s: %s", topic_partition, source.path, error)
+
+    def _rename(self, future: FutureLog, target: LogDirectory) -> Directory:
+        """Step 3. Where it fails the current log outranks whatever is in the target."""
+        name = str(future.topic_partition)
+        try:
+            target.rename(future.name, name)
+            target.fsync()
+            return target.subdirectory(name, create=False)
+        except StorageError:
+            moves = read_move_count(future.current.directory) + 2
+            future.current.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+            raise
+
+    def _note(self, target: Directory, current: Log) -> None:
+        """Step 2: older entries would mislead a start; all others of the files stay."""
+        for name, offset in (
+            (RECOVERY_POINT_CHECKPOINT, current.log_end_offset),
+            (LOG_START_OFFSET_CHECKPOINT, current.log_start_offset),
+            (HIGH_WATERMARK_CHECKPOINT, current.high_watermark),
+        ):
+            checkpoint = OffsetCheckpoint(target, name)
+            try:
+                others = checkpoint.read()
+            except LogDirectoryOfflineError:
+                raise
+            except StorageError as error:
+                _log.warning("%s", error)
+                others = {}
+            checkpoint.write({**others, current.topic_partition: offset})
+
+    def _remove(self, topic_partition: TopicPartition, home: LogDirectory, name: str) -> None:
+        """Takes a directory away from the log's names at once; its files go in the background."""
+        renamed = _rename_away(home, name, topic_partition, DELETE_SUFFIX)
+        self._manager.remove_later(home, renamed)
+
+
+def _rename_away(
+    home: LogDirectory, name: str, topic_partition: TopicPartition, suffix: str
+) -> str:
+    """Gives a directory a name that no log has, durably; tells the name."""
+    renamed = unique_name(topic_partition, uuid4().hex, suffix)
+    home.rename(name, renamed)
+    home.fsync()
+    return renamed

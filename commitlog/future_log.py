@@ -1,0 +1,368 @@
+"""The copy of a log in another log directory, which takes the log's place when it is complete
+(Kafka's future log, KIP-113).
+
+It lives in `<topic>-<partition>.<32 hex digits>-future` and is made file by file: the log goes on
+meanwhile, so a copy is a segment's bytes up to where it ended when the piece was cut, then the
+next piece. Segments, indexes and producer snapshots become the same files; so nothing of the log
+has to be made anew, and the `Log` itself goes on in the new directory (`Log.move_to`).
+
+    pieces     `next_piece` (owner of the log) -> `Piece.run` (any thread; every batch's CRC is
+               checked) -> `take` (owner). A segment that was cut, cleaned or deleted meanwhile is
+               seen by its object (and its count of cuts) and copied again, or not at all.
+    complete   the owner copies what is left, at once: afterwards both directories hold the same
+               log, the future one durably.
+    restart    a rolled segment gets its name only when it is durable, so a new process keeps the
+               ones that have the size and the outermost batches of the current log's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+from commitlog.batches import HEADER_BYTES, crc_is_valid, header_in
+from commitlog.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    format_epochs,
+)
+from commitlog.files import Directory
+from commitlog.log import Log
+from commitlog.names import FUTURE_SUFFIX, unique_name
+from commitlog.producer_state import snapshot_name
+from commitlog.segment import Segment
+from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
+from tidemark.types import TopicPartition
+
+MOVE_COUNT = "move-count"
+"""How often the log moved: of two logs of one partition the one that moved more often counts."""
+PIECE_BYTES = 4 << 20
+_UNFINISHED = ".copy"
+
+
+class SourceError(StorageError):
+    """The log that is copied can not be read; its copy is not to blame."""
+
+
+def read_move_count(directory: Directory) -> int:
+    """How often the log in a directory moved; 0 where it does not say."""
+    if not directory.exists(MOVE_COUNT):
+        return 0
+    text = directory.read(MOVE_COUNT).decode("ascii", "replace").strip()
+    if not text.isdecimal():
+        raise StorageError(f"{directory.path}/{MOVE_COUNT} holds {text!r}, not a number")
+    return int(text)
+
+
+@dataclass(slots=True, eq=False)
+class _Copied:
+    """How far one segment is copied. It is valid as long as the log has this very segment, cut no
+    further."""
+
+    source: Segment
+    cuts: int
+    size_bytes: int = 0
+    next_offset: int = 0
+    finished: bool = False  # rolled, with indexes and snapshot, durable, under its own name
+
+    def is_of(self, segment: Segment | None) -> bool:
+        return segment is self.source and segment.cuts == self.cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one segment to copy; all that `run` needs, in whatever thread."""
+
+    copied: _Copied
+    source: Directory
+    target: Directory
+    begin: int
+    end: int
+    finishes: bool
+    """Where it reaches `end` the segment is finished: all its files are there, durably."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.begin
+
+    def run(self) -> tuple[int, int | None]:
+        """Copies whole batches; gives where they end, and the offset after them (None: no batch).
+
+        SourceError or CorruptMessageError where the log can not be read, StorageError where the
+        copy can not be written, FatalError where it can not be synced.
+        """
+        data, following = self._read() if self.end > self.begin else (b"", None)
+        name = self.copied.source.log_file
+        file = self.target.open(name + _UNFINISHED, create=True)
+        try:
+            file.truncate(self.begin)  # what a piece left that nobody took
+            if data:
+                file.append(data)
+            end = self.begin + len(data)
+            finished = self.finishes and end == self.end
+            if finished:
+                source = self.copied.source
+                next_offset = self.copied.next_offset if following is None else following
+                for beside in (*source.file_names[1:], snapshot_name(next_offset)):
+                    copy_file(self.source, self.target, beside)
+                file.fsync()
+        finally:
+            file.close()
+        if finished:
+            self.target.rename(name + _UNFINISHED, name)
+        return end, following
+
+    def _read(self) -> tuple[bytes | memoryview, int | None]:
+        wanted = min(self.end - self.begin, PIECE_BYTES)
+        try:
+            file = self.source.open_read_only(self.copied.source.log_file)
+            try:
+                data = file.pread(wanted, self.begin)
+                if len(data) >= HEADER_BYTES:
+                    first = header_in(data, 0).size_bytes
+                    if len(data) < first <= self.end - self.begin:
+                        data = file.pread(first, self.begin)
+            finally:
+                file.close()
+        except StorageError as error:
+            raise SourceError(str(error)) from error
+        end, following = _whole_sound_batches(data, self.begin)
+        if end == 0:
+            raise CorruptMessageError(
+                f"{self.source.path}/{self.copied.source.log_file}: no whole batch at {self.begin}"
+            )
+        return memoryview(data)[:end], following
+
+
+def _whole_sound_batches(data: bytes, position: int) -> tuple[int, int | None]:
+    """How far `data` holds whole batches, and the offset after them.
+
+    CorruptMessageError at the first batch that fails its CRC check.
+    """
+    end, following = 0, None
+    while len(data) - end >= HEADER_BYTES:
+        header = header_in(data, end)
+        if header.end_position > len(data):
+            break
+        if not crc_is_valid(data, header):
+            raise CorruptMessageError(f"the batch at {position + end} fails its CRC check")
+        end, following = header.end_position, header.next_offset
+    return end, following
+
+
+def copy_file(source: Directory, target: Directory, name: str) -> None:
+    """Copies a small file durably (not its name); removes it where the source has none."""
+    try:
+        data = source.read(name) if source.exists(name) else None
+    except StorageError as error:
+        raise SourceError(str(error)) from error
+    target.remove(name)
+    if data is None:
+        return
+    file = target.open(name, create=True)
+    try:
+        file.append(data)
+        file.fsync()
+    finally:
+        file.close()
+
+
+class FutureLog:
+    """The copy of `current` that grows in `home`; owned by whoever owns the log."""
+
+    def __init__(self, current: Log, home: Directory, name: str) -> None:
+        self.current = current
+        self.home = home
+        self.name = name
+        self.directory = home.subdirectory(name)
+        self._copied: dict[int, _Copied] = {}
+        self._snapshots: set[int] = set()
+
+    @classmethod
+    def begin(cls, current: Log, home: Directory) -> FutureLog:
+        """An empty copy; its directory is durable. StorageError where it can not be made."""
+        future = cls(
+            current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
+        )
+        moves = read_move_count(current.directory) + 1
+        future.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+        home.fsync()
+        return future
+
+    @classmethod
+    def resume(cls, current: Log, home: Directory, name: str) -> FutureLog:
+        """Goes on with what an earlier process copied; whatever does not fit goes."""
+        future = cls(current, home, name)
+        moves = read_move_count(current.directory) + 1
+        if read_move_count(future.directory) != moves:
+            future.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+        names = set(future.directory.list())
+        kept = {MOVE_COUNT}
+        for segment in current.segments:
+            if segment.is_rolled and segment.log_file in names and future._is_copy_of(segment):
+                future._note_finished(segment)
+                kept.update(segment.file_names, (snapshot_name(segment.next_offset),))
+        for name in sorted(names - kept):
+            future.directory.remove(name)
+        return future
+
+    def _is_copy_of(self, segment: Segment) -> bool:
+        """Size and outermost batches are the same (a segment of this name is a durable copy of
+        one that the log had: what was cut and written again differs in the last leader epoch).
+        """
+        size = segment.size_bytes
+        if size < HEADER_BYTES or self.directory.size_of(segment.log_file) != size:
+            return False
+        last = segment.position_of(segment.next_offset - 1)
+        copy = self.directory.open_read_only(segment.log_file)
+        try:
+            return all(
+                copy.pread(HEADER_BYTES, position) == segment.file.pread(HEADER_BYTES, position)
+                for position in (0, last)
+            )
+        finally:
+            copy.close()
+
+    def _note_finished(self, segment: Segment) -> None:
+        copied = _Copied(segment, segment.cuts, segment.size_bytes, segment.next_offset, True)
+        self._copied[segment.base_offset] = copied
+        self._snapshots.add(segment.next_offset)
+
+    # --- what it is
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.current.topic_partition
+
+    @property
+    def end_offset(self) -> int:
+        """Everything below is copied; the local log start where nothing is."""
+        end = self.current.local_log_start_offset
+        for segment in self.current.segments:
+            copied = self._copied.get(segment.base_offset)
+            if copied is None or not copied.is_of(segment):
+                break
+            end = max(end, copied.next_offset)
+            if not copied.finished:
+                break
+        return end
+
+    @property
+    def lag(self) -> int:
+        """How many offsets the log is ahead."""
+        return max(0, self.current.log_end_offset - self.end_offset)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records that are copied."""
+        return sum(copied.size_bytes for copied in self._copied.values())
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of records that are not copied yet."""
+        left = 0
+        for segment in self.current.segments:
+            copied = self._copied.get(segment.base_offset)
+            valid = copied is not None and copied.is_of(segment)
+            left += segment.size_bytes - (copied.size_bytes if copied and valid else 0)
+        return left
+
+    # --- pieces
+
+    def next_piece(self) -> Piece | None:
+        """The next one to copy, oldest first; None where the log has nothing more."""
+        self._drop_what_went()
+        for segment in self.current.segments:
+            copied = self._copied.get(segment.base_offset)
+            if copied is None:
+                copied = _Copied(segment, segment.cuts, next_offset=segment.base_offset)
+                self._copied[segment.base_offset] = copied
+            if copied.finished:
+                continue
+            if segment.is_rolled or copied.size_bytes < segment.size_bytes:
+                return self._piece(copied, finishes=segment.is_rolled)
+        return None
+
+    def _piece(self, copied: _Copied, *, finishes: bool) -> Piece:
+        return Piece(
+            copied,
+            self.current.directory,
+            self.directory,
+            copied.size_bytes,
+            copied.source.size_bytes,
+            finishes,
+        )
+
+    def take(self, piece: Piece, result: tuple[int, int | None]) -> None:
+        """Takes over what `piece.run` gave; what no longer fits is dropped with the next piece."""
+        end, following = result
+        copied = piece.copied
+        copied.size_bytes = end
+        if following is not None:
+            copied.next_offset = following
+        if piece.finishes and end == piece.end:
+            copied.finished = True
+            self._snapshots.add(copied.next_offset)
+
+    def still_fits(self, piece: Piece) -> bool:
+        """Is the segment of this piece still the log's? Where not, its failure means nothing."""
+        return any(piece.copied.is_of(segment) for segment in self.current.segments)
+
+    def _drop_what_went(self) -> None:
+        """Forgets copies of segments that the log lost, replaced or cut."""
+        live = {segment.base_offset: segment for segment in self.current.segments}
+        for base, copied in list(self._copied.items()):
+            if not copied.is_of(live.get(base)):
+                self._drop(copied)
+
+    def _drop(self, copied: _Copied) -> None:
+        source = copied.source
+        del self._copied[source.base_offset]
+        self._snapshots.discard(copied.next_offset)
+        names = (source.log_file + _UNFINISHED, *source.file_names)
+        for name in (*names, snapshot_name(copied.next_offset)):
+            self.directory.remove(name)
+
+    # --- the end
+
+    def complete(self) -> None:
+        """Copies everything that is left, here and now; the future log is durable then.
+
+        It holds as long as nobody writes to the log: the caller moves the log over at once. After
+        an error the copy can go on.
+        """
+        current = self.current
+        while (piece := self.next_piece()) is not None:
+            self.take(piece, piece.run())
+        active = self._copied[current.active_segment.base_offset]
+        try:
+            current.active_segment.offset_index.write_out()
+            current.active_segment.time_index.write_out()
+            self.take(piece := self._piece(active, finishes=True), piece.run())
+            for offset in sorted(set(current.producers.snapshots) - self._snapshots):
+                copy_file(current.directory, self.directory, snapshot_name(offset))
+            copy_file(current.directory, self.directory, PARTITION_METADATA)
+            epochs = format_epochs(current.epochs.entries())
+            self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, epochs)  # syncs all names, too
+        except (TidemarkError, OSError):
+            self._drop(active)  # the log goes on behind it
+            raise
+
+    def take_place(self, directory: Directory) -> None:
+        """After `complete`: the log goes on in `directory`, this copy under its final name."""
+        left = self.current.segments
+        self.current.move_to(directory, [_moved(segment, directory) for segment in left])
+        for segment in left:
+            segment.close()
+
+
+def _moved(segment: Segment, directory: Directory) -> Segment:
+    moved = Segment(
+        directory,
+        segment.base_offset,
+        segment.config,
+        size_bytes=segment.size_bytes,
+        created_ms=segment.created_ms,
+    )
+    moved.is_rolled = segment.is_rolled
+    return moved

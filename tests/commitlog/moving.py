@@ -1,0 +1,126 @@
+"""Log managers with two directories on one disk in memory, moves between them, and a disk that
+loses its power between two operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from commitlog.files import Directory
+from commitlog.future_log import FutureLog
+from commitlog.log_directory import LogDirectory
+from commitlog.log_manager import LogManager
+from commitlog.memory_files import MemoryDirectory
+from tests.commitlog.builders import NOW, TP
+from tidemark.config import parse_server_config
+
+SERVER = parse_server_config(
+    {
+        "process.roles": "broker",
+        "node.id": "1",
+        "controller.quorum.voters": "9@localhost:1",
+        "log.cleaner.dedupe.buffer.size": "65536",
+        "log.cleaner.io.buffer.size": "1024",
+    }
+)
+
+
+class PowerLoss(BaseException):
+    """The machine is gone: nobody tidies up."""
+
+
+@dataclass
+class Power:
+    """How many changes of names the disk still makes; None: as many as are asked for."""
+
+    left: int | None = None
+
+    def use(self) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise PowerLoss
+            self.left -= 1
+
+
+class PoweredDirectory(MemoryDirectory):
+    """Every change of names, and every sync of them, needs power."""
+
+    def __init__(self, path: str, power: Power, root: MemoryDirectory) -> None:
+        super().__init__(path, disk=root.disk, node=root._node)
+        self.power = power
+
+    def subdirectory(self, name: str, *, create: bool = True) -> Directory:
+        if create and not self.exists(name):
+            self.power.use()
+        inner = super().subdirectory(name, create=create)
+        assert isinstance(inner, MemoryDirectory)
+        return PoweredDirectory(inner.path, self.power, inner)
+
+    def open(self, name: str, *, create: bool = False) -> Any:
+        if create and not self.exists(name):
+            self.power.use()
+        return super().open(name, create=create)
+
+    def remove(self, name: str) -> None:
+        if self.exists(name):
+            self.power.use()
+        super().remove(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self.power.use()
+        super().rename(old, new)
+
+    def fsync(self) -> None:
+        self.power.use()
+        super().fsync()
+
+
+def two_directories(disk: MemoryDirectory, power: Power | None = None) -> list[Directory]:
+    """`a` and `b` of a disk."""
+    found = []
+    for name in "ab":
+        inner = disk.subdirectory(name)
+        assert isinstance(inner, MemoryDirectory)
+        found.append(PoweredDirectory(name, power or Power(), inner))
+    return [*found]
+
+
+def manager(disk: MemoryDirectory, power: Power | None = None, **options: Any) -> LogManager:
+    """A node's logs in `a` and `b`, opened."""
+    options.setdefault("now_ms", lambda: NOW)
+    logs = LogManager(two_directories(disk, power), SERVER, **options)
+    logs.open()
+    disk.fsync()
+    return logs
+
+
+def home_of(logs: LogManager) -> str:
+    """The name of the directory that holds the log."""
+    home = logs.directory_of(TP)
+    assert home is not None
+    return home.path
+
+
+def other_home(logs: LogManager) -> LogDirectory:
+    """The directory that does not hold the log."""
+    return next(d for d in logs.directories if d is not logs.directory_of(TP))
+
+
+def begin_move(logs: LogManager) -> FutureLog:
+    """Begins to move the log to the other directory."""
+    log = logs.get(TP)
+    assert log is not None
+    return logs.moves.begin(log, other_home(logs))
+
+
+def copy_all(future: FutureLog) -> None:
+    """Copies what the log has, as a worker does between other work."""
+    while (piece := future.next_piece()) is not None:
+        future.take(piece, piece.run())
+
+
+def move(logs: LogManager) -> None:
+    """A whole move, at once."""
+    copy_all(begin_move(logs))
+    logs.moves.swap(TP)
