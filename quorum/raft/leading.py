@@ -29,6 +29,9 @@ MAX_PARKED_FETCHES = 1024
 """Fetches that may wait at the leader; one more is answered empty at once."""
 MAX_OBSERVERS = 4096
 """Observers whose progress is remembered; the one silent for the longest goes first."""
+HIGH_WATERMARK_LINGER_MS = 2
+"""How long a new high watermark waits for records that go the same way: while changes follow each
+other closely each costs a follower one fetch, not two."""
 OBSERVER_SESSION_MS = 300_000
 """An observer silent for so long is no longer described (Kafka's constant)."""
 
@@ -111,18 +114,25 @@ class Leading(Following):
         progress.leader_end_offset_at_last_fetch = end_offset
         progress.end_offset = fetch_offset
 
-    def _has_news(self, request: FetchRequest) -> bool:
+    def _news_due_ms(self, request: FetchRequest, now_ms: int) -> int:
+        """When a fetcher must hear what it does not know: records and the first high watermark at
+        once, a mere step of the high watermark a moment later."""
         if request.fetch_offset < self.log.end_offset:
-            return True
-        known = -1 if request.high_watermark is None else request.high_watermark
-        return self.high_watermark is not None and known < self.high_watermark
+            return now_ms
+        if self.high_watermark is None:
+            return FOREVER_MS
+        if request.high_watermark is None:
+            return now_ms
+        lags = request.high_watermark < self.high_watermark
+        return now_ms + HIGH_WATERMARK_LINGER_MS if lags else FOREVER_MS
 
     def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
         for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
             self._answer_fetch(role.parked.pop(parked.token))  # it gave that one up
         wait_ms = min(request.max_wait_ms, self.config.fetch_wait_ms)
-        fetch = ParkedFetch(token, request, now_ms + wait_ms)
-        if self._has_news(request) or wait_ms == 0 or len(role.parked) >= MAX_PARKED_FETCHES:
+        deadline_ms = min(now_ms + wait_ms, self._news_due_ms(request, now_ms))
+        fetch = ParkedFetch(token, request, deadline_ms)
+        if deadline_ms <= now_ms or len(role.parked) >= MAX_PARKED_FETCHES:
             self._answer_fetch(fetch)
         else:
             role.parked[token] = fetch
@@ -138,11 +148,10 @@ class Leading(Following):
 
     def _answer_parked(self, role: Leader, now_ms: int) -> None:
         """Answers what waited for records or the high watermark, or long enough."""
-        for token in [
-            t
-            for t, p in role.parked.items()
-            if p.deadline_ms <= now_ms or self._has_news(p.request)
-        ]:
+        for parked in role.parked.values():
+            due_ms = self._news_due_ms(parked.request, now_ms)
+            parked.deadline_ms = min(parked.deadline_ms, due_ms)
+        for token in [t for t, p in role.parked.items() if p.deadline_ms <= now_ms]:
             fetch = role.parked.pop(token)
             if fetch.request.fetch_offset < self.log.start_offset:
                 fetch = ParkedFetch(token, fetch.request, now_ms)
