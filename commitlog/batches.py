@@ -201,26 +201,42 @@ def whole_batches(
     return end, first, following
 
 
+SCAN_BYTES = 16 * 1024
+
+
 def scan_headers(
-    file: File, position: int, end: int, chunk_bytes: int = 16 * 1024
+    file: File, position: int, end: int, chunk_bytes: int = SCAN_BYTES
 ) -> Iterator[Header]:
     """The headers of the batches in `file` from `position` to `end`, without reading their records.
 
     Ends before a batch that is torn; CorruptMessageError where a header can not be one.
     """
-    chunk, chunk_start = b"", position
+    return (header for header, _, _ in scan_batches(file, position, end, chunk_bytes))
+
+
+def scan_batches(
+    file: File, position: int, end: int, chunk_bytes: int
+) -> Iterator[tuple[Header, bytes, int]]:
+    """As `scan_headers`, with what was read of each batch: bytes, and where in them it begins.
+
+    `chunk_bytes` are read first, then about as much as there are small batches to come, and only
+    headers where batches are large.
+    """
+    chunk, chunk_start, want = b"", position, max(chunk_bytes, HEADER_BYTES)
     while end - position >= HEADER_BYTES:
         inside = position - chunk_start
         if inside + HEADER_BYTES > len(chunk):
-            chunk, chunk_start, inside = file.pread(chunk_bytes, position), position, 0
+            chunk, chunk_start, inside = file.pread(want, position), position, 0
             if len(chunk) < HEADER_BYTES:
                 return
         header = Header._make((*_HEADER.unpack_from(chunk, inside), position))
         check_shape(header)
-        if header.end_position > end:
+        following = header.end_position
+        if following > end:
             return
-        yield header
-        position = header.end_position
+        yield header, chunk, inside
+        want = SCAN_BYTES if following - position < SCAN_BYTES // 4 else HEADER_BYTES
+        position = following
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,17 @@ class OffsetIndex(_IndexFile):
             return self.base_offset, 0
         return self.base_offset + self._offsets[index - 1], self._positions[index - 1]
 
+    def window(self, offset: int) -> tuple[int, int, int]:
+        """`lookup`, and how many bytes lie between that entry and the second one after it (0 where
+        there are fewer): what is wanted of `offset` most likely lies within them.
+        """
+        index = bisect_right(self._offsets, offset - self.base_offset)
+        end = self._positions[index + 1] if index + 1 < len(self._positions) else 0
+        if index == 0:
+            return self.base_offset, 0, end
+        begin = self._positions[index - 1]
+        return self.base_offset + self._offsets[index - 1], begin, max(0, end - begin)
+
     def truncate(self, offset: int) -> None:
         """Drops the entries at or above `offset`."""
         keep = bisect_right(self._offsets, offset - self.base_offset - 1)

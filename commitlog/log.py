@@ -71,6 +71,7 @@ class Log:
         self.on_truncation: Callable[[Log], None] | None = None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
+        self._fences = lookup.TimestampFences()
         self._log_start_offset = 0
         self._log_end_offset = 0
         self._high_watermark = 0
@@ -363,7 +364,7 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first local record at or after a timestamp (KIP-33); None where there is none."""
-        return lookup.offset_for_timestamp(self, timestamp_ms)
+        return lookup.offset_for_timestamp(self, self._segments, self._fences, timestamp_ms)
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """The first local record with the greatest timestamp (ListOffsets -3)."""

@@ -5,28 +5,92 @@ These decode a batch (`tidemark.records`); nothing of it is on the path of appen
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from commitlog.indexes import CorruptIndexError
 from commitlog.segment import Segment
 from commitlog.types import AbortedTransaction, TimestampOffset
+from tidemark.records.facts import first_record_at_or_after
 
 if TYPE_CHECKING:
     from commitlog.log import Log
 
+_log = logging.getLogger(__name__)
 
-def offset_for_timestamp(log: Log, timestamp_ms: int) -> TimestampOffset | None:
+
+class TimestampFences:
+    """The greatest timestamp up to each rolled segment's end, so that a look-up needs no walk over
+    the segments. Learnt as far as look-ups go: that loads the segments' indexes.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Segment] = []
+        self._state = (-1, -1)
+        self._greatest: list[int] = []
+
+    def first(self, segments: list[Segment], truncations: int, timestamp_ms: int) -> int:
+        """The index of the first segment that may hold a record at or after the timestamp."""
+        rolled = segments[:-1]
+        state = (truncations, Segment.rebuilds)
+        if state != self._state or rolled[: len(self._known)] != self._known:
+            self._known, self._greatest, self._state = [], [], state
+        while not self._greatest or self._greatest[-1] < timestamp_ms:
+            if len(self._known) == len(rolled):
+                return len(rolled)
+            segment = rolled[len(self._known)]
+            self._greatest.append(max([segment.max_timestamp_ms, *self._greatest[-1:]]))
+            self._known.append(segment)
+        return bisect_left(self._greatest, timestamp_ms)
+
+
+def offset_for_timestamp(
+    log: Log, segments: list[Segment], fences: TimestampFences, timestamp_ms: int
+) -> TimestampOffset | None:
     """The first record at or after `timestamp_ms`, by offset, from the local log start on.
 
     Every record at or after the timestamp has this offset or a higher one.
     """
     start = log.local_log_start_offset
-    for segment in log.segments:
+    for index in range(fences.first(segments, log.truncations, timestamp_ms), len(segments)):
+        segment = segments[index]
         if segment.size_bytes == 0 or segment.max_timestamp_ms < timestamp_ms:
             continue
-        for header in segment.first_at_or_after(timestamp_ms, start):
-            found = find_in_batch(segment.read_batch(header), timestamp_ms, start)
+        try:
+            found = _first_in_segment(segment, timestamp_ms, start)
+        except CorruptIndexError as error:
+            _log.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
+            segment.rebuild_indexes()
+            found = _first_in_segment(segment, timestamp_ms, start)
+        if found is not None:
+            return TimestampOffset(*found, log.epoch_for_offset(found[1]))
+    return None
+
+
+def _first_in_segment(
+    segment: Segment, timestamp_ms: int, start_offset: int
+) -> tuple[int, int] | None:
+    """(timestamp, offset) of the segment's first record at or after both bounds.
+
+    CorruptIndexError where an index entry that was used does not fit the log.
+    """
+    entry_ms, entry_offset = segment.time_index.lookup(timestamp_ms)
+    # what lies below the start is of no interest, and neither is then what the entry says of it
+    unproven = entry_ms >= 0 and entry_offset >= start_offset
+    for header, data, at in segment.scan_from(max(entry_offset, start_offset), with_records=True):
+        if unproven and header.last_offset >= entry_offset:
+            if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:
+                raise CorruptIndexError(f"{segment.time_index_file} does not fit its log")
+            unproven = False
+        if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
+            if at + header.size_bytes > len(data):
+                data, at = segment.read_batch(header), 0
+            found = first_record_at_or_after(data, at, timestamp_ms, start_offset)
             if found is not None:
-                return TimestampOffset(*found, log.epoch_for_offset(found[1]))
+                return found
+    if unproven:
+        raise CorruptIndexError(f"{segment.time_index_file} points behind its log")
     return None
 
 
@@ -41,19 +105,9 @@ def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
     if best is None or best.max_timestamp_ms < 0:
         return None
     for header in best.headers(best.max_timestamp_offset):
-        found = find_in_batch(best.read_batch(header), best.max_timestamp_ms, 0)
+        found = first_record_at_or_after(best.read_batch(header), 0, best.max_timestamp_ms, 0)
         if found is not None:
             return TimestampOffset(*found, log.epoch_for_offset(found[1]))
-    return None
-
-
-def find_in_batch(batch: bytes, timestamp_ms: int, start_offset: int) -> tuple[int, int] | None:
-    """(timestamp, offset) of the batch's first record at or after both bounds."""
-    from tidemark.records import decode_batch
-
-    for record in decode_batch(batch):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-            return record.timestamp_ms, record.offset
     return None
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.batches import (
     HEADER_BYTES,
     Header,
+    scan_batches,
     scan_headers,
     unpack_header,
     whole_batches,
@@ -50,9 +51,14 @@ DELETED_SUFFIX = ".deleted"
 _KNOWN_POSITIONS_MAX = 64
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
+_FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if they are small
+_WINDOW_BYTES_MAX = 64 << 10
+
 
 class Segment:
     """A segment; `next_offset`, timestamps and indexes are known once it is loaded."""
+
+    rebuilds: ClassVar[int] = 0  # of all segments: what was learnt of one before may be wrong
 
     def __init__(
         self,
@@ -336,6 +342,7 @@ class Segment:
 
     def rebuild_indexes(self) -> None:
         """Makes the indexes anew from the batch headers; a rolled segment's are written at once."""
+        Segment.rebuilds += 1
         self._reset()
         try:
             for header in scan_headers(self.file, 0, self._size):
@@ -469,20 +476,35 @@ class Segment:
             return self._find(offset)
 
     def _find(self, offset: int) -> int:
-        entry_offset, start = self.offset_index.lookup(offset)
+        for header, _, _ in self.scan_from(offset):
+            if header.last_offset >= offset:
+                return header.position
+        if self.offset_index.lookup(offset)[1]:
+            raise CorruptIndexError(f"{self.offset_index_file} points behind offset {offset}")
+        return self._size
+
+    def scan_from(
+        self, offset: int, *, with_records: bool = False
+    ) -> Iterator[tuple[Header, bytes, int]]:
+        """`scan_batches` from the index entry at or below `offset` on; with `with_records` the
+        batches next to it are likely read whole.
+
+        CorruptIndexError where the index does not fit the log.
+        """
+        entry_offset, start, window = self.offset_index.window(offset)
+        size = _FIND_BYTES
+        if with_records and size < window <= _WINDOW_BYTES_MAX:
+            size = window
         try:
-            for header in scan_headers(self.file, start, self._size):
+            for found in scan_batches(self.file, start, self._size, size):
+                header = found[0]
                 if header.position == start and start and header.last_offset != entry_offset:
                     raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
-                if header.last_offset >= offset:
-                    return header.position
+                yield found
         except CorruptMessageError as error:
             if start:
                 raise CorruptIndexError(str(error)) from error
             raise
-        if start:
-            raise CorruptIndexError(f"{self.offset_index_file} points behind offset {offset}")
-        return self._size
 
     def read(
         self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
@@ -509,22 +531,6 @@ class Segment:
         self._remember(following, position + end)
         records = data if end == len(data) else memoryview(data)[:end]
         return FetchResult(records, first, following, self.base_offset, position)
-
-    def first_at_or_after(self, timestamp_ms: int, start_offset: int) -> Iterator[Header]:
-        """The batches that may hold the first record at or after a timestamp, in offset order."""
-        self.load()
-        entry_timestamp, entry_offset = self.time_index.lookup(timestamp_ms)
-        if entry_timestamp >= 0 and not self._has_timestamp(entry_timestamp, entry_offset):
-            _log.warning(
-                "%s: %s does not fit its log; rebuilding the indexes",
-                self.directory.path,
-                self.time_index_file,
-            )
-            self.rebuild_indexes()
-            entry_timestamp, entry_offset = self.time_index.lookup(timestamp_ms)
-        for header in self.headers(max(entry_offset, start_offset)):
-            if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
-                yield header
 
     def read_batch(self, header: Header) -> bytes:
         """The bytes of one batch."""

@@ -13,14 +13,17 @@ from typing import NamedTuple
 from tidemark.errors import CorruptMessageError, InvalidRecordError
 from tidemark.records import compression as codecs
 from tidemark.records.header import (
+    CODEC_MASK,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MIN_RECORD_BYTES,
     BatchHeader,
     BytesLike,
+    check_counts,
     read_header,
+    verify_crc,
 )
-from tidemark.records.plain import Record, decode_batch
+from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch
 
 
 class RecordFacts(NamedTuple):
@@ -63,13 +66,7 @@ def _of_kernel(buffer: BytesLike, position: int, header: BatchHeader) -> RecordF
     from tidemark.records.kernels import FAULT_OFFSET, FAULTS
 
     count = header.record_count
-    begin, end = position + HEADER_BYTES, position + header.size_bytes
-    source: BytesLike = buffer
-    if header.compression != "none":
-        source = codecs.decompress(header.compression, memoryview(buffer)[begin:end])
-        begin, end = 0, len(source)
-    if count * MIN_RECORD_BYTES > end - begin:
-        raise CorruptMessageError(f"a batch claims {count} records in {end - begin} bytes")
+    source, begin, end = _plain_body(buffer, position, header)
     notes, totals = walk_kernel.new_notes()
     data = np.frombuffer(source, np.uint8)
     fault = walk_kernel.walk(data, begin, end, count, header.base_timestamp_ms, notes, totals)
@@ -81,6 +78,73 @@ def _of_kernel(buffer: BytesLike, position: int, header: BatchHeader) -> RecordF
     if header.timestamp_type == LOG_APPEND_TIME:
         least = most = header.max_timestamp_ms
     return RecordFacts(least, most, keyless > 0)
+
+
+def first_record_at_or_after(
+    buffer: BytesLike, position: int, timestamp_ms: int, min_offset: int
+) -> tuple[int, int] | None:
+    """(timestamp, offset) of the first record of the batch at `position` that is at or above both
+    bounds; None where there is none. CorruptMessageError, its CRC included.
+    """
+    header = read_header(buffer, position)
+    verify_crc(buffer, position, header)
+    check_counts(header)
+    from tidemark.records.arrow import takes_plain_path
+
+    if takes_plain_path(header.record_count):
+        for record in decode_batch(buffer, position):
+            if record.timestamp_ms >= timestamp_ms and record.offset >= min_offset:
+                return record.timestamp_ms, record.offset
+        return None
+    return _seek(buffer, position, header, timestamp_ms, min_offset)
+
+
+def _seek(
+    buffer: BytesLike, position: int, header: BatchHeader, timestamp_ms: int, min_offset: int
+) -> tuple[int, int] | None:
+    import numpy as np
+
+    from tidemark.records import walk_kernel
+    from tidemark.records.kernels import FAULTS
+
+    least_ms = timestamp_ms
+    append_time = header.timestamp_type == LOG_APPEND_TIME
+    if append_time:  # what the records say of their timestamps does not count
+        if header.max_timestamp_ms < timestamp_ms:
+            return None
+        least_ms = MIN_TIMESTAMP_MS
+    source, begin, end = _plain_body(buffer, position, header)
+    delta, found_ms = walk_kernel.seek(
+        np.frombuffer(source, np.uint8),
+        begin,
+        end,
+        header.record_count,
+        header.base_timestamp_ms,
+        header.last_offset_delta,
+        least_ms,
+        max(0, min_offset - header.base_offset),
+    )
+    if delta == walk_kernel.NONE_FOUND:
+        return None
+    if delta < 0:
+        raise CorruptMessageError(f"a batch can not be read: {FAULTS[delta]}")
+    return header.max_timestamp_ms if append_time else found_ms, header.base_offset + delta
+
+
+def _plain_body(
+    buffer: BytesLike, position: int, header: BatchHeader
+) -> tuple[BytesLike, int, int]:
+    """The bytes that hold the batch's plain records, and from where to where in them."""
+    begin, end = position + HEADER_BYTES, position + header.size_bytes
+    source: BytesLike = buffer
+    if header.attributes & CODEC_MASK:
+        source = codecs.decompress(header.compression, memoryview(buffer)[begin:end])
+        begin, end = 0, len(source)
+    if header.record_count * MIN_RECORD_BYTES > end - begin:
+        raise CorruptMessageError(
+            f"a batch claims {header.record_count} records in {end - begin} bytes"
+        )
+    return source, begin, end
 
 
 def _not_in_sequence(header: BatchHeader) -> InvalidRecordError:

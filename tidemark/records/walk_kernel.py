@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba import types
+
 from tidemark.records.jit import INT64, UINT8, kernel, readable, writable
 from tidemark.records.kernels import (
     FAULT_FIELD,
@@ -29,6 +31,8 @@ from tidemark.records.kernels import (
 # What `walk` notes.
 MIN_TIME, MAX_TIME, NULL_KEYS = range(3)
 NOTES = 3
+
+NONE_FOUND = -200  # what `seek` gives where no record fits; no fault
 
 
 @kernel(INT64(readable(UINT8), INT64, INT64, INT64, INT64, writable(INT64), writable(INT64)))
@@ -95,6 +99,46 @@ def walk(
         return FAULT_TAIL
     notes[MIN_TIME], notes[MAX_TIME], notes[NULL_KEYS] = least, most, keyless
     return 0
+
+
+@kernel(types.UniTuple(INT64, 2)(readable(UINT8), INT64, INT64, INT64, INT64, INT64, INT64, INT64))
+def seek(
+    data: Bytes,
+    at: int,
+    batch_end: int,
+    count: int,
+    base_time: int,
+    last_delta: int,
+    least_time: int,
+    least_delta: int,
+) -> tuple[int, int]:
+    """(offset delta, timestamp) of the first record at or above both bounds.
+
+    (NONE_FOUND, 0) where there is none, or a fault of `kernels.FAULTS` and 0. What lies behind the
+    record is not looked at.
+    """
+    for _ in range(count):
+        size, at = _get_varint(data, at, batch_end)
+        if at < 0:
+            return FAULT_VARINT, 0
+        end = at + size
+        if size < 1 or end > batch_end:
+            return FAULT_RECORD_SIZE, 0
+        time_delta, at = _get_varlong(data, at + 1, end)  # after the attributes
+        if at < 0:
+            return FAULT_VARINT, 0
+        timestamp = base_time + time_delta
+        if ((base_time ^ timestamp) & (time_delta ^ timestamp)) < 0:
+            return FAULT_TIMESTAMP, 0
+        delta, at = _get_varint(data, at, end)
+        if at < 0:
+            return FAULT_VARINT, 0
+        if delta < 0 or delta > last_delta:
+            return FAULT_OFFSET, 0
+        if timestamp >= least_time and delta >= least_delta:
+            return delta, timestamp
+        at = end
+    return NONE_FOUND, 0
 
 
 def new_notes() -> tuple[Any, Any]:
