@@ -45,6 +45,7 @@ from commitlog.names import (
     parse_future_name,
     unique_name,
 )
+from commitlog.segment import Segment
 from tidemark.errors import StorageError, TidemarkError
 from tidemark.types import METADATA_TOPIC, TopicPartition
 
@@ -206,15 +207,23 @@ class DirectoryMoves:
         manager, future = self._manager, self._futures[topic_partition]
         target, source = self._homes[topic_partition], manager.directory_of(topic_partition)
         assert source is not None, "a log that is moved has a directory"
-        try:
+
+        def place() -> tuple[Directory, list[Segment]]:
             future.complete()
             with manager.checkpoint_lock:
                 self._note(target, future.current)
-                future.take_place(self._rename(future, target))
+                directory = self._rename(future, target)
                 manager.moved_to(topic_partition, target)
+            return directory, future.segments_in(directory)
+
+        left = future.current.segments
+        try:
+            future.current.move_to(place)
         except (TidemarkError, OSError):
             self.cancel(topic_partition)
             raise
+        for segment in left:
+            segment.close()
         del self._futures[topic_partition], self._homes[topic_partition]
         _log.info("%s moved from %s to %s", topic_partition, source.path, target.path)
         try:

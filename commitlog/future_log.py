@@ -78,8 +78,9 @@ class Piece:
     target: Directory
     begin: int
     end: int
-    finishes: bool
+    finishes: bool = False
     """Where it reaches `end` the segment is finished: all its files are there, durably."""
+    syncs: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -105,6 +106,7 @@ class Piece:
                 next_offset = self.copied.next_offset if following is None else following
                 for beside in (*source.file_names[1:], snapshot_name(next_offset)):
                     copy_file(self.source, self.target, beside)
+            if finished or self.syncs:
                 file.fsync()
         finally:
             file.close()
@@ -175,6 +177,8 @@ class FutureLog:
         self.home = home
         self.name = name
         self.directory = home.subdirectory(name)
+        self.is_promised = False
+        """Does the controller know, or shall it, that the log will be here (KIP-858)?"""
         self._copied: dict[int, _Copied] = {}
         self._snapshots: set[int] = set()
 
@@ -280,18 +284,20 @@ class FutureLog:
             if copied.finished:
                 continue
             if segment.is_rolled or copied.size_bytes < segment.size_bytes:
-                return self._piece(copied, finishes=segment.is_rolled)
+                return self._piece(copied, segment.size_bytes, finishes=segment.is_rolled)
         return None
 
-    def _piece(self, copied: _Copied, *, finishes: bool) -> Piece:
-        return Piece(
-            copied,
-            self.current.directory,
-            self.directory,
-            copied.size_bytes,
-            copied.source.size_bytes,
-            finishes,
-        )
+    def sync_piece(self) -> Piece | None:
+        """Syncs what is copied of the active segment, so that `complete` has little to sync."""
+        self._drop_what_went()
+        copied = self._copied.get(self.current.active_segment.base_offset)
+        return self._piece(copied, copied.size_bytes, syncs=True) if copied else None
+
+    def _piece(
+        self, copied: _Copied, end: int, *, finishes: bool = False, syncs: bool = False
+    ) -> Piece:
+        source, target = self.current.directory, self.directory
+        return Piece(copied, source, target, copied.size_bytes, end, finishes, syncs)
 
     def take(self, piece: Piece, result: tuple[int, int | None]) -> None:
         """Takes over what `piece.run` gave; what no longer fits is dropped with the next piece."""
@@ -338,7 +344,8 @@ class FutureLog:
         try:
             current.active_segment.offset_index.write_out()
             current.active_segment.time_index.write_out()
-            self.take(piece := self._piece(active, finishes=True), piece.run())
+            piece = self._piece(active, active.size_bytes, finishes=True)
+            self.take(piece, piece.run())
             for offset in sorted(set(current.producers.snapshots) - self._snapshots):
                 copy_file(current.directory, self.directory, snapshot_name(offset))
             copy_file(current.directory, self.directory, PARTITION_METADATA)
@@ -348,12 +355,9 @@ class FutureLog:
             self._drop(active)  # the log goes on behind it
             raise
 
-    def take_place(self, directory: Directory) -> None:
-        """After `complete`: the log goes on in `directory`, this copy under its final name."""
-        left = self.current.segments
-        self.current.move_to(directory, [_moved(segment, directory) for segment in left])
-        for segment in left:
-            segment.close()
+    def segments_in(self, directory: Directory) -> list[Segment]:
+        """After `complete`: the log's segments in this copy, which is now called `directory`."""
+        return [_moved(segment, directory) for segment in self.current.segments]
 
 
 def _moved(segment: Segment, directory: Directory) -> Segment:

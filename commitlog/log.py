@@ -543,9 +543,10 @@ class Log:
 
     # --- durability
 
-    def move_to(self, directory: Directory, segments: list[Segment]) -> None:
-        """Goes on in `directory`, where the same files are, durably; for `commitlog.future_log`."""
+    def move_to(self, place: Callable[[], tuple[Directory, list[Segment]]]) -> None:
+        """Goes on where `place` put the same files, durably; for `commitlog.directory_moves`."""
         with self._lock:
+            directory, segments = place()
             self.directory = self.epochs.directory = self.producers.directory = directory
             self._set_segments(segments)
             self._deleted = retention.DeletedFiles(directory)

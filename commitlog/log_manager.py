@@ -479,8 +479,8 @@ class LogManager:
     def _checkpoint(
         self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[LogDirectory]
     ) -> None:
-        homes = dict(self._homes)
         with self.checkpoint_lock:  # one writer of the temporary file at a time
+            homes = dict(self._homes)
             for directory in directories:
                 own = {
                     topic_partition: offset
