@@ -72,10 +72,8 @@ class Log:
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
-        self._log_start_offset = 0
-        self._log_end_offset = 0
-        self._high_watermark = 0
-        self._recovery_point = 0
+        self._log_start_offset = self._log_end_offset = 0
+        self._high_watermark = self._recovery_point = 0
         self._names_changed = True
         self.truncations = 0
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
