@@ -14,13 +14,20 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from quorum.features import SUPPORTED, check_supported
-from quorum.image import EMPTY_IMAGE, InconsistentMetadataError, MetadataDelta, MetadataImage, diff
+from quorum.image import (
+    EMPTY_IMAGE,
+    InconsistentMetadataError,
+    MetadataDelta,
+    MetadataImage,
+    diff,
+    diff_in_steps,
+)
 from quorum.image.image import METADATA_VERSION
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch, RaftClient
 from snapshot.reader import SnapshotReader
@@ -28,6 +35,9 @@ from tidemark.config import ServerConfig
 from tidemark.errors import BrokerNotAvailableError, FatalError, UnsupportedVersionError
 
 _log = logging.getLogger(__name__)
+
+LOADED_PER_STEP = 1_000
+"""Records of a snapshot that are applied before other work of the event loop has its turn."""
 
 
 class MetadataPublisher(Protocol):
@@ -108,7 +118,7 @@ class MetadataLoader:
 
     def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
         """Applies committed batches; raises FatalError for records that can not be."""
-        if not batches:
+        if not batches or self._closed:
             return
         delta = MetadataDelta(self._image)
         for batch in batches:
@@ -127,28 +137,41 @@ class MetadataLoader:
             self._snapshot_wanted = True
         self._maybe_snapshot()
 
-    def handle_load_snapshot(self, reader: SnapshotReader) -> None:
-        """Replaces the image by the snapshot's; publishers hear the difference."""
+    def handle_load_snapshot(self, reader: SnapshotReader) -> Generator[None, None, None]:
+        """Replaces the image by the snapshot's in steps of some milliseconds, however large it is;
+        publishers hear the difference after the last one. Until then, and where it is given up,
+        the image stays what it was. Raises FatalError for records that can not be applied.
+        """
         delta = MetadataDelta(EMPTY_IMAGE)
         for values in reader.batches():
-            self._replay(delta, values, f"the snapshot {reader.id.name}")
-        before = self._image
-        self._image = delta.apply(reader.id.end_offset - 1, reader.id.epoch)
+            for start in range(0, len(values), LOADED_PER_STEP):
+                if self._closed:
+                    return
+                portion = values[start : start + LOADED_PER_STEP]
+                self._replay(delta, portion, f"the snapshot {reader.id.name}")
+                yield
+        image = delta.apply(reader.id.end_offset - 1, reader.id.epoch)
+        change = None
+        if self._caught_up:
+            change = yield from diff_in_steps(self._image, image)
+        if self._closed:
+            return
+        self._image = image
         self._bytes_since_snapshot = 0
         self._snapshot_ms = self._now_ms()
-        if self._caught_up:
-            self._publish(diff(before, self._image))
+        if change is not None:
+            self._publish(change)
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         """A leader has applied all that was committed before its epoch: it has caught up."""
         self._leader = leader
-        if leader.is_leader(self._raft.node_id) and not self._caught_up:
+        if leader.is_leader(self._raft.node_id) and not self._caught_up and not self._closed:
             self._catch_up()
         for listener in self._leader_listeners:
             listener(leader)
 
     async def close(self) -> None:
-        """Ends waiting calls and waits for a snapshot under way."""
+        """The image moves no more. Ends waiting calls and waits for a snapshot under way."""
         self._closed = True
         for _, _, future in self._waiters:
             if not future.done():

@@ -10,7 +10,7 @@ must not block.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -52,9 +52,11 @@ class RaftListener(Protocol):
         left out).
         """
 
-    def handle_load_snapshot(self, reader: SnapshotReader) -> None:
+    def handle_load_snapshot(self, reader: SnapshotReader) -> Generator[None, None, None] | None:
         """Replace all state by the snapshot's: the log no longer holds what comes next for this
-        listener.
+        listener. Done at once (None), or in steps: each `next` of the generator is one, the event
+        loop has its turn between them, and the listener hears of nothing else before the last.
+        A load under way is given up (its generator is closed) when a newer snapshot is needed.
         """
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:

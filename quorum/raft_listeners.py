@@ -3,21 +3,32 @@ changes at the right time.
 
 Each listener has its own position. On the leader a listener hears of the leadership only when its
 position passed the first record of the epoch: its state then holds everything that was ever
-committed (Kafka's RaftClient.Listener contract).
+committed (Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a
+round, and whoever loads one hears of nothing else meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quorum.raft.effects import LeaderAndEpoch
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader
 from quorum.raft_client import RaftListener
 from quorum.replicated_log import ReplicatedLog
+from snapshot.names import SnapshotId
 
 DELIVERY_MAX_BYTES = 1 << 20
 """What one round gives to one listener: other work of the event loop gets its turn in between."""
+
+
+class _Load(NamedTuple):
+    """A checkpoint that a listener loads step by step."""
+
+    id: SnapshotId
+    steps: Generator[None, None, None]
 
 
 @dataclass(slots=True)
@@ -25,6 +36,7 @@ class _Position:
     listener: RaftListener
     next_offset: int = 0
     told: LeaderAndEpoch | None = None
+    load: _Load | None = None
 
 
 class Listeners:
@@ -46,19 +58,36 @@ class Listeners:
         """One round; True when there is more to deliver."""
         more = False
         for position in self._positions:
-            self._load_snapshot(position)
+            if self._loads_snapshot(position):
+                more = True
+                continue
             more |= self._commit(position)
             self._tell_leader(position)
         return more
 
-    def _load_snapshot(self, position: _Position) -> None:
-        latest = self._log.latest_snapshot
-        if latest is None:
+    def _loads_snapshot(self, position: _Position) -> bool:
+        """One step of a load, where one is needed; True when there are more of it."""
+        self._begin_load(position)
+        load = position.load
+        if load is None:
+            return False
+        try:
+            next(load.steps)
+        except StopIteration:
+            position.load, position.next_offset = None, load.id.end_offset
+        return position.load is not None
+
+    def _begin_load(self, position: _Position) -> None:
+        latest, load = self._log.latest_snapshot, position.load
+        reached = position.next_offset if load is None else load.id.end_offset
+        if latest is None or 0 < reached >= self._log.start_offset:
             return
-        new = position.next_offset == 0
-        if new or position.next_offset < self._log.start_offset:
-            position.listener.handle_load_snapshot(self._log.open_snapshot(latest))
+        if load is not None:
+            load.steps.close()
+        steps = position.listener.handle_load_snapshot(self._log.open_snapshot(latest))
+        if steps is None:
             position.next_offset = latest.end_offset
+        position.load = None if steps is None else _Load(latest, steps)
 
     def _commit(self, position: _Position) -> bool:
         high_watermark = self._replica.high_watermark

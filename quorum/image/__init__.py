@@ -7,7 +7,13 @@ what a record means, and `delta.apply(...)` gives the next image, which shares a
 change with the one before.
 """
 
-from quorum.image.delta import InconsistentMetadataError, MetadataDelta, TopicDelta, diff
+from quorum.image.delta import (
+    InconsistentMetadataError,
+    MetadataDelta,
+    TopicDelta,
+    diff,
+    diff_in_steps,
+)
 from quorum.image.image import EMPTY_IMAGE, MetadataImage
 from quorum.image.types import (
     BrokerRegistration,
@@ -40,5 +46,6 @@ __all__ = [
     "TopicImage",
     "TopicsImage",
     "diff",
+    "diff_in_steps",
     "intern_ids",
 ]

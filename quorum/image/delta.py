@@ -9,7 +9,7 @@ MetadataRecord's oneof; a test holds it complete. Source: Kafka's MetadataDelta 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -37,6 +37,9 @@ from quorum.image.types import (
 from tidemark.errors import TidemarkError
 from tidemark.v1 import metadata_pb2 as pb
 
+_COMPARED_PER_STEP = 5_000
+"""Partitions that a step of a comparison looks at, as far as topics are not larger."""
+
 
 class InconsistentMetadataError(TidemarkError):
     """A record of the metadata log contradicts the image it is replayed into: the log is damaged,
@@ -53,7 +56,7 @@ class TopicDelta:
     name: str
     topic_id: UUID
     before: TopicImage | None
-    partitions: dict[int, PartitionRegistration] = field(default_factory=dict)
+    partitions: Mapping[int, PartitionRegistration] = field(default_factory=dict)
 
     @property
     def is_new(self) -> bool:
@@ -69,6 +72,18 @@ class TopicDelta:
     def partition_before(self, index: int) -> PartitionRegistration | None:
         return None if self.before is None else self.before.partitions.get(index)
 
+    def changing(self) -> dict[int, PartitionRegistration]:
+        """`partitions`, to be written to."""
+        if not isinstance(self.partitions, dict):
+            self.partitions = dict(self.partitions)
+        return self.partitions
+
+    def settle(self) -> None:
+        """Makes a new topic's partitions what they will be in its image: there are no more for
+        now. So `apply` has little left to do, however many topics there are."""
+        if self.before is None:
+            self.partitions = Map(self.partitions)
+
     def apply(self) -> TopicImage:
         if self.before is None:
             return TopicImage(self.name, self.topic_id, Map(self.partitions))
@@ -79,6 +94,7 @@ class _Run(NamedTuple):
     """The topic whose partitions' records are being replayed: they come one after another."""
 
     field: bytes
+    topic: TopicDelta
     partitions: dict[int, PartitionRegistration]
 
 
@@ -226,6 +242,9 @@ class MetadataDelta:
             raise InconsistentMetadataError(f"topic {record.name!r} is created a second time")
         self.topics_changed[topic_id] = TopicDelta(record.name, topic_id, None)
         self._new_names.add(record.name)
+        if self._run is not None:
+            self._run.topic.settle()
+            self._run = None
 
     def _remove_topic(self, record: pb.RemoveTopicRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))
@@ -245,8 +264,9 @@ class MetadataDelta:
 
     def _partition(self, record: pb.PartitionRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))
-        topic.partitions[record.partition_id] = partition_from_record(record)
-        self._run = _Run(topic_field(record.topic_id), topic.partitions)
+        partitions = topic.changing()
+        partitions[record.partition_id] = partition_from_record(record)
+        self._run = _Run(topic_field(record.topic_id), topic, partitions)
 
     def _change_partition(self, record: pb.PartitionChangeRecord) -> None:
         topic = self._topic_delta(UUID(bytes=record.topic_id))
@@ -255,7 +275,7 @@ class MetadataDelta:
             raise InconsistentMetadataError(
                 f"a record changes {topic.name}-{record.partition_id}, which does not exist"
             )
-        topic.partitions[record.partition_id] = partition_after_change(before, record)
+        topic.changing()[record.partition_id] = partition_after_change(before, record)
 
     def _topic_delta(self, topic_id: UUID) -> TopicDelta:
         found = self.topics_changed.get(topic_id)
@@ -334,6 +354,19 @@ def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     """The delta that leads from one image to another, whatever lies between them (a loaded
     snapshot).
     """
+    steps = diff_in_steps(before, after)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            delta: MetadataDelta = done.value
+            return delta
+
+
+def diff_in_steps(
+    before: MetadataImage, after: MetadataImage
+) -> Generator[None, None, MetadataDelta]:
+    """`diff` in steps of bounded work: it is what the generator returns."""
     delta = MetadataDelta(before)
     delta.brokers_changed = _changes(before.brokers, after.brokers)
     delta.controllers_changed = _changes(before.controllers, after.controllers)
@@ -344,22 +377,31 @@ def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         changes = _changes(before.configs.get(resource, Map()), after.configs.get(resource, Map()))
         if changes:
             delta.configs_changed[resource] = changes
-    _diff_topics(delta, before.topics, after.topics)
+    yield from _diff_topics(delta, before.topics, after.topics)
     return delta
 
 
-def _diff_topics(delta: MetadataDelta, before: TopicsImage, after: TopicsImage) -> None:
+def _diff_topics(
+    delta: MetadataDelta, before: TopicsImage, after: TopicsImage
+) -> Generator[None, None, None]:
     for topic in before:
         if after.by_id(topic.topic_id) is None:
             delta.topics_deleted[topic.topic_id] = topic
+    compared = 0
     for topic in after:
         old = before.by_id(topic.topic_id)
+        if old is topic:
+            continue
         if old is None:
-            changed: Iterable[tuple[int, PartitionRegistration]] = topic.partitions.items()
+            changed: Mapping[int, PartitionRegistration] = topic.partitions
         else:
-            changed = [(i, p) for i, p in topic.partitions.items() if old.partitions.get(i) != p]
-            if not changed:
-                continue
-        delta.topics_changed[topic.topic_id] = TopicDelta(
-            topic.name, topic.topic_id, old, dict(changed)
-        )
+            known = old.partitions
+            changed = {i: p for i, p in topic.partitions.items() if known.get(i) != p}
+            compared += len(topic.partitions)
+        if changed or old is None:
+            delta.topics_changed[topic.topic_id] = TopicDelta(
+                topic.name, topic.topic_id, old, changed
+            )
+        if compared >= _COMPARED_PER_STEP:
+            compared = 0
+            yield

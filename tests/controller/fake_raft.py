@@ -129,7 +129,8 @@ class FakeRaft:
         self._listeners[id(listener)] = (listener, 0)
         if self.snapshots:
             newest = self.snapshots[-1]
-            listener.handle_load_snapshot(newest)
+            for _ in listener.handle_load_snapshot(newest) or ():
+                """Nothing comes in between here."""
             self._listeners[id(listener)] = (listener, newest.id.end_offset)
         self.deliver()
         if self._quorum.leader_id is not None:

@@ -10,11 +10,14 @@ import pytest
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image import records as r
 from quorum.metadata_loader import MetadataLoader
+from quorum.raft_client import CommittedBatch, LeaderAndEpoch
+from snapshot.names import SnapshotId
 from tests import virtual_time
-from tests.controller.fake_raft import FakeQuorum
+from tests.controller.fake_raft import FakeQuorum, FakeSnapshot
 from tests.controller.scenario import controller_config
 from tests.image.strategies import History
 from tidemark.errors import BrokerNotAvailableError, FatalError
+from tidemark.v1 import metadata_pb2 as pb
 
 
 class Recorder:
@@ -192,10 +195,89 @@ def test_a_snapshot_loaded_on_the_way_is_published_as_a_difference() -> None:
         await quorum.node(2).create_snapshot(20, ahead.image.values())
         frozen = quorum.node(2).snapshots[-1]
         frozen.id = frozen.id._replace(end_offset=60)
-        loader.handle_load_snapshot(frozen)
+        assert len(list(loader.handle_load_snapshot(frozen))) > 1
         assert heard.images[-2] == seen
         assert list(loader.image.values()) == list(ahead.image.values())
         assert loader.image.offset == 59
+
+    virtual_time.run(main())
+
+
+def snapshot_of(seed: int, count: int) -> FakeSnapshot:
+    """A checkpoint of what `count` random records make, large enough for several steps."""
+    history = values(seed, count)
+    delta = MetadataDelta(MetadataImage())
+    for value in history:
+        delta.replay_value(value)
+    image = delta.apply(count - 1, 1)
+    return FakeSnapshot(SnapshotId(count, 1), list(image.values()))
+
+
+def test_the_image_stays_what_it_was_until_a_snapshot_is_loaded_whole() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum(auto_commit=False)
+        loader = MetadataLoader(quorum.node(1), controller_config(), clock)
+        quorum.node(1).register(loader)
+        quorum.elect(1)
+        quorum.append(values(8, 30))
+        quorum.commit()
+        heard = Recorder()
+        loader.add_publisher(heard)
+        before, snapshot = loader.image, snapshot_of(9, 400)
+        waiting = asyncio.ensure_future(loader.wait_for_offset(399))
+        steps = 0
+        for _ in loader.handle_load_snapshot(snapshot):
+            steps += 1
+            await asyncio.sleep(0)
+            assert (loader.image, heard.images[-1], waiting.done()) == (before, before, False)
+        assert steps > 5
+        await waiting
+        assert list(loader.image.values()) == snapshot.values
+        assert heard.images[-1] == loader.image
+
+    virtual_time.run(main())
+
+
+def test_a_load_that_is_given_up_or_fails_leaves_the_image_alone() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum(auto_commit=False)
+        loader = MetadataLoader(quorum.node(1), controller_config(), clock)
+        quorum.node(1).register(loader)
+        quorum.append(values(8, 30))
+        quorum.commit()
+        before, snapshot = loader.image, snapshot_of(9, 400)
+        given_up = loader.handle_load_snapshot(snapshot)
+        for _ in range(5):
+            next(given_up)
+        given_up.close()
+        assert loader.image == before
+        snapshot.values[-1] = b"\xff\xff\xff"
+        with pytest.raises(FatalError, match=snapshot.id.name):
+            list(loader.handle_load_snapshot(snapshot))
+        assert loader.image == before
+        newer = snapshot_of(10, 300)
+        list(loader.handle_load_snapshot(newer))
+        assert list(loader.image.values()) == newer.values
+
+    virtual_time.run(main())
+
+
+def test_a_loader_that_is_closed_in_the_middle_of_a_load_applies_nothing_more() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum(auto_commit=False)
+        loader, heard = MetadataLoader(quorum.node(1), controller_config(), clock), Recorder()
+        loader.add_publisher(heard)
+        snapshot = snapshot_of(9, 400)
+        steps = loader.handle_load_snapshot(snapshot)
+        next(steps)
+        await loader.close()
+        assert len(list(steps)) == 0
+        # As far as Raft knows it was loaded: what comes next must not meet an empty image.
+        change = pb.PartitionChangeRecord(partition_id=0, topic_id=bytes(16))
+        value = r.encode_record(pb.MetadataRecord(partition_change=change))
+        loader.handle_commit([CommittedBatch(400, 400, 1, 0, [value])])
+        loader.handle_leader_change(LeaderAndEpoch(1, 2))
+        assert (loader.image, heard.images) == (MetadataImage(), [])
 
     virtual_time.run(main())
 
