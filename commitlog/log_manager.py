@@ -34,7 +34,7 @@ from commitlog.directory_moves import DirectoryMoves
 from commitlog.files import Directory, DirectoryLock
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
-from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name
+from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
@@ -55,10 +55,12 @@ class LogManager:
         topic_config: Callable[[str], TopicConfig | None] | None = None,
         locked: bool = False,
         vital: str | None = None,
+        known_replica: Callable[[TopicPartition], tuple[UUID, UUID | None] | None] | None = None,
     ) -> None:
         """`topic_config` gives a topic's settings where they are known when the logs are opened;
         `locked`: the caller holds the directories' locks already; `vital`: the path of the
-        directory that the process can not do without (its metadata log's).
+        directory that the process can not do without (its metadata log's); `known_replica`: the
+        topic id and the directory id that the metadata has for a partition of this node.
         """
         self._locked = locked
         self._vital = vital
@@ -68,6 +70,7 @@ class LogManager:
         self._config = config
         self._now_ms = now_ms
         self._topic_config = topic_config or (lambda _: None)
+        self._known_replica = known_replica or (lambda _: None)
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._lost: dict[TopicPartition, LogDirectory] = {}
@@ -132,7 +135,6 @@ class LogManager:
             if self.on_removed is not None:  # the cleaner lets go of it
                 self.on_removed(topic_partition)
             self._logs.pop(topic_partition).close(clean=False)
-        self._deleted = [entry for entry in self._deleted if entry[1].is_online]
         self.moves.drop_offline()
         return dropped
 
@@ -186,8 +188,9 @@ class LogManager:
                 directory.remove_tree(name)
                 continue
             topic_partition = parse_directory_name(name)
-            if topic_partition is not None and topic_partition.topic != METADATA_TOPIC:
-                self._check_unique(topic_partition, directory)
+            if topic_partition is None or topic_partition.topic == METADATA_TOPIC:
+                continue
+            if self._is_current(topic_partition, directory):
                 found.append((topic_partition, name))
 
         def open_one(item: tuple[TopicPartition, str]) -> None:
@@ -226,12 +229,36 @@ class LogManager:
             "a clean" if clean else "an unclean",
         )
 
-    def _check_unique(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
+    def _is_current(self, topic_partition: TopicPartition, directory: LogDirectory) -> bool:
+        """Of two logs of a partition the one that the metadata knows stays, the other is set aside:
+        its directory was away while the partition, or another of its name, was made elsewhere.
+        StorageError where the metadata does not tell.
+        """
         home = self._homes.get(topic_partition)
-        if home is not None and home is not directory:
+        if home is None or home is directory:
+            return True
+        name = str(topic_partition)
+        metadata = PartitionMetadata.read(directory.subdirectory(name, create=False))
+        found = {
+            home: (self._logs[topic_partition].topic_id, home.directory_id),
+            directory: (None if metadata is None else metadata.topic_id, directory.directory_id),
+        }
+        known = self._known_replica(topic_partition) or (None, None)
+        of_topic = [place for place, (topic_id, _) in found.items() if topic_id == known[0]]
+        in_place = [place for place in of_topic if found[place][1] == known[1]]
+        current = of_topic if len(of_topic) == 1 else in_place
+        if known[0] is None or len(current) != 1:
             raise StorageError(
                 f"{topic_partition} is in {home.path} and in {directory.path}; remove the older one"
             )
+        if current == [directory]:
+            _log.warning("%s in %s is not current: set aside", topic_partition, home.path)
+            self.set_aside(topic_partition)
+            return True
+        _log.warning("%s in %s is not current: set aside", topic_partition, directory.path)
+        directory.rename(name, unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX))
+        directory.fsync()
+        return False
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
         log.on_truncation = self._on_truncation
@@ -414,8 +441,7 @@ class LogManager:
         log = self._logs.pop(topic_partition)
         home = self._homes.pop(topic_partition)
         log.close(clean=False)
-        ending = f".{uuid4().hex}{suffix}"
-        name = f"{topic_partition}"[: 255 - len(ending)] + ending
+        name = unique_name(topic_partition, uuid4().hex, suffix)
         home.rename(str(topic_partition), name)
         home.fsync()  # or the log would come back after a crash, under a topic that is gone
         return name

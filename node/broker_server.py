@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from uuid import UUID
 
 import grpc
 
@@ -40,7 +41,7 @@ from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import RaftClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import admin_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 from tiering.manager import RemoteLogManager
@@ -81,6 +82,7 @@ class BrokerServer:
             topic_config=self._topic_config,
             locked=True,
             vital=config.metadata_directory,
+            known_replica=self._replica_in_image,
         )
         self._tier = make_tier(config, clock)
         self._logs_open = False
@@ -162,6 +164,14 @@ class BrokerServer:
         if topic not in self._loader.image.topics:
             return None
         return self.replicas.topic_config(topic, self._loader.image)
+
+    def _replica_in_image(self, partition: TopicPartition) -> tuple[UUID, UUID | None] | None:
+        """The topic id of a partition, and the directory that its replica here is noted in."""
+        topic = self._loader.image.topics.get(partition.topic)
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        if topic is None or found is None:
+            return None
+        return topic.topic_id, found.directory_of(self._config.node_id)
 
     async def start(self) -> None:
         """Serves, and begins to register; returns before the broker is ready."""

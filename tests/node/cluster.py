@@ -76,7 +76,7 @@ class Node:
         self.config = broker_config(node_id, **settings)
         self.clock = loop_clock()
         tier = cluster.tier
-        self.logs = LogManager([self.directory], self.config, now_ms=self.clock.wall_ms)
+        self.logs = self.make_logs()
         self.logs.open()
         registry = PartitionRegistry(node_id, self.fatal.append)
         self.isr = IsrKeeper(node_id, registry, cluster.controller, self.clock)
@@ -105,6 +105,9 @@ class Node:
             1 << 20,
         )
         self.tasks = [spawn("isr", self.isr.run(), self.fatal.append)]
+
+    def make_logs(self) -> LogManager:
+        return LogManager([self.directory], self.config, now_ms=self.clock.wall_ms)
 
     def _fetcher(self, endpoint: Endpoint) -> PeerFetcher:
         tier = self.cluster.tier

@@ -1,0 +1,320 @@
+"""Brokers with several log directories on virtual time: the real controller core decides, the real
+lifecycle, assignments, replica managers and logs of every broker follow; disks are in memory.
+
+`JbodCluster` is `tests.node.cluster.Cluster` with `tests.controller.scenario.Scenario` as its
+controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault of
+one leaves the other alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+from commitlog.log_directory import LogDirectory
+from commitlog.log_manager import LogManager
+from commitlog.memory_files import MemoryDirectory
+from node.directory_assignments import DirectoryAssignments
+from node.fetching import FetchParams, FetchPartition
+from node.lifecycle import BrokerLifecycle
+from node.tasks import spawn
+from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
+from tests import virtual_time
+from tests.controller.scenario import CLUSTER_ID, Scenario, controller_config
+from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
+from tidemark.errors import ApiError, ErrorCode, code_of
+from tidemark.records import iter_batches
+from tidemark.types import TopicPartition, random_uuid
+from tidemark.v1 import admin_pb2
+from tidemark.v1 import controller_pb2 as pb
+from tidemark.wire import FetchPartitionData, PartitionProduceData
+
+DIRECTORIES = ("a", "b")
+
+
+class JbodNode(Node):
+    """A broker with two directories and a life of its own."""
+
+    cluster: JbodCluster
+
+    def __init__(self, cluster: JbodCluster, node_id: int, **settings: str) -> None:
+        super().__init__(cluster, node_id, **settings)
+        loop = asyncio.get_running_loop()
+        self.logs.on_directory_failed = lambda d: loop.call_soon(self._directory_failed, d) and None
+        self.life = BrokerLifecycle(
+            self.config,
+            CLUSTER_ID,
+            [d.directory_id for d in self.logs.online_directories if d.directory_id],
+            cluster.clean_stops.pop(node_id, -1),
+            cluster.controller,
+            lambda: self.replicas.image.offset,
+        )
+        self.life.on_registered = self._registered
+        self.assignments = DirectoryAssignments(
+            node_id, cluster.controller, lambda: self.broker_epoch
+        )
+        self.replicas.tell_directory = self.assignments.submit
+        self.tasks += [
+            spawn("life", self.life.run(), self.fatal.append),
+            spawn("assignments", self.assignments.run(), self.fatal.append),
+        ]
+
+    def make_logs(self) -> LogManager:
+        directories = []
+        for name in DIRECTORIES:
+            key = (self.node_id, name)
+            reason = self.cluster.unusable.get(key, "")
+            disk = self.cluster.disk(*key)
+            directory_id = self.cluster.directory_ids[key]
+            directories.append(LogDirectory(disk, directory_id, failure=reason))
+        return LogManager(
+            directories,
+            self.config,
+            now_ms=self.clock.wall_ms,
+            known_replica=self.cluster.replica_of(self.node_id),
+        )
+
+    def _registered(self, broker_epoch: int) -> None:
+        self.broker_epoch = self.isr.broker_epoch = broker_epoch
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        self.replicas.directories_failed()
+        assert directory.directory_id is not None
+        self.life.directory_failed(directory.directory_id)
+
+    def home_of(self, partition: int) -> str | None:
+        """The directory of a partition's log: a or b."""
+        home = self.logs.directory_of(self.cluster.name(partition))
+        return None if home is None else home.path[-1]
+
+
+class JbodCluster(Cluster):
+    """`start` nodes, `create` a topic, `load` it, let a disk fail, see who goes on."""
+
+    nodes: dict[int, JbodNode]  # type: ignore[assignment]
+
+    def __init__(self, **controller: str) -> None:
+        super().__init__()
+        self.log_disks: dict[tuple[int, str], MemoryDirectory] = {}
+        self.directory_ids: dict[tuple[int, str], UUID] = {}
+        self.unusable: dict[tuple[int, str], str] = {}
+        self.clean_stops: dict[int, int] = {}
+        self.scenario = Scenario(config=controller_config(**controller))
+        self.start_ms = self.scenario.now_ms
+        self.delivered = 0
+        self.acked: dict[int, list[str]] = {}
+        self.refused: dict[int, list[ErrorCode]] = {}
+        core, s = self.scenario.core, self.scenario
+        self.controller.handlers = {
+            "RegisterBroker": self._handler(
+                lambda r: core.register_broker(r, s.offset, s.now_ms), pb.RegisterBrokerResponse
+            ),
+            "BrokerHeartbeat": self._handler(
+                lambda r: core.broker_heartbeat(r, s.now_ms), pb.BrokerHeartbeatResponse
+            ),
+            "AlterPartition": self._handler(core.alter_partition, pb.AlterPartitionResponse),
+            "AssignReplicasToDirs": self._handler(
+                core.assign_replicas_to_dirs, pb.AssignReplicasToDirsResponse
+            ),
+        }
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_time())
+        self._deliver()
+
+    def _handler(
+        self, work: Callable[[Any], Any], response: Callable[..., Any]
+    ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        async def handle(request: Any) -> Any:
+            await asyncio.sleep(0.002)
+            self._catch_up_time()
+            try:
+                answer = self.scenario.apply(work(request))
+            except ApiError as error:
+                return response(error_code=int(code_of(error)), error_message=str(error))
+            finally:
+                self._deliver()
+            await asyncio.sleep(0.002)
+            return answer
+
+        return handle
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            self._catch_up_time()
+            self._deliver()
+
+    def _catch_up_time(self) -> None:
+        now_ms = self.start_ms + round(asyncio.get_running_loop().time() * 1000)
+        self.scenario.advance(max(0, now_ms - self.scenario.now_ms))
+
+    def _deliver(self) -> None:
+        records = self.scenario.log[self.delivered :]
+        self.delivered = len(self.scenario.log)
+        if records:
+            self.publish(*records)
+
+    # --- verbs
+
+    def name(self, partition: int) -> TopicPartition:
+        return TopicPartition(TOPIC, partition)
+
+    def replica_of(
+        self, node_id: int
+    ) -> Callable[[TopicPartition], tuple[UUID, UUID | None] | None]:
+        def known(partition: TopicPartition) -> tuple[UUID, UUID | None] | None:
+            topic = self.image.topics.get(partition.topic)
+            if topic is None:
+                return None
+            return topic.topic_id, topic.partitions[partition.partition].directory_of(node_id)
+
+        return known
+
+    def delete(self) -> None:
+        request = admin_pb2.DeleteTopicsRequest(topic_names=[TOPIC])
+        self.scenario.apply(self.scenario.core.delete_topics(request))
+        self._deliver()
+
+    def disk(self, node_id: int, directory: str) -> MemoryDirectory:
+        """The disk under one directory of a node; a new one has a new id, as a formatted one."""
+        key = (node_id, directory)
+        if key not in self.log_disks:
+            self.log_disks[key] = MemoryDirectory(f"node-{node_id}/{directory}", seed=node_id)
+            self.directory_ids[key] = random_uuid()
+        return self.log_disks[key]
+
+    def replace_disk(self, node_id: int, directory: str) -> None:
+        """An empty, newly formatted disk takes the place of a directory's."""
+        del self.log_disks[node_id, directory]
+
+    async def boot(self, *node_ids: int, **settings: str) -> None:
+        """Starts nodes and waits until the controller has unfenced them."""
+        for node_id in node_ids:
+            node = JbodNode(self, node_id, broker_heartbeat_interval_ms="500", **settings)
+            self.nodes[node_id] = node
+        for node_id in node_ids:
+            node = self.nodes[node_id]
+            await node.life.registered.wait()
+            await self.until(lambda: self.image.offset >= node.broker_epoch)  # noqa: B023
+            first = MetadataDelta(EMPTY_IMAGE)
+            for known in self.image.records():
+                first.replay(known)
+            node.replicas.on_metadata_update(first, self.image)
+            node.life.set_ready()
+        for node_id in node_ids:
+            await self.nodes[node_id].life.unfenced.wait()
+
+    def publish(self, *records: Any, but: int | None = None) -> None:
+        """Only to nodes that had their first image."""
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(self.image.offset + len(records), 1)
+        for node in list(self.nodes.values()):
+            if node.replicas._saw_image:
+                node.replicas.on_metadata_update(delta, self.image)
+
+    async def stop_node(self, node_id: int, *, clean: bool = True) -> None:
+        """A clean stop, or the machine's loss; the session then runs out in its time."""
+        node = self.nodes.pop(node_id)
+        await node.stop(clean)
+        if clean and all(d.is_online for d in node.logs.directories):
+            self.clean_stops[node_id] = node.broker_epoch
+        for name in DIRECTORIES:
+            if (node_id, name) in self.log_disks:
+                node.logs._release()
+                if not clean:
+                    self.disk(node_id, name).crash()
+
+    async def shut_down(self) -> None:
+        await self.stop(clean=False)
+        self._keeper.cancel()
+
+    def create(self, *assignment: tuple[int, ...], **configs: str) -> None:
+        self.topic_id = self.scenario.create(TOPIC, *assignment, **configs)
+        self._deliver()
+
+    def of(self, partition: int) -> PartitionRegistration:
+        return self.scenario.partition(TOPIC, partition)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Virtual time goes by until the condition holds."""
+        for _ in range(int(seconds / 0.02)):
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("it does not come about")
+
+    async def load(self, partition: int, count: int, *, pause_s: float = 0.01) -> None:
+        """A producer with acks=all that tries each record until it is acknowledged."""
+        acked = self.acked.setdefault(partition, [])
+        refused = self.refused.setdefault(partition, [])
+        for number in range(len(acked), len(acked) + count):
+            value = f"{partition}:{number}"
+            while True:
+                code = await self.try_produce(partition, value)
+                if code == ErrorCode.NONE:
+                    break
+                refused.append(code)
+                await asyncio.sleep(0.05)
+            acked.append(value)
+            await asyncio.sleep(pause_s)
+
+    async def try_produce(self, partition: int, value: str) -> ErrorCode:
+        leader = self.of(partition).leader
+        node = None if leader is None else self.nodes.get(leader)
+        if node is None:
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        return await self.produce_to(node.node_id, partition, value)
+
+    async def produce_to(
+        self, node_id: int, partition: int, value: str, *, timeout_ms: int = 2_000
+    ) -> ErrorCode:
+        data = PartitionProduceData(TOPIC, partition, batch(value))
+        producer = self.nodes[node_id].replicas.producer
+        (result,) = await producer.produce(-1, timeout_ms, [data])
+        return ErrorCode(result.error_code)
+
+    async def fetch_from(
+        self, node_id: int, partition: int, offset: int, *, max_wait_ms: int = 0
+    ) -> FetchPartitionData:
+        wanted = FetchPartition(TOPIC, partition, offset, 1 << 20)
+        params = FetchParams(max_wait_ms, 1, 1 << 20, None)
+        (answer,) = await self.nodes[node_id].replicas.fetcher.fetch(params, [wanted])
+        return answer
+
+    async def consume(self, partition: int) -> list[str]:
+        """What the leader shows from the log's start to its high watermark."""
+        leader = self.of(partition).leader
+        assert leader is not None, "nobody leads it"
+        node = self.nodes[leader]
+        hosted = node.hosted(partition)
+        found: list[str] = []
+        offset = hosted.log.log_start_offset
+        while offset < hosted.core.high_watermark:
+            answer = await self.fetch_from(leader, partition, offset)
+            assert answer.error_code == ErrorCode.NONE, answer
+            found += values_of(answer.payload)
+            offset = max(header.next_offset for _, header in iter_batches(answer.payload))
+        return found
+
+    async def nothing_acknowledged_is_lost(self, *partitions: int) -> None:
+        for partition in partitions:
+            there = set(await self.consume(partition))
+            missing = [value for value in self.acked[partition] if value not in there]
+            assert not missing, f"{TOPIC}-{partition} lost {missing[:5]}"
+
+
+def jbod(test: Callable[[JbodCluster], Coroutine[Any, Any, None]], **controller: str) -> None:
+    """Runs `test` on virtual time; in the end no node may have met a fatal error."""
+
+    async def main() -> None:
+        cluster = JbodCluster(**controller)
+        try:
+            await test(cluster)
+            assert [(n.node_id, n.fatal) for n in cluster.nodes.values() if n.fatal] == []
+        finally:
+            await cluster.shut_down()
+
+    virtual_time.run(main())
