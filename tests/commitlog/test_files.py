@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from commitlog.files import Directory, OsDirectory
+from commitlog.log_directory import LogDirectory
 from commitlog.memory_files import MemoryDirectory
 from tidemark.errors import FatalError, StorageError
 
 
-@pytest.fixture(params=["os", "memory"])
+@pytest.fixture(params=["os", "memory", "log directory"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Directory]:
-    yield OsDirectory(tmp_path / "disk") if request.param == "os" else MemoryDirectory()
+    if request.param == "memory":
+        yield MemoryDirectory()
+    else:
+        found = OsDirectory(tmp_path / "disk")
+        yield found if request.param == "os" else LogDirectory(found)
 
 
 def test_appends_follow_one_another_and_say_where(directory: Directory) -> None:

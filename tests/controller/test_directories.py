@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from quorum.image.types import LOST_DIRECTORY
 from tests.controller.scenario import Scenario
 from tidemark.errors import BrokerIdNotRegisteredError, ErrorCode, StaleBrokerEpochError
 from tidemark.v1 import admin_pb2, controller_pb2
@@ -86,6 +87,40 @@ def test_a_replica_on_a_failed_directory_does_not_lead(s: Scenario) -> None:
 def test_a_broker_without_any_directory_is_fenced(s: Scenario) -> None:
     assert fail(s, A, B).is_fenced
     assert s.partition("b").leader == 2
+
+
+def test_a_lost_replica_leaves_the_isr_and_comes_back_with_its_directory(s: Scenario) -> None:
+    assert assign(s, LOST_DIRECTORY, "a") == 0
+    p = s.partition("a")
+    assert (p.leader, p.isr, p.directory_of(1)) == (2, (2,), LOST_DIRECTORY)
+    assert s.image.brokers[1].log_dirs == (A, B)
+    assert assign(s, LOST_DIRECTORY, "a") == 0
+    assert s.written == []
+    s.keep_alive(18_000, 1, 3)  # broker 2 goes
+    assert s.partition("a").leader is None
+    s.create("c", (1,))
+    assert assign(s, LOST_DIRECTORY, "c") == 0
+    assert (s.partition("c").leader, s.partition("c").isr) == (None, (1,))
+    assert assign(s, A, "c") == 0
+    assert s.partition("c").leader == 1, "its log is there after all"
+
+
+def test_a_fenced_broker_loses_its_directory_before_it_comes_back(s: Scenario) -> None:
+    """Unfenced in the same heartbeat, it would lead what it lost."""
+    s.create("c", (1,))
+    assert assign(s, A, "c") == 0
+    s.keep_alive(18_000, 2, 3)
+    assert s.image.brokers[1].fenced
+    assert fail(s, A).is_fenced
+    assert s.image.brokers[1].log_dirs == (B,)
+    assert not fail(s, A).is_fenced
+    assert (s.partition("c").leader, s.partition("c").isr) == (None, (1,))
+
+
+def test_the_same_process_registers_again_without_the_directory_that_failed(s: Scenario) -> None:
+    s.register(1, log_dirs=(B,))
+    assert (s.partition("a").leader, s.partition("a").isr) == (2, (2,))
+    assert (s.partition("b").leader, s.partition("b").isr) == (1, (1, 2))
 
 
 def test_the_directories_follow_the_replicas_of_a_move(s: Scenario) -> None:

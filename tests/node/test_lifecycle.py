@@ -117,6 +117,36 @@ def test_a_forgotten_broker_registers_again_and_is_fenced_meanwhile() -> None:
     virtual_time.run(main())
 
 
+def test_a_failed_directory_is_told_at_once_and_in_every_heartbeat() -> None:
+    async def main() -> None:
+        controller = registering_controller()
+        life = lifecycle_of(controller)
+        life.set_ready()
+        task = asyncio.ensure_future(life.run())
+        await life.unfenced.wait()
+        await asyncio.sleep(0.5)
+        before = len(controller.seen("BrokerHeartbeat"))
+        failed, *rest = life._directory_ids
+        assert rest == []
+        life.directory_failed(failed)
+        await asyncio.sleep(0.01)
+        assert len(controller.seen("BrokerHeartbeat")) == before + 1
+        assert life.failures_told.is_set()
+        await asyncio.sleep(10)
+        beats = controller.seen("BrokerHeartbeat")[before:]
+        assert len(beats) > 2
+        assert all(list(beat.offline_log_dirs) == [failed.bytes] for beat in beats)
+        controller.handlers["BrokerHeartbeat"] = lambda _: pb.BrokerHeartbeatResponse(
+            error_code=ErrorCode.STALE_BROKER_EPOCH
+        )
+        await life.fenced.wait()
+        await asyncio.sleep(1)
+        assert list(controller.seen("RegisterBroker")[-1].log_dirs) == []
+        task.cancel()
+
+    virtual_time.run(main())
+
+
 def test_a_controlled_shutdown_waits_for_the_controllers_leave() -> None:
     async def main() -> None:
         controller = registering_controller()

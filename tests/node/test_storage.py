@@ -75,6 +75,40 @@ def test_an_unformatted_or_missing_directory_says_what_to_do(tmp_path: Path) -> 
         open_storage(config_of(tmp_path))
 
 
+@pytest.mark.parametrize("damage", ["missing", "not formatted", "garbage", "a file"])
+def test_a_directory_of_no_use_is_left_alone_while_another_is_good(
+    damage: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path)
+    format_storage(config, CLUSTER)
+    first, second = config.log_dirs
+    assert config.metadata_directory == first
+    Path(second, "meta.properties").unlink()
+    if damage == "garbage":
+        Path(second, "meta.properties").write_bytes(bytes(range(256)))
+    elif damage != "not formatted":
+        Path(second).rmdir()
+    if damage == "a file":
+        Path(second).write_text("no directory")
+    storage = open_storage(config)
+    assert list(storage.directories) == [first]
+    online, offline = storage.log_directories(config)
+    assert (online.is_online, offline.is_online, offline.path) == (True, False, second)
+    assert offline.failure == storage.unusable[second] != ""
+    assert storage.previous_broker_epoch(config) == -1
+    with pytest.raises(StorageError, match="offline"):
+        offline.list()
+    assert damage != "missing" or not Path(second).exists(), "nothing is made in its place"
+
+
+def test_the_metadata_logs_directory_must_be_good(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    format_storage(config, CLUSTER)
+    Path(config.metadata_directory, "meta.properties").unlink()
+    with pytest.raises(StorageError, match="tidemark storage format"):
+        open_storage(config)
+
+
 def test_a_copy_of_a_directory_is_noticed(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     format_storage(config, CLUSTER)
