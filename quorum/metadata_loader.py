@@ -14,7 +14,8 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -38,6 +39,22 @@ _log = logging.getLogger(__name__)
 
 LOADED_PER_STEP = 1_000
 """Records of a snapshot that are applied before other work of the event loop has its turn."""
+WRITTEN_PER_PORTION = 500
+_PAUSE_S = 0.0005
+
+
+def in_portions(
+    values: Iterable[bytes], pause: Callable[[float], None] = time.sleep
+) -> Iterator[bytes]:
+    """The values of a snapshot for the thread that writes it, with a pause after each millisecond
+    of work: else the event loop waits up to five (the interpreter's switch interval) whenever it
+    wants to go on.
+    """
+    remaining = iter(values)
+    while portion := list(itertools.islice(remaining, WRITTEN_PER_PORTION)):
+        yield from portion
+        if len(portion) == WRITTEN_PER_PORTION:
+            pause(_PAUSE_S)
 
 
 class MetadataPublisher(Protocol):
@@ -248,7 +265,7 @@ class MetadataLoader:
 
     async def _snapshot(self, image: MetadataImage) -> None:
         try:
-            await self._raft.create_snapshot(image.end_offset, image.values())
+            await self._raft.create_snapshot(image.end_offset, in_portions(image.values()))
         except Exception:
             self.snapshot_errors += 1
             _log.exception("no snapshot could be written at offset %d", image.end_offset)

@@ -9,7 +9,7 @@ import pytest
 
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image import records as r
-from quorum.metadata_loader import MetadataLoader
+from quorum.metadata_loader import WRITTEN_PER_PORTION, MetadataLoader, in_portions
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch
 from snapshot.names import SnapshotId
 from tests import virtual_time
@@ -303,3 +303,13 @@ def test_snapshots_are_written_by_time_and_a_failed_one_is_tried_again() -> None
         await loader.close()
 
     virtual_time.run(main())
+
+
+def test_the_writer_of_a_snapshot_lets_go_of_the_interpreter_after_each_portion() -> None:
+    written: list[bytes] = []
+    pauses: list[int] = []
+    values = [b"%d" % number for number in range(3 * WRITTEN_PER_PORTION + 7)]
+    for value in in_portions(iter(values), lambda _: pauses.append(len(written))):
+        written.append(value)
+    assert written == values
+    assert pauses == [WRITTEN_PER_PORTION * n for n in (1, 2, 3)]
