@@ -21,7 +21,7 @@ from quorum.controller_client import FORWARDED, ControllerClient
 from quorum.image import MetadataImage
 from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo
-from quorum.voter_admin import change_voters
+from quorum.voter_admin import change_kraft_version, change_voters, changes_quorum
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
@@ -79,7 +79,7 @@ class QuorumView(Protocol):
 
     def describe(self) -> QuorumInfo: ...
 
-    async def handle(self, request: m.Request) -> m.Response:
+    async def handle(self, request: m.AnyRequest) -> m.Response:
         """Answers a request of the quorum."""
         ...
 
@@ -285,6 +285,15 @@ class ControllerAdminService(AdminService):
         if not self._controller.is_active:
             return await super()._change(method, request, response, context)
         return await answered(response, self._controller.administer(method, request))
+
+    async def UpdateFeatures(
+        self, request: admin_pb2.UpdateFeaturesRequest, context: Context
+    ) -> admin_pb2.UpdateFeaturesResponse:
+        if not (self._controller.is_active and changes_quorum(request)):
+            return await super().UpdateFeatures(request, context)
+        voters = [voter.replica_id for voter in self._quorum.describe().voters]
+        work = change_kraft_version(self._quorum, self._images.image, voters, request)
+        return await answered(admin_pb2.UpdateFeaturesResponse, work)
 
     async def DescribeMetadataQuorum(
         self, request: raft_pb2.DescribeQuorumRequest, context: Context

@@ -109,7 +109,7 @@ class ControllerRegistrar:
             controller_id=config.node_id,
             cluster_id=self._cluster_id,
             incarnation_id=self.incarnation_id.bytes,
-            features=ranges_to_wire(controller=True),
+            features=ranges_to_wire(),
         )
         advertised = config.advertised_endpoints()
         for name in config.controller_listener_names:

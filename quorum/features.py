@@ -60,9 +60,9 @@ _UNTOLD: Mapping[str, LevelRange] = {METADATA_VERSION: LevelRange(1, 1)}
 Ranges = Mapping[str, tuple[int, int]]
 
 
-def ranges_to_wire(*, controller: bool = False) -> list[common_pb2.FeatureRange]:
+def ranges_to_wire() -> list[common_pb2.FeatureRange]:
     """What this version supports, as brokers and controllers register with it."""
-    told = dict(SUPPORTED) | ({KRAFT_VERSION: KRAFT_SUPPORTED} if controller else {})
+    told = {**SUPPORTED, KRAFT_VERSION: KRAFT_SUPPORTED}
     return [
         common_pb2.FeatureRange(name=name, min_level=r.lowest, max_level=r.highest)
         for name, r in sorted(told.items())

@@ -292,7 +292,7 @@ class RaftServer:
 
     # --- requests of peers ----------------------------------------------------------------------
 
-    async def handle(self, request: m.Request) -> m.Response:
+    async def handle(self, request: m.AnyRequest) -> m.Response:
         """Answers a quorum request (the Raft service and in-memory transports call this)."""
         if self._stopped or self._driver is None or len(self._queue) >= MAX_QUEUED_EVENTS:
             raise BrokerNotAvailableError("the replica is not running or overloaded")

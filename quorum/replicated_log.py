@@ -22,7 +22,7 @@ from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import ReplicaKey, VoterSet
 from quorum.raft_client import CommittedBatch
-from quorum.voters_record import note, quorum_records, to_record
+from quorum.voters_record import KRAFT_VERSION_MAX, note, quorum_records
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
 from snapshot.framing import (
     decode_batches,
@@ -281,10 +281,12 @@ class ReplicatedLog:
         return {v.key.replica_id: v.key.directory_id or ZERO_UUID for v in self.voters}
 
     def append_voters(self, voters: VoterSet, epoch: int, timestamp_ms: int) -> int:
-        """Appends a Voters record as leader; the set counts from now on."""
-        return self._append(
-            encode_quorum(self.end_offset, epoch, timestamp_ms, [to_record(voters)])
-        )
+        """Appends a Voters record as leader; the set counts from now on. The first one of a log
+        with static voters brings the kraft.version that lets it count, in the same batch."""
+        messages = quorum_records(KRAFT_VERSION_MAX, voters)
+        if self.kraft_version > 0:
+            messages = messages[1:]
+        return self._append(encode_quorum(self.end_offset, epoch, timestamp_ms, messages))
 
     def append_fetched(self, records: bytes) -> int:
         """Appends the leader's batches as they are. CorruptMessageError: nothing of them was

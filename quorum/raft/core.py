@@ -13,7 +13,7 @@ from typing import Protocol
 
 from quorum.raft.effects import Effects, ElectionState, LeaderAndEpoch, LeaderChange, Reply, Send
 from quorum.raft.log_view import LogView
-from quorum.raft.messages import Header, Request, Response, error_response
+from quorum.raft.messages import AnyRequest, Header, Request, Response, error_response
 from quorum.raft.requests import RequestManager
 from quorum.raft.roles import (
     OBSERVER_ROLES,
@@ -364,7 +364,7 @@ class ReplicaCore:
     def _reply(self, token: int, response: Response) -> None:
         self._effects.replies.append(Reply(token, response))
 
-    def _fail(self, token: int, request: Request, error: ErrorCode) -> None:
+    def _fail(self, token: int, request: AnyRequest, error: ErrorCode) -> None:
         self._reply(token, error_response(request, self._header(error)))
 
     def _send(self, node_id: int, endpoint: Endpoint, request: Request, now_ms: int) -> None:

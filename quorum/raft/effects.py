@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quorum.raft.messages import Request, Response
+from quorum.raft.messages import AnyRequest, Request, Response
 from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot.names import SnapshotId
 from tidemark.types import Endpoint
@@ -48,7 +48,7 @@ class RequestReceived:
     """A peer asks; the answer comes as a `Reply` with this token, in this step or a later one."""
 
     token: int
-    request: Request
+    request: AnyRequest
 
 
 @dataclass(slots=True, frozen=True)

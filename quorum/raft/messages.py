@@ -109,6 +109,18 @@ class UpdateVoterRequest:
     endpoint: Endpoint
 
 
+@dataclass(slots=True, frozen=True)
+class UpgradeVersionRequest:
+    """Turns static voters into voters of the log (kraft.version 1). Asked of the leader by its own
+    controller, and never sent: it has no form on the wire. `validate_only`: only whether it could
+    begin."""
+
+    cluster_id: str
+    kraft_version: int
+    validate_only: bool = False
+    timeout_ms: int = 30_000
+
+
 VoterChangeRequest = AddVoterRequest | RemoveVoterRequest | UpdateVoterRequest
 
 Request = (
@@ -119,6 +131,8 @@ Request = (
     | FetchSnapshotRequest
     | VoterChangeRequest
 )
+AnyRequest = Request | UpgradeVersionRequest
+"""What a replica answers: the quorum's requests, and its own process's."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -188,7 +202,7 @@ Response = (
 )
 
 
-def error_response(request: Request, header: Header) -> Response:
+def error_response(request: AnyRequest, header: Header) -> Response:
     """The response of `request`'s kind that says nothing but the header."""
     match request:
         case VoteRequest():
@@ -201,5 +215,10 @@ def error_response(request: Request, header: Header) -> Response:
             return FetchResponse(header)
         case FetchSnapshotRequest():
             return FetchSnapshotResponse(header)
-        case AddVoterRequest() | RemoveVoterRequest() | UpdateVoterRequest():
+        case (
+            AddVoterRequest()
+            | RemoveVoterRequest()
+            | UpdateVoterRequest()
+            | UpgradeVersionRequest()
+        ):
             return VoterChangeResponse(header)

@@ -1,4 +1,5 @@
-"""Changes of the voters (KIP-853): add, remove, update; one at a time, by the log itself.
+"""Changes of the voters (KIP-853): add, remove, update; one at a time, by the log itself. And the
+one before all others: static voters become voters of the log (kraft.version 1).
 
     wanted -> probed (add) -> caught up (add) -> Voters record appended -> committed -> answered
 
@@ -18,6 +19,7 @@ from quorum.raft.messages import (
     BeginQuorumEpochResponse,
     RemoveVoterRequest,
     UpdateVoterRequest,
+    UpgradeVersionRequest,
     VoterChangeRequest,
     VoterChangeResponse,
 )
@@ -43,7 +45,7 @@ class Reconfiguring(Leading):
         return offset is None or offset < (self.high_watermark or 0)
 
     def _on_voter_change_request(
-        self, token: int, request: VoterChangeRequest, now_ms: int
+        self, token: int, request: VoterChangeRequest | UpgradeVersionRequest, now_ms: int
     ) -> None:
         role = self.role
         if isinstance(request, UpdateVoterRequest) and request.epoch != self.epoch:
@@ -68,17 +70,20 @@ class Reconfiguring(Leading):
     def _refuse(self, token: int, error: ErrorCode, message: str) -> None:
         self._reply(token, VoterChangeResponse(self._header(error), message))
 
-    def _refusal(self, role: Leader, request: VoterChangeRequest) -> tuple[ErrorCode, str] | None:
+    def _refusal(
+        self, role: Leader, request: VoterChangeRequest | UpgradeVersionRequest
+    ) -> tuple[ErrorCode, str] | None:
         """Why the change can not begin (KIP-853, "AddVoter" and "RemoveVoter"); None: it can."""
         if not self._may_begin(role):
             return ErrorCode.REQUEST_TIMED_OUT, (
                 "another change of the voters is not finished, or the leader is too new: try again"
             )
+        if isinstance(request, UpgradeVersionRequest):
+            return self._upgrade_refusal(role, request)
         if self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
             return ErrorCode.UNSUPPORTED_VERSION, (
-                "the voters are static (kraft.version 0): they are named by "
-                "controller.quorum.voters, and format with --standalone, --initial-controllers or "
-                "--no-initial-controllers makes them dynamic"
+                "the voters are static (kraft.version 0), named by controller.quorum.voters: "
+                "`tidemark features upgrade kraft.version=1` makes them dynamic"
             )
         key = request.voter
         known = self.voters.key(key.replica_id) if key.replica_id in self.voters.ids else None
@@ -93,6 +98,30 @@ class Reconfiguring(Leading):
         if isinstance(request, RemoveVoterRequest) and len(self.voters) == 1:
             return ErrorCode.INVALID_REQUEST, f"{key.replica_id} is the only voter: it must stay"
         return None
+
+    def _upgrade_refusal(
+        self, role: Leader, request: UpgradeVersionRequest
+    ) -> tuple[ErrorCode, str] | None:
+        """Every voter has to have fetched in this epoch: that is how its directory id is known."""
+        before, wanted = self.log.kraft_version, request.kraft_version
+        if wanted == before:
+            return ErrorCode.NONE, "nothing to change"
+        if wanted != KRAFT_VERSION_DYNAMIC:
+            return ErrorCode.INVALID_UPDATE_VERSION, (
+                f"kraft.version can go from 0 to {KRAFT_VERSION_DYNAMIC}, not from {before} to "
+                f"{wanted}"
+            )
+        silent = [
+            str(node)
+            for node, progress in role.voters.items()
+            if node != self.node_id and progress.key.directory_id is None
+        ]
+        if silent:
+            return ErrorCode.INVALID_UPDATE_VERSION, (
+                f"voters {', '.join(silent)} have not fetched from this leader yet, so their "
+                "directory ids are not known: start them, and try again"
+            )
+        return (ErrorCode.NONE, "it could begin") if request.validate_only else None
 
     def _may_begin(self, role: Leader) -> bool:
         own_epoch = self.high_watermark is not None and (
@@ -124,6 +153,8 @@ class Reconfiguring(Leading):
     def _advance_change(self, role: Leader, change: VoterChange, now_ms: int) -> None:
         request = change.request
         match request:
+            case UpgradeVersionRequest():
+                self._append_voters(change, self._dynamic_voters(role))
             case RemoveVoterRequest():
                 self._append_voters(change, self.voters.without(request.voter.replica_id))
             case UpdateVoterRequest():
@@ -138,6 +169,12 @@ class Reconfiguring(Leading):
                     self._append_voters(change, self.voters.with_voter(added))
                     if not request.ack_when_committed:
                         self._finish_change(role, change, ErrorCode.NONE)
+
+    def _dynamic_voters(self, role: Leader) -> VoterSet:
+        """The static voters with the directory ids that their fetches told."""
+        keys = {node: progress.key for node, progress in role.voters.items()}
+        keys[self.node_id] = self.key
+        return VoterSet(Voter(keys[v.key.replica_id], v.endpoint) for v in self.voters)
 
     def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
         change.offset = self.log.end_offset
@@ -192,6 +229,9 @@ class Reconfiguring(Leading):
         role = self.role
         if not probed or not isinstance(role, Leader) or role.change is None:
             return
+        added = role.change.request
+        if not isinstance(added, AddVoterRequest):
+            return
         if response.header.error == ErrorCode.NONE:
             role.change.probed = True
         elif response.header.error in (
@@ -199,7 +239,7 @@ class Reconfiguring(Leading):
             ErrorCode.INCONSISTENT_CLUSTER_ID,
         ):
             error = response.header.error.name
-            text = f"who answers there is not {role.change.request.voter}: {error}"
+            text = f"who answers there is not {added.voter}: {error}"
             self._finish_change(role, role.change, ErrorCode.INVALID_REQUEST, text)
 
     def _poll_own_voter(self, role: Leader, now_ms: int) -> None:
@@ -224,8 +264,9 @@ class Reconfiguring(Leading):
         change = role.change
         if change is None:
             return None
-        if change.offset is None and not change.probed:
-            ready_ms = self.requests.ready_at_ms(change.request.voter.replica_id)
+        request = change.request
+        if isinstance(request, AddVoterRequest) and change.offset is None and not change.probed:
+            ready_ms = self.requests.ready_at_ms(request.voter.replica_id)
             if ready_ms is not None:
                 return min(change.deadline_ms, ready_ms)
         return change.deadline_ms

@@ -25,6 +25,7 @@ from quorum.raft.effects import (
 from quorum.raft.leading import OBSERVER_SESSION_MS
 from quorum.raft.messages import (
     AddVoterRequest,
+    AnyRequest,
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -34,8 +35,8 @@ from quorum.raft.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     RemoveVoterRequest,
-    Request,
     UpdateVoterRequest,
+    UpgradeVersionRequest,
     VoterChangeResponse,
     VoteRequest,
     VoteResponse,
@@ -150,7 +151,7 @@ class Replica(Reconfiguring):
         if isinstance(self.role, Follower):
             self._follow_high_watermark(self.role)
 
-    def _on_request(self, token: int, request: Request, now_ms: int) -> None:
+    def _on_request(self, token: int, request: AnyRequest, now_ms: int) -> None:
         if request.cluster_id and request.cluster_id != self.config.cluster_id:
             self._fail(token, request, ErrorCode.INCONSISTENT_CLUSTER_ID)
             return
@@ -168,7 +169,12 @@ class Replica(Reconfiguring):
                 self._on_fetch_request(token, request, now_ms)
             case FetchSnapshotRequest():
                 self._on_fetch_snapshot_request(token, request, now_ms)
-            case AddVoterRequest() | RemoveVoterRequest() | UpdateVoterRequest():
+            case (
+                AddVoterRequest()
+                | RemoveVoterRequest()
+                | UpdateVoterRequest()
+                | UpgradeVersionRequest()
+            ):
                 self._on_voter_change_request(token, request, now_ms)
 
     def _on_response(self, event: ResponseReceived, now_ms: int) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quorum.raft.messages import FetchRequest, VoterChangeRequest
+from quorum.raft.messages import FetchRequest, UpgradeVersionRequest, VoterChangeRequest
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
 from tidemark.types import Endpoint
@@ -122,7 +122,7 @@ class VoterChange:
     """The change of the voters that somebody waits for; `offset` is None until it is appended."""
 
     token: int
-    request: VoterChangeRequest
+    request: VoterChangeRequest | UpgradeVersionRequest
     deadline_ms: int
     offset: int | None = None
     probed: bool = False  # the new voter answered at its endpoint

@@ -83,7 +83,7 @@ class Scenario:
         }
         request = controller_pb2.RegisterControllerRequest(**(fields | change))
         if features is None:
-            request.features.extend(ranges_to_wire(controller=True))
+            request.features.extend(ranges_to_wire())
         for name, (low, high) in (features or {}).items():
             request.features.add(name=name, min_level=low, max_level=high)
         request.listeners.add(name="CONTROLLER", host="127.0.0.1", port=9_100 + controller_id)

@@ -15,12 +15,12 @@ import pytest
 
 from commitlog.files import OsDirectory
 from commitlog.memory_files import MemoryDirectory
-from quorum import bootstrap, features
+from quorum import bootstrap
 from quorum.controller import core as controller_core
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.controller_registration import ControllerRegistrar
-from quorum.features import FIRST_LEVELS, SUPPORTED, LevelRange
+from quorum.features import FIRST_LEVELS, KRAFT_VERSION, SUPPORTED, LevelRange
 from quorum.image import records as r
 from quorum.image.image import ELR_VERSION, METADATA_VERSION
 from quorum.metadata_loader import MetadataLoader
@@ -29,7 +29,7 @@ from tests import virtual_time
 from tests.controller.cluster import RealNode, active, eventually, real_controllers
 from tests.controller.fake_raft import FakeQuorum, FakeSnapshot
 from tests.controller.scenario import CLUSTER_ID, controller_config
-from tidemark.errors import FatalError, RequestTimedOutError, UnknownServerError
+from tidemark.errors import ErrorCode, FatalError, RequestTimedOutError, UnknownServerError
 from tidemark.v1 import admin_pb2, admin_pb2_grpc, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -82,7 +82,7 @@ def test_a_controller_stops_at_a_snapshot_of_a_level_that_it_does_not_support() 
         loader = MetadataLoader(FakeQuorum().node(1), controller_config(), clock)
         snapshot = FakeSnapshot(SnapshotId(7, 1), NEWER)
         with pytest.raises(FatalError, match=r"snapshot .* install a version"):
-            loader.handle_load_snapshot(snapshot)
+            list(loader.handle_load_snapshot(snapshot))
 
     virtual_time.run(main())
 
@@ -184,7 +184,7 @@ def test_a_controller_registers_as_soon_as_the_level_has_records_for_it() -> Non
         assert [(e.name, e.host, e.port) for e in found.endpoints] == [("CONTROLLER", "c3", 9093)]
         assert found.feature_ranges == {
             **{name: tuple(levels) for name, levels in SUPPORTED.items()},
-            features.KRAFT_VERSION: (0, 1),
+            KRAFT_VERSION: (0, 1),
         }
         assert len(controller.asked) == 1
         await registrar.stop()
@@ -234,14 +234,18 @@ def test_a_forgotten_controller_registers_again_but_does_not_fight_another_of_it
 # --- real controllers ---------------------------------------------------------------------------
 
 
-async def update(node: RealNode, levels: Mapping[str, int], kind: int = 0) -> Any:
+async def update_all(node: RealNode, levels: Mapping[str, int], kind: int = 0) -> Any:
     """UpdateFeatures as an administrator asks this very node."""
     request = admin_pb2.UpdateFeaturesRequest(timeout_ms=20_000)
     for name, level in levels.items():
         request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{node.server.port}") as channel:
-        answer = await admin_pb2_grpc.AdminStub(channel).UpdateFeatures(request, timeout=25)
-    return answer.results[0]
+        return await admin_pb2_grpc.AdminStub(channel).UpdateFeatures(request, timeout=25)
+
+
+async def update(node: RealNode, levels: Mapping[str, int], kind: int = 0) -> Any:
+    """The result of the only feature of an UpdateFeatures."""
+    return (await update_all(node, levels, kind)).results[0]
 
 
 def test_a_cluster_of_level_1_is_upgraded_while_it_runs_and_keeps_who_registered(
@@ -270,6 +274,38 @@ def test_a_cluster_of_level_1_is_upgraded_while_it_runs_and_keeps_who_registered
                 lambda: first.loader.image.controllers[follower.node_id] != before,
                 "the new process registers itself",
             )
+
+    asyncio.run(main())
+
+
+def test_static_voters_become_dynamic_by_a_feature_level_through_any_controller(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with real_controllers(tmp_path) as nodes:
+            first = await active(nodes)
+            follower = next(n for n in nodes.values() if n is not first)
+            both = {KRAFT_VERSION: 1, ELR_VERSION: 1}
+            await eventually(
+                lambda: len(first.loader.image.controllers) == 3, "all controllers are registered"
+            )
+            assert (await update_all(follower, both)).error_code == ErrorCode.INVALID_REQUEST
+            # A leader that was elected just now asks for patience.
+            while (answer := await update(follower, {KRAFT_VERSION: 1})).error_code:
+                assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
+            await eventually(
+                lambda: all(n.raft.describe().kraft_version == 1 for n in nodes.values()),
+                "every controller has voters in its log",
+            )
+            ids = {v.directory_id for v in follower.raft.describe().voters}
+            assert ids == {UUID(int=node_id, version=4) for node_id in nodes}
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{follower.server.port}") as channel:
+                stub = admin_pb2_grpc.AdminStub(channel)
+                told = await stub.DescribeFeatures(admin_pb2.DescribeFeaturesRequest())
+            assert {f.name: f.level for f in told.features}[KRAFT_VERSION] == 1
+            assert sorted((n.node_id, n.is_controller) for n in told.nodes) == [
+                *((node_id, True) for node_id in (1, 2, 3))
+            ]
 
     asyncio.run(main())
 
