@@ -13,6 +13,7 @@ from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.names import parse_future_name, unique_name
+from commitlog.producer_state import ProducerEntry, encode_snapshot
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, records_of
 from tests.commitlog.moving import SERVER, begin_move, copy_all, home_of, manager, move, other_home
@@ -264,6 +265,49 @@ def test_copies_that_do_not_fit_the_recovered_log_are_made_again() -> None:
     before = records_of(found)
     again.moves.swap(TP)
     assert records_of(found) == before
+
+
+def test_a_copy_of_the_same_size_is_not_taken_for_the_same_segment() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    log = filled(logs)
+    future = begin_move(logs)
+    copy_all(future)
+    future.directory.fsync()
+    log.truncate_to(0)
+    for _ in range(40):
+        log.append_as_leader(batch(3, timestamp=NOW + 9000 + log.log_end_offset), 2, NOW)
+    log.flush()
+    before = records_of(log)
+    disk.crash(keep="nothing")
+    again = manager(disk)
+    resumed, found = again.moves.get(TP), again.get(TP)
+    assert resumed is not None
+    assert found is not None
+    assert resumed.size_bytes == 0
+    again.moves.swap(TP)
+    assert records_of(found) == before
+
+
+def test_what_a_log_has_of_the_tier_moves_along() -> None:
+    disk = MemoryDirectory()
+    settings = config(remote_storage_enable=True)
+    logs = manager(disk, topic_config=lambda _: settings)
+    log = logs.get_or_create(TP, TOPIC_ID, settings)
+    epochs = [(0, 0), (1, 60), (4, 90)]
+    snapshot = encode_snapshot([ProducerEntry(7, 3, -1, NOW)])
+    log.rebuild_from_remote(epochs, snapshot, 100, log_start_offset=20)
+    add(log, 30, epoch=4)
+    log.highest_remote_offset = 99
+    move(logs)
+    assert log.highest_remote_offset == 99
+    disk.crash(keep="nothing")
+    found = manager(disk, topic_config=lambda _: settings).get(TP)
+    assert found is not None
+    assert found.epochs.entries() == ((0, 20), (1, 60), (4, 90))
+    assert (found.log_start_offset, found.local_log_start_offset) == (20, 100)
+    assert found.log_end_offset == 190
+    assert found.producers.producers[7].producer_epoch == 3
 
 
 def test_of_two_logs_of_a_partition_the_one_that_moved_counts() -> None:
