@@ -20,7 +20,7 @@ from commitlog.batches import (
     HEADER_BYTES,
     MAGIC,
     OVERHEAD_BYTES,
-    TRANSACTIONAL_MASK,
+    TRANSACTIONAL_FLAG,
     Header,
     header_at,
 )
@@ -30,7 +30,7 @@ _ROW = np.dtype(
     [
         ("base_offset", ">i8"),
         ("batch_length", ">i4"),
-        ("leader_epoch", ">i4"),
+        ("partition_leader_epoch", ">i4"),
         ("magic", "i1"),
         ("crc", ">u4"),
         ("attributes", ">i2"),
@@ -142,13 +142,13 @@ class BatchTable:
 
     def transactional_rows(self) -> list[int]:
         """The batches of transactions, markers among them."""
-        flags = self._rows["attributes"] & TRANSACTIONAL_MASK
+        flags = self._rows["attributes"] & TRANSACTIONAL_FLAG
         rows: list[int] = np.nonzero((flags != 0) & (self._rows["producer_id"] >= 0))[0].tolist()
         return rows
 
     def rows_of_new_epochs(self, latest: int | None) -> list[int]:
         """The batches whose leader epoch is above that of all before them, and above `latest`."""
-        epochs = self.column("leader_epoch")
+        epochs = self.column("partition_leader_epoch")
         floor = np.maximum.accumulate(np.concatenate(([-1 if latest is None else latest], epochs)))
         rows: list[int] = np.nonzero(epochs > floor[:-1])[0].tolist()
         return rows

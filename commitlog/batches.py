@@ -1,9 +1,8 @@
-"""The few header fields that a log needs of a record batch, read without an object per batch.
+"""Batch headers as a log meets them: in a buffer, in a file, patched before they are written.
 
-`tidemark.records` owns the format. This module repeats only the positions of the header's fields
-(DefaultRecordBatch: reference in `tidemark.records`), because an append or a read looks at every
-batch and must cost about a microsecond for it. Everything else (records, control batches) goes
-through `tidemark.records`.
+`tidemark.records` owns the format and the header itself (`BatchHeader`, here `Header`). This module
+adds what an append or a read does with the header of every batch, about a microsecond each: bounds,
+CRC, base offset and leader epoch, walks from batch to batch.
 """
 
 from __future__ import annotations
@@ -11,83 +10,59 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from crc32c import crc32c
 
 from commitlog.files import File
 from tidemark.errors import CorruptMessageError
+from tidemark.records.header import (
+    CONTROL_FLAG,
+    DELETE_HORIZON_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+)
+from tidemark.records.header import BatchHeader as Header
 
-HEADER_BYTES = 61
-OVERHEAD_BYTES = 12  # base offset and length, which the length does not count
+__all__ = [
+    "ATTRIBUTES_POSITION",
+    "CONTROL_FLAG",
+    "CRC_POSITION",
+    "DELETE_HORIZON_FLAG",
+    "HEADER_BYTES",
+    "MAGIC",
+    "OVERHEAD_BYTES",
+    "PATCH_BYTES",
+    "SCAN_BYTES",
+    "TIMESTAMP_TYPE_FLAG",
+    "TRANSACTIONAL_FLAG",
+    "EndTransaction",
+    "Header",
+    "check_shape",
+    "crc_is_valid",
+    "end_transaction",
+    "header_at",
+    "header_in",
+    "patch",
+    "restamp",
+    "scan_batches",
+    "scan_headers",
+    "unpack_header",
+    "whole_batches",
+]
+
 PATCH_BYTES = 16
-MAGIC = 2
+CRC_POSITION = 17
+ATTRIBUTES_POSITION = 21
 
-TIMESTAMP_TYPE_MASK = 0x08
-TRANSACTIONAL_MASK = 0x10
-CONTROL_MASK = 0x20
-DELETE_HORIZON_MASK = 0x40
-
-_HEADER = struct.Struct(">qiibIhiqqqhii")
 _WALK = struct.Struct(">qi11xi")  # base offset, length, last offset delta
 _WALK_BYTES = _WALK.size
 _PATCH = struct.Struct(">qii")
 _STAMP = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
-CRC_POSITION = 17
-ATTRIBUTES_POSITION = 21
 _CRC = struct.Struct(">I")
-
-
-class Header(NamedTuple):
-    """The header of one batch, and where it begins."""
-
-    base_offset: int
-    batch_length: int
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    base_timestamp_ms: int
-    max_timestamp_ms: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    record_count: int
-    position: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.batch_length + OVERHEAD_BYTES
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta + 1
-
-    @property
-    def end_position(self) -> int:
-        return self.position + self.batch_length + OVERHEAD_BYTES
-
-    @property
-    def is_control(self) -> bool:
-        return self.attributes & CONTROL_MASK != 0
-
-    @property
-    def is_transactional(self) -> bool:
-        return self.attributes & TRANSACTIONAL_MASK != 0
-
-    @property
-    def last_sequence(self) -> int:
-        return add_sequence(self.base_sequence, self.last_offset_delta)
-
-
-def add_sequence(sequence: int, increment: int) -> int:
-    """Sequences are 31 bits wide and wrap to 0 (DefaultRecordBatch.incrementSequence)."""
-    return -1 if sequence < 0 else (sequence + increment) & 0x7FFFFFFF
 
 
 def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Header:
@@ -97,7 +72,7 @@ def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Head
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptMessageError(f"{len(buffer) - position} bytes at {position} are no batch")
-    header = Header._make((*_HEADER.unpack_from(buffer, position), position))
+    header = Header._make((*HEADER.unpack_from(buffer, position), position))
     check_shape(header)
     if header.end_position > len(buffer):
         raise CorruptMessageError(
@@ -109,14 +84,14 @@ def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Head
 
 def header_in(data: bytes, position: int) -> Header:
     """The header at `position` of `data`; its batch may end behind it."""
-    header = Header._make((*_HEADER.unpack_from(data, position), position))
+    header = Header._make((*HEADER.unpack_from(data, position), position))
     check_shape(header)
     return header
 
 
 def unpack_header(data: bytes, position: int) -> Header:
     """The header that `data` begins with; the batch itself lies at `position` of a file."""
-    header = Header._make((*_HEADER.unpack_from(data), position))
+    header = Header._make((*HEADER.unpack_from(data), position))
     check_shape(header)
     return header
 
@@ -156,9 +131,9 @@ def restamp(
     max_timestamp_ms: int,
 ) -> bytes:
     """Bytes 16 to 60 of the batch with another timestamp type and maximum, and a CRC that fits."""
-    attributes = header.attributes & ~TIMESTAMP_TYPE_MASK & 0xFFFF
+    attributes = header.attributes & ~TIMESTAMP_TYPE_FLAG & 0xFFFF
     if log_append_time:
-        attributes |= TIMESTAMP_TYPE_MASK
+        attributes |= TIMESTAMP_TYPE_FLAG
     if attributes >= 1 << 15:
         attributes -= 1 << 16
     head = bytearray(
@@ -215,21 +190,24 @@ def scan_headers(
 
 
 def scan_batches(
-    file: File, position: int, end: int, chunk_bytes: int
-) -> Iterator[tuple[Header, bytes, int]]:
+    file: File, position: int, end: int, chunk_bytes: int, scratch: memoryview | None = None
+) -> Iterator[tuple[Header, bytes | memoryview, int]]:
     """As `scan_headers`, with what was read of each batch: bytes, and where in them it begins.
 
-    `chunk_bytes` are read first, then about as much as there are small batches to come, and only
-    headers where batches are large.
+    `chunk_bytes` are read first (into `scratch`, where it is given: all of it), then about as much
+    as there are small batches to come, and only headers where batches are large.
     """
-    chunk, chunk_start, want = b"", position, max(chunk_bytes, HEADER_BYTES)
+    chunk: bytes | memoryview = b""
+    chunk_start, want = position, max(chunk_bytes, HEADER_BYTES)
+    if scratch is not None and end - position >= HEADER_BYTES:
+        chunk = scratch[: file.pread_into(scratch, position)]
     while end - position >= HEADER_BYTES:
         inside = position - chunk_start
         if inside + HEADER_BYTES > len(chunk):
             chunk, chunk_start, inside = file.pread(want, position), position, 0
             if len(chunk) < HEADER_BYTES:
                 return
-        header = Header._make((*_HEADER.unpack_from(chunk, inside), position))
+        header = Header._make((*HEADER.unpack_from(chunk, inside), position))
         check_shape(header)
         following = header.end_position
         if following > end:

@@ -21,26 +21,24 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from commitlog.batches import (
-    ATTRIBUTES_POSITION,
-    CONTROL_MASK,
-    CRC_POSITION,
-    DELETE_HORIZON_MASK,
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
-    TIMESTAMP_TYPE_MASK,
-    TRANSACTIONAL_MASK,
-    Header,
-    crc_is_valid,
-    end_transaction,
-)
+from commitlog.batches import ATTRIBUTES_POSITION, CRC_POSITION, crc_is_valid, end_transaction
 from commitlog.cleaner_transactions import TransactionWalk
 from commitlog.offset_map import OffsetMap
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
 from tidemark.records import compact_kernels as kernels
 from tidemark.records.compression import compress, decompress
-from tidemark.records.header import COMPRESSION_NAMES, HEADER
+from tidemark.records.header import (
+    COMPRESSION_NAMES,
+    CONTROL_FLAG,
+    DELETE_HORIZON_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+)
+from tidemark.records.header import BatchHeader as Header
 
 CODEC_MASK = 0x07
 _NOTHING = memoryview(b"")
@@ -154,7 +152,7 @@ class BatchFilter:
                     base_time=-1,
                     max_time=header.max_timestamp_ms,
                     attributes=header.attributes
-                    & (TIMESTAMP_TYPE_MASK | TRANSACTIONAL_MASK | CONTROL_MASK),
+                    & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
                 )
 
     def _is_last_of_producer(self, header: Header) -> bool:
@@ -199,7 +197,7 @@ class BatchFilter:
         return fates
 
     def _horizon_is_over(self, header: Header) -> bool:
-        has_horizon = header.attributes & DELETE_HORIZON_MASK
+        has_horizon = header.attributes & DELETE_HORIZON_FLAG
         return bool(has_horizon) and self.now_ms >= header.base_timestamp_ms
 
     def _mark(
@@ -219,7 +217,7 @@ class BatchFilter:
             fate.kept, fate.tombstones, fate.first_time, fate.max_time, keyless = outcome
             self.stats.keyless_dropped += keyless
             fate.row, fate.marks = row, marks
-            fate.needs_horizon = fate.tombstones > 0 and not header.attributes & DELETE_HORIZON_MASK
+            fate.needs_horizon = fate.tombstones > 0 and not header.attributes & DELETE_HORIZON_FLAG
 
     def _control(self, chunk: memoryview, header: Header, fate: _Fate) -> None:
         check_crc(chunk, header)
@@ -230,7 +228,7 @@ class BatchFilter:
         if may_go and self._horizon_is_over(header):
             return
         fate.kept = header.record_count
-        fate.needs_horizon = may_go and not header.attributes & DELETE_HORIZON_MASK
+        fate.needs_horizon = may_go and not header.attributes & DELETE_HORIZON_FLAG
         fate.max_time = header.max_timestamp_ms
         fate.data = np.frombuffer(chunk, np.uint8)
         row = row_of(header, header.position + HEADER_BYTES, header.end_position)
@@ -240,12 +238,12 @@ class BatchFilter:
     # --- rewriting
 
     def _rewritten(self, chunk: memoryview, header: Header, fate: _Fate) -> tuple[Header, bytes]:
-        append_time = bool(header.attributes & TIMESTAMP_TYPE_MASK)
+        append_time = bool(header.attributes & TIMESTAMP_TYPE_FLAG)
         attributes = header.attributes
         if fate.needs_horizon:
             base_time = self.now_ms + self.delete_retention_ms
-            attributes |= DELETE_HORIZON_MASK
-        elif attributes & DELETE_HORIZON_MASK:
+            attributes |= DELETE_HORIZON_FLAG
+        elif attributes & DELETE_HORIZON_FLAG:
             base_time = header.base_timestamp_ms
         else:
             base_time = header.max_timestamp_ms if append_time else fate.first_time
@@ -283,7 +281,7 @@ def _assembled(
     fields = (
         header.base_offset,
         HEADER_BYTES - OVERHEAD_BYTES + len(body),
-        header.leader_epoch,
+        header.partition_leader_epoch,
         header.magic,
         0,
         attributes,

@@ -8,18 +8,12 @@ for each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from commitlog.batches import (
-    DELETE_HORIZON_MASK,
-    HEADER_BYTES,
-    TIMESTAMP_TYPE_MASK,
-    Header,
-    crc_is_valid,
-    unpack_header,
-)
+from commitlog.batches import crc_is_valid, unpack_header
 from commitlog.checkpoints import META_PROPERTIES, PARTITION_METADATA, parse_entries
 from commitlog.dump_format import format_entry
 from commitlog.dump_index import damage, index_entries
@@ -28,6 +22,8 @@ from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records import decode_batch, decode_control_records
+from tidemark.records.header import DELETE_HORIZON_FLAG, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
+from tidemark.records.header import BatchHeader as Header
 
 __all__ = ["DumpOptions", "Entry", "dump_file", "format_entry"]
 
@@ -35,6 +31,7 @@ Entry = dict[str, Any]
 CHECKPOINT_SUFFIX = ".checkpoint"
 BOOTSTRAP = "bootstrap.checkpoint"
 CODEC_MASK = 7
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")  # 0xED only ever leads a character
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -134,7 +131,7 @@ def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Itera
         "last_sequence": header.last_sequence,
         "producer_id": header.producer_id,
         "producer_epoch": header.producer_epoch,
-        "partition_leader_epoch": header.leader_epoch,
+        "partition_leader_epoch": header.partition_leader_epoch,
         "is_transactional": header.is_transactional,
         "is_control": header.is_control,
         "delete_horizon_ms": _delete_horizon(header),
@@ -176,7 +173,7 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
         if control is not None:
             entry["control"] = control
         elif options.print_data_log and not header.is_control:
-            entry["key"] = None if record.key is None else record.key.decode("utf-8", "replace")
+            entry["key"] = None if record.key is None else text_of(record.key)
             entry["payload"] = _payload(record.value, record.offset, options)
         yield entry
 
@@ -185,20 +182,27 @@ def _payload(value: bytes | None, offset: int, options: DumpOptions) -> str | No
     if value is None:
         return None
     if options.decode_value is None:
-        return value.decode("utf-8", "replace")
+        return text_of(value)
     try:
         return options.decode_value(value)
     except TidemarkError as error:
         return f"Error at {offset}, skipping. {error}"
 
 
+def text_of(data: bytes) -> str:
+    """UTF-8 as Java reads it: what is none becomes U+FFFD, a surrogate's three bytes one of them
+    (Python makes three).
+    """
+    return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
+
+
 def _timestamp_type(header: Header) -> str:
-    return "LogAppendTime" if header.attributes & TIMESTAMP_TYPE_MASK else "CreateTime"
+    return "LogAppendTime" if header.attributes & TIMESTAMP_TYPE_FLAG else "CreateTime"
 
 
 def _delete_horizon(header: Header) -> int | None:
     """Where the cleaner set one, the base timestamp's field holds it."""
-    return header.base_timestamp_ms if header.attributes & DELETE_HORIZON_MASK else None
+    return header.base_timestamp_ms if header.attributes & DELETE_HORIZON_FLAG else None
 
 
 # --- indexes, snapshots, text files

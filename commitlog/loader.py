@@ -127,10 +127,10 @@ def _recover(
             header = table.header(row)
             before = table.header(row - 1).next_offset if row else seen
             # the epoch's first batches may have been compacted away: the note of it still holds
-            start = noted.get(header.leader_epoch, header.base_offset)
+            start = noted.get(header.partition_leader_epoch, header.base_offset)
             if not before <= start < header.base_offset:
                 start = header.base_offset
-            epochs.assign(header.leader_epoch, start)
+            epochs.assign(header.partition_leader_epoch, start)
         seen = table.next_offset
 
     cut_bytes = recovered = 0

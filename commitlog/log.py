@@ -307,9 +307,9 @@ class Log:
         )
 
     def _assign_epoch(self, header: Header) -> None:
-        latest = self.epochs.latest_epoch
-        if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
-            self.epochs.assign(header.leader_epoch, header.base_offset)
+        latest, epoch = self.epochs.latest_epoch, header.partition_leader_epoch
+        if epoch >= 0 and (latest is None or epoch > latest):
+            self.epochs.assign(epoch, header.base_offset)
 
     def _update_producers(self, header: Header, prepared: Prepared, index: int) -> None:
         ended = end_transaction(*prepared.sources[index]) if header.is_control else None

@@ -17,6 +17,9 @@ from tidemark.records.facts import first_record_at_or_after
 if TYPE_CHECKING:
     from commitlog.log import Log
 
+_SCRATCH_BYTES = 64 << 10
+_scratch: list[memoryview] = []  # to read into; as many as threads looked up at the same time
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +81,8 @@ def _first_in_segment(
     entry_ms, entry_offset = segment.time_index.lookup(timestamp_ms)
     # what lies below the start is of no interest, and neither is then what the entry says of it
     unproven = entry_ms >= 0 and entry_offset >= start_offset
-    for header, data, at in segment.scan_from(max(entry_offset, start_offset), with_records=True):
+    scratch = _scratch.pop() if _scratch else memoryview(bytearray(_SCRATCH_BYTES))
+    for header, data, at in segment.scan_from(max(entry_offset, start_offset), scratch):
         if unproven and header.last_offset >= entry_offset:
             if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:
                 raise CorruptIndexError(f"{segment.time_index_file} does not fit its log")
@@ -86,8 +90,9 @@ def _first_in_segment(
         if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
             if at + header.size_bytes > len(data):
                 data, at = segment.read_batch(header), 0
-            found = first_record_at_or_after(data, at, timestamp_ms, start_offset)
+            found = first_record_at_or_after(data, at, header, timestamp_ms, start_offset)
             if found is not None:
+                _scratch.append(scratch)
                 return found
     if unproven:
         raise CorruptIndexError(f"{segment.time_index_file} points behind its log")
@@ -105,7 +110,9 @@ def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
     if best is None or best.max_timestamp_ms < 0:
         return None
     for header in best.headers(best.max_timestamp_offset):
-        found = first_record_at_or_after(best.read_batch(header), 0, best.max_timestamp_ms, 0)
+        found = first_record_at_or_after(
+            best.read_batch(header), 0, header, best.max_timestamp_ms, 0
+        )
         if found is not None:
             return TimestampOffset(*found, log.epoch_for_offset(found[1]))
     return None

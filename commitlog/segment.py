@@ -52,7 +52,6 @@ _KNOWN_POSITIONS_MAX = 64
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
 _FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if they are small
-_WINDOW_BYTES_MAX = 64 << 10
 
 
 class Segment:
@@ -484,19 +483,19 @@ class Segment:
         return self._size
 
     def scan_from(
-        self, offset: int, *, with_records: bool = False
-    ) -> Iterator[tuple[Header, bytes, int]]:
-        """`scan_batches` from the index entry at or below `offset` on; with `with_records` the
-        batches next to it are likely read whole.
+        self, offset: int, scratch: memoryview | None = None
+    ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
+        """`scan_batches` from the index entry at or below `offset` on; with `scratch` the batches
+        next to it are read into that, where it is large enough.
 
         CorruptIndexError where the index does not fit the log.
         """
         entry_offset, start, window = self.offset_index.window(offset)
-        size = _FIND_BYTES
-        if with_records and size < window <= _WINDOW_BYTES_MAX:
-            size = window
+        if scratch is not None:
+            size = window if _FIND_BYTES < window <= len(scratch) else _FIND_BYTES
+            scratch = scratch[:size]
         try:
-            for found in scan_batches(self.file, start, self._size, size):
+            for found in scan_batches(self.file, start, self._size, _FIND_BYTES, scratch):
                 header = found[0]
                 if header.position == start and start and header.last_offset != entry_offset:
                     raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")

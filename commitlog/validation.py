@@ -12,16 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commitlog.batches import (
-    HEADER_BYTES,
-    PATCH_BYTES,
-    TIMESTAMP_TYPE_MASK,
-    Header,
-    crc_is_valid,
-    header_at,
-    patch,
-    restamp,
-)
+from commitlog.batches import PATCH_BYTES, crc_is_valid, header_at, patch, restamp
 from commitlog.rewriting import COMPRESSION_MASK, recompress, wanted_codec
 from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
 from tidemark.config import TopicConfig
@@ -33,6 +24,8 @@ from tidemark.errors import (
     RecordListTooLargeError,
 )
 from tidemark.records.facts import record_facts
+from tidemark.records.header import HEADER_BYTES, TIMESTAMP_TYPE_FLAG
+from tidemark.records.header import BatchHeader as Header
 
 
 @dataclass(slots=True)
@@ -94,14 +87,14 @@ def prepare_leader(
                     _check_size(header, config)
                 header = _check_records(body, header, config, now_ms, stamp)
             time = now_ms if stamp else header.max_timestamp_ms
-            if stamp or header.attributes & TIMESTAMP_TYPE_MASK or header.crc < 0:
+            if stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0:
                 head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
                 rest = body[header.position + HEADER_BYTES : header.end_position]
                 header = header._replace(max_timestamp_ms=time)
             else:
                 head = b""
                 rest = body[header.position + PATCH_BYTES : header.end_position]
-            assigned = header._replace(base_offset=next_offset, leader_epoch=leader_epoch)
+            assigned = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
             first = patch(next_offset, header.batch_length, leader_epoch)
             prepared.add(assigned, source, first + head, rest)
             next_offset = assigned.next_offset
@@ -156,7 +149,7 @@ def _check_records(
     compressed = header.attributes & COMPRESSION_MASK != 0
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
     if not compressed or config.is_compacted:
-        facts = record_facts(view, header.position)
+        facts = record_facts(view, header)
         oldest, newest = facts.min_timestamp_ms, facts.max_timestamp_ms
         if facts.has_null_key and config.is_compacted:
             raise InvalidRecordError(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.records.strategies import RECORDS
 from tidemark.errors import CorruptMessageError, InvalidRecordError, TidemarkError
-from tidemark.records import Record, arrow, decode_batch, encode_batch
+from tidemark.records import Record, arrow, decode_batch, encode_batch, read_header
 from tidemark.records.facts import RecordFacts, record_facts
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -34,7 +34,7 @@ def test_facts_are_those_of_the_decoded_records(codec: str) -> None:
     @given(RECORDS, st.integers(0, 1 << 40))
     def check(records: list[Record], base: int) -> None:
         data = b"xyz" + encode_batch(records, base_offset=base, compression=codec)
-        assert record_facts(data, 3) == facts_of(decode_batch(data, 3))
+        assert record_facts(data, read_header(data, 3)) == facts_of(decode_batch(data, 3))
 
     check()
 
@@ -58,12 +58,13 @@ def test_any_flipped_bit_gives_the_decoders_verdict() -> None:
                 continue  # the text of a header's key is the one thing the walk does not look at
             decoded = []
         if [record.offset for record in decoded] == list(range(len(records))):
-            assert record_facts(bytes(damaged)) == facts_of(decoded)
+            assert record_facts(bytes(damaged), read_header(damaged)) == facts_of(decoded)
         else:
             with pytest.raises((CorruptMessageError, InvalidRecordError)):
-                record_facts(bytes(damaged))
+                record_facts(bytes(damaged), read_header(damaged))
 
 
 def test_a_batch_without_records_is_refused() -> None:
     with pytest.raises(InvalidRecordError, match="without records"):
-        record_facts(encode_batch([], last_offset=3, max_timestamp_ms=1))
+        empty = encode_batch([], last_offset=3, max_timestamp_ms=1)
+        record_facts(empty, read_header(empty))

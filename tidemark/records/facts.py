@@ -8,7 +8,7 @@ instead, so that a short-lived one never loads numba.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidemark.errors import CorruptMessageError, InvalidRecordError
 from tidemark.records import compression as codecs
@@ -17,13 +17,16 @@ from tidemark.records.header import (
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MIN_RECORD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
     BatchHeader,
     BytesLike,
     check_counts,
-    read_header,
     verify_crc,
 )
 from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch
+
+_arrow: Any = None
+_walk_kernel: Any = None
 
 
 class RecordFacts(NamedTuple):
@@ -34,21 +37,35 @@ class RecordFacts(NamedTuple):
     has_null_key: bool
 
 
-def record_facts(buffer: BytesLike, position: int = 0) -> RecordFacts:
-    """Walks over the records of the batch at `position`, decompressing them where they are.
+def _kernel(count: int) -> Any:
+    """The kernels, for a batch of `count` records; None: it is decoded plainly."""
+    global _arrow, _walk_kernel
+    if _arrow is None:
+        from tidemark.records import arrow
+
+        _arrow = arrow
+    if _arrow.takes_plain_path(count):
+        return None
+    if _walk_kernel is None:
+        from tidemark.records import walk_kernel
+
+        _walk_kernel = walk_kernel
+    return _walk_kernel
+
+
+def record_facts(buffer: BytesLike, header: BatchHeader) -> RecordFacts:
+    """Walks over the records of the batch at `header.position`, decompressing them where they are.
+    Its CRC is not looked at: whoever may append it has done so.
 
     CorruptMessageError for records that can not be read; InvalidRecordError where their offsets do
     not go up by one from the batch's first.
     """
-    header = read_header(buffer, position)
-    count = header.record_count
-    if count <= 0:
+    if header.record_count <= 0:
         raise InvalidRecordError("a batch without records")
-    from tidemark.records.arrow import takes_plain_path
-
-    if takes_plain_path(count):
-        return _of_records(decode_batch(buffer, position), header)
-    return _of_kernel(buffer, position, header)
+    kernel = _kernel(header.record_count)
+    if kernel is None:
+        return _of_records(decode_batch(buffer, header.position, check_crc=False), header)
+    return _of_kernel(kernel, buffer, header)
 
 
 def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
@@ -59,21 +76,22 @@ def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
     return RecordFacts(min(times), max(times), any(record.key is None for record in records))
 
 
-def _of_kernel(buffer: BytesLike, position: int, header: BatchHeader) -> RecordFacts:
-    import numpy as np
-
-    from tidemark.records import walk_kernel
-    from tidemark.records.kernels import FAULT_OFFSET, FAULTS
-
-    count = header.record_count
-    source, begin, end = _plain_body(buffer, position, header)
-    notes, totals = walk_kernel.new_notes()
-    data = np.frombuffer(source, np.uint8)
-    fault = walk_kernel.walk(data, begin, end, count, header.base_timestamp_ms, notes, totals)
-    if fault == FAULT_OFFSET:
+def _of_kernel(kernel: Any, buffer: BytesLike, header: BatchHeader) -> RecordFacts:
+    source, begin, end = _plain_body(buffer, header.position, header)
+    notes, totals = kernel.new_notes()
+    fault = kernel.walk(
+        kernel.bytes_of(source),
+        begin,
+        end,
+        header.record_count,
+        header.base_timestamp_ms,
+        notes,
+        totals,
+    )
+    if fault == kernel.FAULT_OFFSET:
         raise _not_in_sequence(header)
     if fault < 0:
-        raise CorruptMessageError(f"a batch can not be read: {FAULTS[fault]}")
+        raise CorruptMessageError(f"a batch can not be read: {kernel.FAULTS[fault]}")
     least, most, keyless = notes.tolist()
     if header.timestamp_type == LOG_APPEND_TIME:
         least = most = header.max_timestamp_ms
@@ -81,41 +99,28 @@ def _of_kernel(buffer: BytesLike, position: int, header: BatchHeader) -> RecordF
 
 
 def first_record_at_or_after(
-    buffer: BytesLike, position: int, timestamp_ms: int, min_offset: int
+    buffer: BytesLike, position: int, header: BatchHeader, timestamp_ms: int, min_offset: int
 ) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record of the batch at `position` that is at or above both
-    bounds; None where there is none. CorruptMessageError, its CRC included.
+    """(timestamp, offset) of the first record at or above both bounds of the batch at `position`,
+    whose header is given; None where there is none. CorruptMessageError, its CRC included.
     """
-    header = read_header(buffer, position)
     verify_crc(buffer, position, header)
-    check_counts(header)
-    from tidemark.records.arrow import takes_plain_path
-
-    if takes_plain_path(header.record_count):
-        for record in decode_batch(buffer, position):
+    kernel = _kernel(header.record_count)
+    if kernel is None:
+        for record in decode_batch(buffer, position, check_crc=False):
             if record.timestamp_ms >= timestamp_ms and record.offset >= min_offset:
                 return record.timestamp_ms, record.offset
         return None
-    return _seek(buffer, position, header, timestamp_ms, min_offset)
-
-
-def _seek(
-    buffer: BytesLike, position: int, header: BatchHeader, timestamp_ms: int, min_offset: int
-) -> tuple[int, int] | None:
-    import numpy as np
-
-    from tidemark.records import walk_kernel
-    from tidemark.records.kernels import FAULTS
-
+    check_counts(header)
     least_ms = timestamp_ms
-    append_time = header.timestamp_type == LOG_APPEND_TIME
+    append_time = header.attributes & TIMESTAMP_TYPE_FLAG
     if append_time:  # what the records say of their timestamps does not count
         if header.max_timestamp_ms < timestamp_ms:
             return None
         least_ms = MIN_TIMESTAMP_MS
     source, begin, end = _plain_body(buffer, position, header)
-    delta, found_ms = walk_kernel.seek(
-        np.frombuffer(source, np.uint8),
+    delta, found_ms = kernel.seek(
+        kernel.bytes_of(source),
         begin,
         end,
         header.record_count,
@@ -124,10 +129,10 @@ def _seek(
         least_ms,
         max(0, min_offset - header.base_offset),
     )
-    if delta == walk_kernel.NONE_FOUND:
+    if delta == kernel.NONE_FOUND:
         return None
     if delta < 0:
-        raise CorruptMessageError(f"a batch can not be read: {FAULTS[delta]}")
+        raise CorruptMessageError(f"a batch can not be read: {kernel.FAULTS[delta]}")
     return header.max_timestamp_ms if append_time else found_ms, header.base_offset + delta
 
 

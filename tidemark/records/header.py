@@ -47,7 +47,10 @@ _PATCH = struct.Struct(">qii")
 
 
 class BatchHeader(NamedTuple):
-    """A batch's header as it stands in the file; times in ms, -1 where Kafka writes -1."""
+    """A batch's header as it stands in the file; times in ms, -1 where Kafka writes -1.
+
+    `position` is no part of it: where the batch begins in the buffer or file it was read from.
+    """
 
     base_offset: int
     batch_length: int
@@ -62,11 +65,17 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     base_sequence: int
     record_count: int
+    position: int = 0
 
     @property
     def size_bytes(self) -> int:
         """The whole batch, header included."""
         return self.batch_length + OVERHEAD_BYTES
+
+    @property
+    def end_position(self) -> int:
+        """Where the next batch begins."""
+        return self.position + self.batch_length + OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
@@ -117,7 +126,7 @@ def read_header(buffer: BytesLike, position: int = 0) -> BatchHeader:
     Raises CorruptMessageError when fewer than 61 bytes are left, or size or magic make no sense.
     """
     try:
-        header = BatchHeader._make(HEADER.unpack_from(buffer, position))
+        header = BatchHeader._make((*HEADER.unpack_from(buffer, position), position))
     except struct.error:
         raise CorruptMessageError(
             f"no batch header at position {position} of {len(buffer)} bytes: it is cut off"

@@ -212,18 +212,24 @@ def _append_nullable(out: bytearray, value: bytes | None) -> None:
     out += value
 
 
-def records_body(buffer: BytesLike, position: int, header: BatchHeader) -> BytesLike:
+def records_body(
+    buffer: BytesLike, position: int, header: BatchHeader, *, check_crc: bool = True
+) -> BytesLike:
     """The plain records of a batch: checked by CRC and decompressed. CorruptMessageError."""
     check_counts(header)
-    verify_crc(buffer, position, header)
+    if check_crc:
+        verify_crc(buffer, position, header)
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
     return codecs.decompress(header.compression, body)
 
 
-def decode_batch(buffer: BytesLike, position: int = 0) -> list[Record]:
-    """The records of the batch at `position`, control records included; CorruptMessageError."""
+def decode_batch(buffer: BytesLike, position: int = 0, *, check_crc: bool = True) -> list[Record]:
+    """The records of the batch at `position`, control records included; CorruptMessageError.
+
+    `check_crc=False` where the caller did that already.
+    """
     header = read_header(buffer, position)
-    body = bytes(records_body(buffer, position, header))
+    body = bytes(records_body(buffer, position, header, check_crc=check_crc))
     cursor = _Cursor(body)
     append_time = header.max_timestamp_ms if header.timestamp_type == LOG_APPEND_TIME else None
     records = [cursor.record(header, append_time) for _ in range(header.record_count)]

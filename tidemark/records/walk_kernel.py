@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from tidemark.records.jit import INT64, UINT8, kernel, readable, writable
@@ -20,6 +21,7 @@ from tidemark.records.kernels import (
     FAULT_TAIL,
     FAULT_TIMESTAMP,
     FAULT_VARINT,
+    FAULTS,
     Bytes,
     Ints64,
     _get_varint,
@@ -27,6 +29,8 @@ from tidemark.records.kernels import (
     _scan_headers,
     wide,
 )
+
+__all__ = ["FAULTS", "FAULT_OFFSET", "NONE_FOUND", "NOTES", "bytes_of", "new_notes", "seek", "walk"]
 
 # What `walk` notes.
 MIN_TIME, MAX_TIME, NULL_KEYS = range(3)
@@ -143,6 +147,9 @@ def seek(
 
 def new_notes() -> tuple[Any, Any]:
     """Room for what `walk` notes, and for the sums of headers that it does not use."""
-    import numpy as np
-
     return np.zeros(NOTES, np.int64), np.zeros(8, np.int64)
+
+
+def bytes_of(data: Any) -> Bytes:
+    """The bytes of a buffer as the kernels take them, not copied."""
+    return np.frombuffer(data, np.uint8)
