@@ -222,6 +222,7 @@ class DirectoryMoves:
         except (TidemarkError, OSError):
             self.cancel(topic_partition)
             raise
+        future.is_promised = False  # it is kept
         for segment in left:
             segment.close()
         del self._futures[topic_partition], self._homes[topic_partition]

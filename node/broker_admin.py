@@ -7,11 +7,14 @@ import asyncio
 import logging
 from typing import Any
 
+from commitlog.future_log import FutureLog
 from commitlog.log_manager import LogManager
+from node.directory_moves import DirectoryMover
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry
 from quorum.admin_service import AdminService
-from tidemark.errors import TidemarkError
+from tidemark.errors import ApiError, TidemarkError
+from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2
 from tiering.manager import RemoteLogManager
 
@@ -27,9 +30,11 @@ class BrokerAdminService(AdminService):
         partitions: PartitionRegistry,
         logs: LogManager,
         tier: RemoteLogManager | None,
+        mover: DirectoryMover,
         **answers: Any,
     ) -> None:
         super().__init__(**answers)
+        self._mover = mover
         self._partitions = partitions
         self._logs = logs
         self._tier = tier
@@ -52,6 +57,31 @@ class BrokerAdminService(AdminService):
             for partition, remote_bytes in zip(hosted, sizes, strict=True):
                 if self._logs.directory_of(partition.topic_partition) is directory:
                     self._describe(result, partition, remote_bytes)
+            for future in self._logs.moves.all():
+                if self._logs.moves.destination_of(future.topic_partition) is directory and (
+                    not wanted or future.topic_partition.topic in wanted
+                ):
+                    _describe_future(result, future)
+        return response
+
+    async def AlterReplicaLogDirs(
+        self, request: admin_pb2.AlterReplicaLogDirsRequest, context: Any
+    ) -> admin_pb2.AlterReplicaLogDirsResponse:
+        """Begins moves between the directories of this node, each partition with its own answer."""
+        response = admin_pb2.AlterReplicaLogDirsResponse()
+        topics: dict[str, admin_pb2.AlterReplicaLogDirsResponse.Topic] = {}
+        for directory in request.dirs:
+            for topic in directory.topics:
+                if topic.name not in topics:
+                    topics[topic.name] = response.results.add(topic_name=topic.name)
+                for index in topic.partitions:
+                    answer = topics[topic.name].partitions.add(partition_index=index)
+                    try:
+                        self._mover.alter(TopicPartition(topic.name, index), directory.path)
+                    except ApiError as error:
+                        answer.error_code = int(error.code)  # type: ignore[assignment]
+                        answer.error_message = str(error)
+                    await asyncio.sleep(0)  # each makes a directory, durably
         return response
 
     async def _remote_size(self, hosted: HostedPartition) -> int:
@@ -87,3 +117,18 @@ class BrokerAdminService(AdminService):
             lag = self._tier.copy_lag(core.identity)
             described.remote_copy_lag_bytes = lag.bytes
             described.remote_copy_lag_segments = lag.segments
+
+
+def _describe_future(result: admin_pb2.DescribeLogDirsResponse.LogDir, future: FutureLog) -> None:
+    result.partitions.add(
+        topic=future.topic_partition.topic,
+        partition_index=future.topic_partition.partition,
+        partition_size=future.size_bytes,
+        offset_lag=future.lag,
+        log_start_offset=future.current.log_start_offset,
+        local_log_start_offset=future.current.local_log_start_offset,
+        highest_remote_offset=-1,
+        high_watermark=future.current.high_watermark,
+        log_end_offset=future.end_offset,
+        is_future=True,
+    )

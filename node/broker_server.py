@@ -21,6 +21,7 @@ from node.background import BackgroundWork
 from node.broker_admin import BrokerAdminService
 from node.clock import Clock
 from node.directory_assignments import DirectoryAssignments
+from node.directory_moves import DirectoryMover
 from node.health import Health
 from node.isr import IsrKeeper
 from node.lifecycle import BrokerLifecycle
@@ -125,6 +126,14 @@ class BrokerServer:
             config.node_id, self._client, lambda: self.lifecycle.broker_epoch
         )
         self.replicas.tell_directory = self.assignments.submit
+        self.mover = DirectoryMover(
+            config,
+            self._logs,
+            partitions,
+            self.background.cleaner,
+            self.assignments.submit,
+            self._on_fatal,
+        )
 
     def _make_fetcher(self, endpoint: Endpoint) -> PeerFetcher:
         bootstrap = None
@@ -225,6 +234,7 @@ class BrokerServer:
             partitions=self.replicas.partitions,
             logs=self._logs,
             tier=self._tier,
+            mover=self.mover,
             config=self._config,
             cluster_id=self._storage.cluster_id,
             images=self._loader,
@@ -246,6 +256,7 @@ class BrokerServer:
         if self._tier is not None:
             await self._tier.start()
         self.background.start()
+        self.mover.start()
         self.lifecycle.set_ready()
 
     async def _keep_health(self) -> None:
@@ -268,6 +279,7 @@ class BrokerServer:
             service.end_open_calls()
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
+        await self.mover.stop()
         await self.background.stop()
         await self.replicas.stop()
         await self._remote_reads.close()

@@ -235,7 +235,8 @@ class ReplicaManager:
         home = self._logs.directory_of(identity.topic_partition)
         actual = None if home is None else home.directory_id
         known = registration.directory_of(self._config.node_id)
-        if actual is None or actual == known:
+        future = self._logs.moves.get(identity.topic_partition)
+        if actual is None or actual == known or (future is not None and future.is_promised):
             return
         if known is not None or len(self._logs.directories) > 1:
             self.tell_directory(identity, actual)

@@ -193,6 +193,12 @@ class ServerConfig:
     log_max_open_files: int = setting(
         4096, doc="open files of logs; others are opened again when they are used", at_least=1
     )
+    num_replica_alter_log_dirs_threads: int = setting(
+        0, doc="replicas moved between directories at once; 0: one for each of log.dirs", at_least=0
+    )
+    replica_alter_log_dirs_io_max_bytes_per_second: int = setting(
+        _MAX_LONG, doc="rate of all moves between directories together", at_least=1
+    )
     num_recovery_threads_per_data_dir: int = setting(
         2, doc="threads that recover logs at start", at_least=1
     )

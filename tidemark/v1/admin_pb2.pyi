@@ -567,12 +567,17 @@ class DescribeLogDirsResponse(_message.Message):
         PARTITIONS_FIELD_NUMBER: _builtins.int
         TOTAL_BYTES_FIELD_NUMBER: _builtins.int
         USABLE_BYTES_FIELD_NUMBER: _builtins.int
+        ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
         error_code: _errors_pb2.ErrorCode.ValueType
         log_dir: _builtins.str
         total_bytes: _builtins.int
         usable_bytes: _builtins.int
+        error_message: _builtins.str
+        """why it is offline"""
         @_builtins.property
-        def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeLogDirsResponse.Partition]: ...
+        def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeLogDirsResponse.Partition]:
+            """none of a directory that is offline"""
+
         def __init__(
             self,
             *,
@@ -581,10 +586,11 @@ class DescribeLogDirsResponse(_message.Message):
             partitions: _abc.Iterable[Global___DescribeLogDirsResponse.Partition] | None = ...,
             total_bytes: _builtins.int = ...,
             usable_bytes: _builtins.int = ...,
+            error_message: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "log_dir", b"log_dir", "partitions", b"partitions", "total_bytes", b"total_bytes", "usable_bytes", b"usable_bytes"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "log_dir", b"log_dir", "partitions", b"partitions", "total_bytes", b"total_bytes", "usable_bytes", b"usable_bytes"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -605,6 +611,7 @@ class DescribeLogDirsResponse(_message.Message):
         REMOTE_LOG_SIZE_BYTES_FIELD_NUMBER: _builtins.int
         REMOTE_COPY_LAG_BYTES_FIELD_NUMBER: _builtins.int
         REMOTE_COPY_LAG_SEGMENTS_FIELD_NUMBER: _builtins.int
+        IS_FUTURE_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         partition_index: _builtins.int
         partition_size: _builtins.int
@@ -624,6 +631,8 @@ class DescribeLogDirsResponse(_message.Message):
         remote_copy_lag_bytes: _builtins.int
         """rolled segments that are not in the tier yet"""
         remote_copy_lag_segments: _builtins.int
+        is_future: _builtins.bool
+        """the copy that a move to this directory makes; offset_lag: behind the log"""
         def __init__(
             self,
             *,
@@ -640,10 +649,11 @@ class DescribeLogDirsResponse(_message.Message):
             remote_log_size_bytes: _builtins.int = ...,
             remote_copy_lag_bytes: _builtins.int = ...,
             remote_copy_lag_segments: _builtins.int = ...,
+            is_future: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_copy_lag_bytes", b"remote_copy_lag_bytes", "remote_copy_lag_segments", b"remote_copy_lag_segments", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_future", b"is_future", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_copy_lag_bytes", b"remote_copy_lag_bytes", "remote_copy_lag_segments", b"remote_copy_lag_segments", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,6 +678,144 @@ class DescribeLogDirsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeLogDirsResponse: _TypeAlias = DescribeLogDirsResponse  # noqa: Y015
+
+@_typing.final
+class AlterReplicaLogDirsRequest(_message.Message):
+    """KIP-113: moves replicas of the node that answers to other directories of its log.dirs. A replica that is being moved goes
+    elsewhere, or stays where the directory is the one it is in.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Directory(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PATH_FIELD_NUMBER: _builtins.int
+        TOPICS_FIELD_NUMBER: _builtins.int
+        path: _builtins.str
+        """as log.dirs has it"""
+        @_builtins.property
+        def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterReplicaLogDirsRequest.Topic]: ...
+        def __init__(
+            self,
+            *,
+            path: _builtins.str = ...,
+            topics: _abc.Iterable[Global___AlterReplicaLogDirsRequest.Topic] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "topics", b"topics"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Topic(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        PARTITIONS_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        @_builtins.property
+        def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            partitions: _abc.Iterable[_builtins.int] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DIRS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def dirs(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterReplicaLogDirsRequest.Directory]: ...
+    def __init__(
+        self,
+        *,
+        dirs: _abc.Iterable[Global___AlterReplicaLogDirsRequest.Directory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dirs", b"dirs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterReplicaLogDirsRequest: _TypeAlias = AlterReplicaLogDirsRequest  # noqa: Y015
+
+@_typing.final
+class AlterReplicaLogDirsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Topic(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_NAME_FIELD_NUMBER: _builtins.int
+        PARTITIONS_FIELD_NUMBER: _builtins.int
+        topic_name: _builtins.str
+        @_builtins.property
+        def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterReplicaLogDirsResponse.Partition]: ...
+        def __init__(
+            self,
+            *,
+            topic_name: _builtins.str = ...,
+            partitions: _abc.Iterable[Global___AlterReplicaLogDirsResponse.Partition] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "topic_name", b"topic_name"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Partition(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PARTITION_INDEX_FIELD_NUMBER: _builtins.int
+        ERROR_CODE_FIELD_NUMBER: _builtins.int
+        ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+        partition_index: _builtins.int
+        error_code: _errors_pb2.ErrorCode.ValueType
+        """LOG_DIR_NOT_FOUND, KAFKA_STORAGE_ERROR, REPLICA_NOT_AVAILABLE, INVALID_TOPIC_EXCEPTION"""
+        error_message: _builtins.str
+        def __init__(
+            self,
+            *,
+            partition_index: _builtins.int = ...,
+            error_code: _errors_pb2.ErrorCode.ValueType = ...,
+            error_message: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "partition_index", b"partition_index"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterReplicaLogDirsResponse.Topic]: ...
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        results: _abc.Iterable[Global___AlterReplicaLogDirsResponse.Topic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterReplicaLogDirsResponse: _TypeAlias = AlterReplicaLogDirsResponse  # noqa: Y015
 
 @_typing.final
 class ConfigResource(_message.Message):

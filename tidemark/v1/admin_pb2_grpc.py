@@ -70,6 +70,11 @@ class AdminStub:
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.FromString,
                 _registered_method=True)
+        self.AlterReplicaLogDirs = channel.unary_unary(
+                '/tidemark.v1.Admin/AlterReplicaLogDirs',
+                request_serializer=tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsResponse.FromString,
+                _registered_method=True)
         self.IncrementalAlterConfigs = channel.unary_unary(
                 '/tidemark.v1.Admin/IncrementalAlterConfigs',
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.IncrementalAlterConfigsRequest.SerializeToString,
@@ -167,6 +172,13 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeLogDirs(self, request, context):
+        """brokers only; of the node that answers
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterReplicaLogDirs(self, request, context):
         """brokers only; of the node that answers
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -278,6 +290,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeLogDirs,
                     request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.SerializeToString,
+            ),
+            'AlterReplicaLogDirs': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterReplicaLogDirs,
+                    request_deserializer=tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsResponse.SerializeToString,
             ),
             'IncrementalAlterConfigs': grpc.unary_unary_rpc_method_handler(
                     servicer.IncrementalAlterConfigs,
@@ -524,6 +541,33 @@ class Admin:
             '/tidemark.v1.Admin/DescribeLogDirs',
             tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsRequest.SerializeToString,
             tidemark_dot_v1_dot_admin__pb2.DescribeLogDirsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterReplicaLogDirs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/AlterReplicaLogDirs',
+            tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsRequest.SerializeToString,
+            tidemark_dot_v1_dot_admin__pb2.AlterReplicaLogDirsResponse.FromString,
             options,
             channel_credentials,
             insecure,

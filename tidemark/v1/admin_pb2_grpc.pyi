@@ -40,6 +40,8 @@ class AdminStub:
     DescribeMetadataQuorum: _grpc.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]
     DescribeLogDirs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]
     """brokers only; of the node that answers"""
+    AlterReplicaLogDirs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterReplicaLogDirsRequest, _admin_pb2.AlterReplicaLogDirsResponse]
+    """brokers only; of the node that answers"""
     IncrementalAlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.IncrementalAlterConfigsRequest, _admin_pb2.IncrementalAlterConfigsResponse]
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
     """a broker's own settings: of the node that answers"""
@@ -64,6 +66,8 @@ class AdminAsyncStub(AdminStub):
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     DescribeMetadataQuorum: _aio.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     DescribeLogDirs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirsRequest, _admin_pb2.DescribeLogDirsResponse]  # type: ignore[assignment]
+    """brokers only; of the node that answers"""
+    AlterReplicaLogDirs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterReplicaLogDirsRequest, _admin_pb2.AlterReplicaLogDirsResponse]  # type: ignore[assignment]
     """brokers only; of the node that answers"""
     IncrementalAlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.IncrementalAlterConfigsRequest, _admin_pb2.IncrementalAlterConfigsResponse]  # type: ignore[assignment]
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
@@ -128,6 +132,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeLogDirsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeLogDirsResponse, _abc.Awaitable[_admin_pb2.DescribeLogDirsResponse]]:
+        """brokers only; of the node that answers"""
+
+    @_abc_1.abstractmethod
+    def AlterReplicaLogDirs(
+        self,
+        request: _admin_pb2.AlterReplicaLogDirsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterReplicaLogDirsResponse, _abc.Awaitable[_admin_pb2.AlterReplicaLogDirsResponse]]:
         """brokers only; of the node that answers"""
 
     @_abc_1.abstractmethod
