@@ -30,7 +30,7 @@ from tidemark.records import (
     verify_crc,
 )
 from tidemark.records.compression import compress, decompress
-from tidemark.records.header import HEADER, HEADER_BYTES, compute_crc
+from tidemark.records.header import HEADER_BYTES, compute_crc
 
 arrow.warm_up()
 
@@ -45,8 +45,8 @@ def resigned(buffer: bytes, **changes: int) -> bytes:
     """The batch with other header fields and a CRC that agrees."""
     out = bytearray(buffer)
     header = read_header(buffer)._replace(**changes)
-    HEADER.pack_into(out, 0, *header)
-    HEADER.pack_into(out, 0, *header._replace(crc=compute_crc(out, 0, len(out))))
+    out[:HEADER_BYTES] = header.packed
+    out[:HEADER_BYTES] = header._replace(crc=compute_crc(out, 0, len(out))).packed
     return bytes(out)
 
 
@@ -124,7 +124,7 @@ def test_random_bytes_after_a_header_never_crash(seed: int) -> None:
         header = BatchHeader(
             0, 49 + len(body), 0, 2, 0, 0, max(count - 1, 0), 0, 0, -1, -1, -1, count
         )
-        same_verdict(resigned(HEADER.pack(*header) + body))
+        same_verdict(resigned(header.packed + body))
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -139,7 +139,7 @@ def test_every_truncation_is_refused(codec: str) -> None:
         assert decode_arrow(encoded[:size]).num_rows == 0
         body = encoded[HEADER_BYTES:size]
         if size > HEADER_BYTES:
-            cut = HEADER.pack(*read_header(encoded)._replace(batch_length=49 + len(body))) + body
+            cut = read_header(encoded)._replace(batch_length=49 + len(body)).packed + body
             assert same_verdict(resigned(cut)) is None
 
 

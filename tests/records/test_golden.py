@@ -22,7 +22,7 @@ from tidemark.records import (
 from tidemark.records.arrow import warm_up
 from tidemark.records.header import (
     CREATE_TIME,
-    HEADER,
+    HEADER_BYTES,
     LOG_APPEND_TIME,
     TIMESTAMP_TYPE_FLAG,
     compute_crc,
@@ -62,9 +62,9 @@ def _with_own_times(raw: bytes, header: BatchHeader) -> tuple[bytes, BatchHeader
     """The batch with the producer's times showing: LogAppendTime hides them in the deltas."""
     header = header._replace(attributes=header.attributes & ~TIMESTAMP_TYPE_FLAG)
     buffer = bytearray(raw)
-    HEADER.pack_into(buffer, 0, *header)
+    buffer[:HEADER_BYTES] = header.packed
     header = header._replace(crc=compute_crc(buffer, 0, len(buffer)))
-    HEADER.pack_into(buffer, 0, *header)
+    buffer[:HEADER_BYTES] = header.packed
     return bytes(buffer), header
 
 

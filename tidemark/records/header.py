@@ -68,6 +68,11 @@ class BatchHeader(NamedTuple):
     position: int = 0
 
     @property
+    def packed(self) -> bytes:
+        """Its 61 bytes."""
+        return HEADER.pack(*self[:-1])
+
+    @property
     def size_bytes(self) -> int:
         """The whole batch, header included."""
         return self.batch_length + OVERHEAD_BYTES
