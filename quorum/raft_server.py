@@ -43,7 +43,8 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterListener, VoterSet
+from quorum.raft_append import Appends
 from quorum.raft_client import QuorumInfo, RaftListener
 from quorum.raft_describe import describe
 from quorum.raft_flush import Flusher
@@ -109,6 +110,7 @@ class RaftServer:
         )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-disk")
         self._linger_ms = config.controller_quorum_append_linger_ms
+        self._appends = Appends()
         self._listeners = Listeners(self._replica, self._log)
         self._queue: deque[Event | Callable[[], Awaitable[None]]] = deque()
         self._wake = asyncio.Event()
@@ -146,7 +148,8 @@ class RaftServer:
 
     @property
     def log_end_offset(self) -> int:
-        return self._log.end_offset
+        """What this node appended counts, though it may wait to be written."""
+        return self._log.end_offset + self._appends.count
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:
@@ -167,7 +170,7 @@ class RaftServer:
         return self._replica.leader_endpoint or self._replica.voters.endpoint(leader_id)
 
     def append(self, epoch: int, values: Sequence[bytes]) -> int:
-        """See `RaftClient.append`. The records are in the log when it returns, not yet durable."""
+        """See `RaftClient.append`. The records are in the log after this turn of the event loop."""
         if self._stopped or not self._replica.can_append(epoch):
             leader = self._replica.leader_and_epoch
             raise NotControllerError(
@@ -176,14 +179,31 @@ class RaftServer:
             )
         if not values:
             raise ValueError("append needs at least one record")
-        waiting = self._log.end_offset - (self._replica.high_watermark or 0)
+        waiting = self.log_end_offset - (self._replica.high_watermark or 0)
         if waiting > MAX_UNCOMMITTED_RECORDS:
             raise ThrottlingQuotaExceededError(
                 f"{waiting} metadata records wait to be committed: is a majority of voters up?"
             )
-        last_offset = self._log.append_values(values, epoch, self._now_ms())
-        self._post(LogAppended())
+        first = self._appends.count == 0
+        last_offset = self._appends.add(values, epoch, self._log.end_offset, self._now_ms())
+        if first:
+            self._queue.append(self._append)
+            self._wake.set()
         return last_offset
+
+    async def _append(self) -> None:
+        if self._write_appends():
+            await self._step(LogAppended())
+
+    def _write_appends(self) -> bool:
+        """Puts what was appended into the log; False, and it is lost, when the leadership is."""
+        leads = LeaderAndEpoch(self.node_id, self._appends.epoch)
+        batches = self._appends.take()
+        if not batches or self._replica.leader_and_epoch != leads:
+            return False
+        for batch in batches:
+            self._log.append_batch(batch)
+        return True
 
     def register(self, listener: RaftListener) -> None:
         self._listeners.add(listener)
@@ -388,6 +408,7 @@ class RaftServer:
         if effects.append_leader_change is not None:
             self._log.append_leader_change(effects.append_leader_change, self._now_ms())
         if effects.append_voters is not None:
+            self._write_appends()  # their offsets are promised
             self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
             try:
@@ -480,7 +501,22 @@ def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
         config.metadata_log_segment_ms,
         config.metadata_max_retention_bytes,
         config.metadata_max_retention_ms,
+        config.controller_listener_names or (CONTROLLER_LISTENER,),
     )
+
+
+def controller_listeners(config: ServerConfig) -> tuple[VoterListener, ...]:
+    """Where others reach this controller, in the order of controller.listener.names; none for a
+    plain broker. Of static voters the first is as controller.quorum.voters says."""
+    if not config.is_controller:
+        return ()
+    advertised = config.advertised_endpoints()
+    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
+    found = {name: advertised[name] for name in names if name in advertised}
+    static = config.voters().get(config.node_id)
+    if static is not None:
+        found = {names[0]: static} | {n: e for n, e in found.items() if n != names[0]}
+    return tuple(VoterListener(name, *endpoint) for name, endpoint in found.items())
 
 
 def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:
@@ -488,15 +524,15 @@ def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) ->
     in controller.quorum.voters; from 1 on the log says who is, and any controller may become one.
     """
     endpoints = config.voters()
-    own = endpoints.get(config.node_id) if config.is_controller else None
-    if own is None and config.is_controller and config.controller_listener_names:
-        own = config.advertised_endpoints().get(config.controller_listener_names[0])
+    listeners = controller_listeners(config)
     bootstrap = tuple(map(Endpoint.parse, config.controller_quorum_bootstrap_servers))
     return ReplicaConfig(
         cluster_id=cluster_id,
         key=ReplicaKey(config.node_id, directory_id),
         voters=VoterSet.static(endpoints),
-        endpoint=own,
+        endpoint=listeners[0].endpoint if listeners else None,
+        listeners=listeners,
+        listener_names=config.controller_listener_names or (CONTROLLER_LISTENER,),
         bootstrap=bootstrap,
         election_timeout_ms=config.controller_quorum_election_timeout_ms,
         fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,

@@ -20,7 +20,8 @@ from commitlog.flushing import PendingFlush
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
+from quorum.raft_append import MAX_BATCH_BYTES, Appends
 from quorum.raft_client import CommittedBatch
 from quorum.voters_record import KRAFT_VERSION_MAX, note, quorum_records
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
@@ -28,7 +29,6 @@ from snapshot.framing import (
     decode_batches,
     encode_leader_change,
     encode_quorum,
-    encode_values,
 )
 from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader, file_name, list_snapshots
@@ -39,7 +39,6 @@ from tidemark.errors import (
     CorruptMessageError,
     FatalError,
     InvalidRequestError,
-    RecordListTooLargeError,
 )
 from tidemark.records import decode_control_records, iter_batches
 from tidemark.types import METADATA_TOPIC, ONE_UUID, ZERO_UUID, TopicPartition
@@ -47,8 +46,6 @@ from tidemark.types import METADATA_TOPIC, ONE_UUID, ZERO_UUID, TopicPartition
 logger = logging.getLogger(__name__)
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
-MAX_BATCH_BYTES = 8 << 20
-"""The largest batch of the metadata log (Kafka's constant)."""
 BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
 """Written by `storage format`: the first voters. It is local, and never replicated."""
 HISTORY_READ_BYTES = 4 << 20
@@ -64,6 +61,7 @@ class MetadataLogConfig:
     segment_ms: int = 604_800_000
     retention_bytes: int = 100 << 20
     retention_ms: int = 604_800_000
+    listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
 
     def topic_config(self) -> TopicConfig:
         return TopicConfig(
@@ -163,7 +161,7 @@ class ReplicatedLog:
         base = self.earliest_snapshot if start > 0 else BOOTSTRAP_SNAPSHOT
         if base is not None and file_name(self.directory, base) is not None:
             for message in FileSnapshotReader(self.directory, base).quorum:
-                note(self.history, base.end_offset - 1, message)
+                note(self.history, base.end_offset - 1, message, self.config.listener_names)
         offset = start
         while offset < self.end_offset:
             records = self._log.read(offset, HISTORY_READ_BYTES).records
@@ -177,7 +175,8 @@ class ReplicatedLog:
             if header.is_control:
                 for record in decode_control_records(records, position):
                     if record.offset >= start_offset:
-                        note(self.history, record.offset, record.message)
+                        names = self.config.listener_names
+                        note(self.history, record.offset, record.message, names)
         return following
 
     # --- view -----------------------------------------------------------------------------------
@@ -253,11 +252,14 @@ class ReplicatedLog:
         """Appends one batch as leader; gives the last offset. RecordListTooLargeError beyond 8
         MiB.
         """
-        batch = encode_values(values, self.end_offset, epoch, timestamp_ms)
-        if len(batch) > MAX_BATCH_BYTES:
-            raise RecordListTooLargeError(
-                f"a metadata batch of {len(batch)} bytes is over the limit of {MAX_BATCH_BYTES}"
-            )
+        appends = Appends()
+        last_offset = appends.add(values, epoch, self.end_offset, timestamp_ms)
+        for batch in appends.take():
+            self.append_batch(batch)
+        return last_offset
+
+    def append_batch(self, batch: bytes) -> int:
+        """Appends a data batch made for the log's end, as leader; gives its last offset."""
         return self._append(batch)
 
     def append_leader_change(self, change: LeaderChange, timestamp_ms: int) -> int:
