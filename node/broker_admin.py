@@ -13,7 +13,7 @@ from node.directory_moves import DirectoryMover
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry
 from quorum.admin_service import AdminService
-from tidemark.errors import ApiError, TidemarkError
+from tidemark.errors import ApiError, ErrorCode, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2
 from tiering.manager import RemoteLogManager
@@ -42,18 +42,21 @@ class BrokerAdminService(AdminService):
     async def DescribeLogDirs(
         self, request: admin_pb2.DescribeLogDirsRequest, context: Any
     ) -> admin_pb2.DescribeLogDirsResponse:
-        """Sizes and offsets of the replicas of this node, those of the tier with them."""
+        """Sizes and offsets of the replicas of this node, those of the tier with them. A directory
+        that is offline has an error, and nothing else."""
         wanted = set(request.topics)
         hosted = [p for p in self._partitions if not wanted or p.topic_partition.topic in wanted]
         sizes = await asyncio.gather(*(self._remote_size(p) for p in hosted))
         response = admin_pb2.DescribeLogDirsResponse()
         for directory in self._logs.directories:
-            usage = directory.usage()
-            result = response.results.add(
-                log_dir=str(directory.path),
-                total_bytes=usage.total_bytes,
-                usable_bytes=usage.free_bytes,
-            )
+            result = response.results.add(log_dir=str(directory.path))
+            try:
+                usage = directory.usage()
+            except (StorageError, OSError) as error:  # offline, here at the latest
+                result.error_code = int(ErrorCode.KAFKA_STORAGE_ERROR)  # type: ignore[assignment]
+                result.error_message = directory.failure or str(error)
+                continue
+            result.total_bytes, result.usable_bytes = usage.total_bytes, usage.free_bytes
             for partition, remote_bytes in zip(hosted, sizes, strict=True):
                 if self._logs.directory_of(partition.topic_partition) is directory:
                     self._describe(result, partition, remote_bytes)

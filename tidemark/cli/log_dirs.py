@@ -27,30 +27,43 @@ def group() -> None:
 @app.command("describe")
 def describe(
     broker: Annotated[
-        list[int] | None, typer.Option(help="Of this broker only; repeatable.")
+        list[str] | None,
+        typer.Option("--broker", "--broker-list", help="Of these only: 1,2,3; repeatable."),
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Of this topic only; repeatable.")] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "--topic-list", help="Of these only: a,b,c; repeatable."),
+    ] = None,
     bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Describe log directories: sizes, offsets, and what is in the tier."""
+    """Describe log directories: whether they work, their replicas' sizes, offsets and lag, and what
+    of them is in the tier."""
     from tidemark.client.sync import Admin
 
+    brokers = [_broker_id(text) for text in _listed(broker)]
     with Admin(bootstrap_server) as admin:
-        found = admin.describe_log_dirs(broker or None, topic or ())
+        found = admin.describe_log_dirs(brokers or None, _listed(topic))
     if as_json:
         print_json(json_of(found))
         return
     for directories in found.values():
         for directory in directories:
             state = directory.error or "ok"
+            if directory.error_message:
+                state += f": {directory.error_message}"
             print_line(f"broker {directory.broker_id}  {directory.log_dir}  {state}")
             print_table(
-                ("PARTITION", "BYTES", "START", "LOCAL START", "TIERED TO", "HW", "END", "TIER"),
+                (
+                    *("PARTITION", "BYTES", "LAG", "FUTURE", "START", "LOCAL START", "TIERED TO"),
+                    *("HW", "END", "TIER"),
+                ),
                 [
                     (
                         r.topic_partition,
                         r.size_bytes,
+                        r.offset_lag,
+                        "yes" if r.is_future else "",
                         r.log_start_offset,
                         r.local_log_start_offset,
                         r.highest_remote_offset,
@@ -61,3 +74,16 @@ def describe(
                     for r in directory.replicas
                 ],
             )
+
+
+def _listed(options: list[str] | None) -> list[str]:
+    """Items of options that may be repeated, and may each have several, as Kafka's tool takes."""
+    return [item.strip() for text in options or () for item in text.split(",") if item.strip()]
+
+
+def _broker_id(text: str) -> int:
+    from tidemark.errors import ConfigError
+
+    if not text.isdecimal():
+        raise ConfigError(f"--broker-list: {text!r} is no broker id")
+    return int(text)

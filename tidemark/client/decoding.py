@@ -82,6 +82,7 @@ def quorum(message: raft_pb2.DescribeQuorumResponse) -> QuorumDescription:
             _known(state.log_end_offset),
             _known(state.last_fetch_timestamp_ms),
             _known(state.last_caught_up_timestamp_ms),
+            {e.name: Endpoint(e.host, e.port) for e in state.listeners},
         )
 
     return QuorumDescription(
@@ -109,6 +110,7 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
             p.remote_log_size_bytes,
             p.remote_copy_lag_bytes,
             p.remote_copy_lag_segments,
+            p.is_future,
         )
         for p in sorted(message.partitions, key=lambda p: (p.topic, p.partition_index))
     )
@@ -120,6 +122,7 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
         message.total_bytes,
         message.usable_bytes,
         replicas,
+        message.error_message,
     )
 
 

@@ -126,13 +126,15 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class QuorumReplica:
-    """A voter or observer of the metadata quorum, as its leader sees it; None: unknown or never."""
+    """A voter or observer of the metadata quorum, as its leader sees it; None: unknown or never.
+    `listeners`: where a voter answers, by name."""
 
     replica_id: int
     directory_id: UUID | None
     log_end_offset: int | None
     last_fetch_timestamp_ms: int | None
     last_caught_up_timestamp_ms: int | None
+    listeners: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,14 @@ class ReplicaDescription:
     remote_log_size_bytes: int
     remote_copy_lag_bytes: int
     remote_copy_lag_segments: int
+    is_future: bool = False  # being copied into this directory; its lag is behind the current one
 
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory of a broker; `error` names what is wrong with it, None for nothing."""
+    """A log directory of a broker; `error` names what is wrong with it, None for nothing, and
+    `error_message` says more. Of one that is offline the replicas are not told.
+    """
 
     broker_id: int
     log_dir: str
@@ -177,6 +182,7 @@ class LogDirDescription:
     total_bytes: int
     usable_bytes: int
     replicas: tuple[ReplicaDescription, ...]
+    error_message: str = ""
 
 
 class ConfigResourceType(IntEnum):
