@@ -9,10 +9,10 @@ A move copies a log into a future log (`commitlog.future_log`) and then swaps, h
     4  the `Log` goes on in the target
     5  rename the old directory to `-delete`, sync the source                    current in B
 
-A stop between 3 and 5 leaves two logs of one partition. The one that moved more often is the
-current one (`move-count`, which a future log is born with, one above its source's), also when the
-other comes back on a disk that was away for years. Where step 3 fails nobody knows whether B's
-name is durable, so the log that stays, A's, takes a higher count than B's first.
+A stop between 3 and 5 leaves two logs of one partition, of one lineage. The one that moved more
+often is the current one (the file `moves`, which a future log is born with, one above its
+source's), also when the other comes back on a disk that was away for years. Where step 3 fails
+nobody knows whether B's name is durable, so the log that stays, A's, takes a higher count first.
 
 A future log is dropped with its current log: deleted with it, or set aside as `-stray` where the
 current one is on a directory that is offline, or can not be opened, since its copy may be all
@@ -25,17 +25,16 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from commitlog.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     OffsetCheckpoint,
-    PartitionMetadata,
 )
 from commitlog.files import Directory
-from commitlog.future_log import MOVE_COUNT, FutureLog, read_move_count
+from commitlog.future_log import FutureLog, Moves
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.names import (
@@ -89,28 +88,27 @@ class DirectoryMoves:
                 self._settle(topic_partition, homes)
 
     def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
-        """Renames the logs that moved less often; where that decides nothing they all stay, and
-        opening them says so."""
+        """Renames the logs that moved less often than another of their lineage. Others stay: the
+        metadata decides when they are opened."""
         name = str(topic_partition)
-        counts: list[int] = []
-        topics: set[UUID | None] = set()
+        lineages: dict[str, list[tuple[int, LogDirectory]]] = {}
         for home in homes:
-            log = home.subdirectory(name, create=False)
-            metadata = PartitionMetadata.read(log)
-            topics.add(None if metadata is None else metadata.topic_id)
-            counts.append(read_move_count(log))
-        if len(topics - {None}) > 1 or counts.count(max(counts)) > 1:
-            return
-        winner = homes[counts.index(max(counts))]
-        for home in homes:
-            if home is not winner:
-                _log.warning(
-                    "%s moved from %s to %s: the log that is left there goes",
-                    topic_partition,
-                    home.path,
-                    winner.path,
-                )
-                _rename_away(home, name, topic_partition, DELETE_SUFFIX)
+            try:
+                moves = Moves.read(home.subdirectory(name, create=False))
+            except StorageError as error:
+                _log.error("%s", error)
+                continue
+            if moves is not None:
+                lineages.setdefault(moves.lineage, []).append((moves.count, home))
+        for found in lineages.values():
+            newest = max(count for count, _ in found)
+            for count, home in found:
+                if count < newest:
+                    _log.warning(
+                        "%s moved away from %s: the log left there goes", topic_partition, home.path
+                    )
+                    with suppress(StorageError):
+                        _rename_away(home, name, topic_partition, DELETE_SUFFIX)
 
     def resume(self) -> None:
         """After the logs are opened: moves that an earlier process began go on."""
@@ -240,8 +238,9 @@ class DirectoryMoves:
             target.fsync()
             return target.subdirectory(name, create=False)
         except StorageError:
-            moves = read_move_count(future.current.directory) + 2
-            future.current.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+            moves = Moves.read(future.current.directory)
+            assert moves is not None, "a future log's source has its lineage"
+            moves.after(2).write(future.current.directory)
             raise
 
     def _note(self, target: Directory, current: Log) -> None:

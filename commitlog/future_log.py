@@ -17,7 +17,7 @@ has to be made anew, and the `Log` itself goes on in the new directory (`Log.mov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from commitlog.batches import HEADER_BYTES, crc_is_valid, header_in
@@ -34,8 +34,7 @@ from commitlog.segment import Segment
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 
-MOVE_COUNT = "move-count"
-"""How often the log moved: of two logs of one partition the one that moved more often counts."""
+MOVES_FILE = "moves"
 PIECE_BYTES = 4 << 20
 _UNFINISHED = ".copy"
 
@@ -44,14 +43,31 @@ class SourceError(StorageError):
     """The log that is copied can not be read; its copy is not to blame."""
 
 
-def read_move_count(directory: Directory) -> int:
-    """How often the log in a directory moved; 0 where it does not say."""
-    if not directory.exists(MOVE_COUNT):
-        return 0
-    text = directory.read(MOVE_COUNT).decode("ascii", "replace").strip()
-    if not text.isdecimal():
-        raise StorageError(f"{directory.path}/{MOVE_COUNT} holds {text!r}, not a number")
-    return int(text)
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Which log this is, and how often it moved: of two logs with one `lineage` the one that moved
+    more often is the current one. A log that was never to be moved has none."""
+
+    lineage: str
+    count: int
+
+    @classmethod
+    def read(cls, directory: Directory) -> Moves | None:
+        """What a log's directory says; StorageError where it can not be understood."""
+        if not directory.exists(MOVES_FILE):
+            return None
+        lineage, _, count = directory.read(MOVES_FILE).decode("ascii", "replace").partition(" ")
+        if not count.strip().isdecimal():
+            raise StorageError(f"{directory.path}/{MOVES_FILE} is malformed")
+        return cls(lineage, int(count))
+
+    def write(self, directory: Directory) -> None:
+        """Writes it durably."""
+        directory.write_atomic(MOVES_FILE, f"{self.lineage} {self.count}\n".encode())
+
+    def after(self, moves: int) -> Moves:
+        """So many moves later."""
+        return replace(self, count=self.count + moves)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,20 +204,25 @@ class FutureLog:
         future = cls(
             current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
         )
-        moves = read_move_count(current.directory) + 1
-        future.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+        moves = Moves.read(current.directory)
+        if moves is None:
+            moves = Moves(uuid4().hex, 0)
+            moves.write(current.directory)
+        moves.after(1).write(future.directory)
         home.fsync()
         return future
 
     @classmethod
     def resume(cls, current: Log, home: Directory, name: str) -> FutureLog:
-        """Goes on with what an earlier process copied; whatever does not fit goes."""
+        """Goes on with what an earlier process copied; whatever does not fit goes. StorageError
+        where it is the copy of another log.
+        """
         future = cls(current, home, name)
-        moves = read_move_count(current.directory) + 1
-        if read_move_count(future.directory) != moves:
-            future.directory.write_atomic(MOVE_COUNT, b"%d\n" % moves)
+        moves = Moves.read(current.directory)
+        if moves is None or Moves.read(future.directory) != moves.after(1):
+            raise StorageError(f"{future.directory.path} is no copy of {current.directory.path}")
         names = set(future.directory.list())
-        kept = {MOVE_COUNT}
+        kept = {MOVES_FILE}
         for segment in current.segments:
             if segment.is_rolled and segment.log_file in names and future._is_copy_of(segment):
                 future._note_finished(segment)

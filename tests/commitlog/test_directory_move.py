@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.checkpoints import OffsetCheckpoint
+from commitlog.checkpoints import OffsetCheckpoint, PartitionMetadata
 from commitlog.cleaner_manager import LogCleaner
-from commitlog.future_log import MOVE_COUNT, PIECE_BYTES, SourceError
+from commitlog.future_log import PIECE_BYTES, Moves, SourceError
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
@@ -314,8 +314,9 @@ def test_of_two_logs_of_a_partition_the_one_that_moved_counts() -> None:
     disk = MemoryDirectory()
     logs = manager(disk)
     log = filled(logs)
+    begin_move(logs)
     kept = {name: log.directory.read(name) for name in log.directory.list()}
-    move(logs)
+    logs.moves.swap(TP)
     add(log, 10)
     log.flush()
     old = disk.subdirectory("a").subdirectory(str(TP))  # a disk that comes back
@@ -329,6 +330,22 @@ def test_of_two_logs_of_a_partition_the_one_that_moved_counts() -> None:
     assert found is not None
     assert found.log_end_offset == 150
     assert names(disk, "a") == []
+
+
+def test_a_log_that_was_made_anew_is_not_taken_for_one_that_moved_less() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    filled(logs)
+    move(logs)
+    log = filled(logs)
+    log.flush()
+    logs.close()
+    anew = disk.subdirectory("a").subdirectory(str(TP))
+    PartitionMetadata(TOPIC_ID).write(anew)
+    disk.subdirectory("a").fsync()
+    disk.crash(keep="nothing")
+    with pytest.raises(StorageError, match="is in a and in b"):
+        manager(disk)  # it is for the metadata to say
 
 
 def test_two_logs_of_which_none_moved_are_refused() -> None:
@@ -362,7 +379,9 @@ def test_a_swap_that_fails_leaves_the_log_and_outranks_what_may_be_in_the_target
     with pytest.raises(StorageError):
         logs.moves.swap(TP)
     assert home_of(logs) == "a"
-    assert log.directory.read(MOVE_COUNT) == b"2\n"
+    moves = Moves.read(log.directory)
+    assert moves is not None
+    assert moves.count == 2
     assert logs.moves.all() == []
     add(log, 10)
     log.flush()
