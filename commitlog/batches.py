@@ -190,12 +190,18 @@ def scan_headers(
 
 
 def scan_batches(
-    file: File, position: int, end: int, chunk_bytes: int, scratch: memoryview | None = None
+    file: File,
+    position: int,
+    end: int,
+    chunk_bytes: int,
+    scratch: memoryview | None = None,
+    first_last_offset: int | None = None,
 ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
     """As `scan_headers`, with what was read of each batch: bytes, and where in them it begins.
 
     `chunk_bytes` are read first (into `scratch`, where it is given: all of it), then about as much
-    as there are small batches to come, and only headers where batches are large.
+    as there are small batches to come, and only headers where batches are large. The first batch
+    must end with `first_last_offset`, where that is given: what an index says of it.
     """
     chunk: bytes | memoryview = b""
     chunk_start, want = position, max(chunk_bytes, HEADER_BYTES)
@@ -212,6 +218,13 @@ def scan_batches(
         following = header.end_position
         if following > end:
             return
+        if first_last_offset is not None:
+            if header.last_offset != first_last_offset:
+                raise CorruptMessageError(
+                    f"the index of {file.name} says that the batch at {position} ends with offset"
+                    f" {first_last_offset}; its last is {header.last_offset}"
+                )
+            first_last_offset = None
         yield header, chunk, inside
         want = SCAN_BYTES if following - position < SCAN_BYTES // 4 else HEADER_BYTES
         position = following

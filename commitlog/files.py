@@ -298,14 +298,12 @@ class OsFile:
         return b"".join(parts)
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        got = 0
         with self._lock:
             try:
                 fd = self._descriptor()
-                while got < len(buffer):
+                got = read = os.preadv(fd, (buffer,), position)
+                while read and got < len(buffer):  # the kernel may give less before the end
                     read = os.preadv(fd, (buffer[got:],), position + got)
-                    if read == 0:
-                        break
                     got += read
             except OSError as error:
                 raise storage_error("read", self._path, error) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from commitlog.indexes import CorruptIndexError
 from commitlog.segment import Segment
 from commitlog.types import AbortedTransaction, TimestampOffset
+from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import first_record_at_or_after
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ def offset_for_timestamp(
     start = log.local_log_start_offset
     for index in range(fences.first(segments, log.truncations, timestamp_ms), len(segments)):
         segment = segments[index]
-        if segment.size_bytes == 0 or segment.max_timestamp_ms < timestamp_ms:
+        if segment.max_timestamp_ms < timestamp_ms or segment.size_bytes == 0:
             continue
         try:
             found = _first_in_segment(segment, timestamp_ms, start)
-        except CorruptIndexError as error:
+        except (CorruptIndexError, CorruptMessageError) as error:
             _log.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
             segment.rebuild_indexes()
             found = _first_in_segment(segment, timestamp_ms, start)
@@ -76,7 +77,8 @@ def _first_in_segment(
 ) -> tuple[int, int] | None:
     """(timestamp, offset) of the segment's first record at or after both bounds.
 
-    CorruptIndexError where an index entry that was used does not fit the log.
+    CorruptIndexError, CorruptMessageError where an index entry that was used does not fit the log,
+    or the log is damaged.
     """
     entry_ms, entry_offset = segment.time_index.lookup(timestamp_ms)
     # what lies below the start is of no interest, and neither is then what the entry says of it

@@ -469,7 +469,7 @@ class Segment:
             return self._size
         try:
             return self._find(offset)
-        except CorruptIndexError as error:
+        except (CorruptIndexError, CorruptMessageError) as error:
             _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
             self.rebuild_indexes()
             return self._find(offset)
@@ -488,22 +488,14 @@ class Segment:
         """`scan_batches` from the index entry at or below `offset` on; with `scratch` the batches
         next to it are read into that, where it is large enough.
 
-        CorruptIndexError where the index does not fit the log.
+        CorruptMessageError where the index does not fit the log, or the log is damaged there.
         """
         entry_offset, start, window = self.offset_index.window(offset)
         if scratch is not None:
             size = window if _FIND_BYTES < window <= len(scratch) else _FIND_BYTES
             scratch = scratch[:size]
-        try:
-            for found in scan_batches(self.file, start, self._size, _FIND_BYTES, scratch):
-                header = found[0]
-                if header.position == start and start and header.last_offset != entry_offset:
-                    raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
-                yield found
-        except CorruptMessageError as error:
-            if start:
-                raise CorruptIndexError(str(error)) from error
-            raise
+        first = entry_offset if start else None
+        return scan_batches(self.file, start, self._size, _FIND_BYTES, scratch, first)
 
     def read(
         self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
