@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -65,6 +65,10 @@ class TellDirectory(Protocol):
     ) -> None: ...
 
 
+Copied = tuple[int, int | None]
+RunPiece = Callable[[Callable[[], Copied]], Awaitable[Copied]]
+
+
 class Pace:
     """Holds all moves of a node together to a rate."""
 
@@ -91,7 +95,9 @@ class DirectoryMover:
         cleaner: LogCleaner,
         tell_directory: TellDirectory,
         on_fatal: OnFatal,
+        run_piece: RunPiece | None = None,
     ) -> None:
+        """`run_piece` runs the copying of a piece; by default in a pool of threads."""
         self._logs = logs
         self._partitions = partitions
         self._cleaner = cleaner
@@ -100,6 +106,7 @@ class DirectoryMover:
         self._threads = config.num_replica_alter_log_dirs_threads or len(logs.directories)
         self._pace = Pace(config.replica_alter_log_dirs_io_max_bytes_per_second)
         self._pool = ThreadPoolExecutor(self._threads, "directory-move")
+        self._run_piece = run_piece or self._in_pool
         self._wake = asyncio.Event()
         self._at_work: set[FutureLog] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -222,13 +229,16 @@ class DirectoryMover:
     async def _run(self, future: FutureLog, piece: Piece) -> None:
         before = piece.begin
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._pool, piece.run)
+            result = await self._run_piece(piece.run)
         except (TidemarkError, OSError) as error:
             if isinstance(error, FatalError) or future.still_fits(piece):
                 raise
             return  # its segment went meanwhile: the next piece is another one
         future.take(piece, result)
         await self._pace.spend(result[0] - before)
+
+    async def _in_pool(self, work: Callable[[], Copied]) -> Copied:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def _promise(self, future: FutureLog) -> None:
         """Has the controller note the new directory; returns when it did, or the move is over."""
