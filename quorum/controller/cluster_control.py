@@ -14,11 +14,14 @@ A broker's life as the controller sees it, by its heartbeats:
     UNFENCED, CONTROLLED_SHUTDOWN | no heartbeat for a session       | FENCED (one per pass)
 
 FENCED and SHUTDOWN_NOW are both fenced in the image; the second tells the broker to go.
+
+A broker with very many partitions is taken out of service in steps (`sweeps`). It has reached the
+state, and hears so, with the last of them; what it asks for meanwhile waits for that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from uuid import UUID
 
@@ -26,8 +29,15 @@ from quorum.controller import elections
 from quorum.controller.elections import ElectionRules
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
+from quorum.controller.sweeps import UNLIMITED, Key, Portion, Sweep, Sweeps
 from quorum.features import check_supported
-from quorum.image import BrokerRegistration, FeatureRange, Listener, MetadataImage
+from quorum.image import (
+    BrokerRegistration,
+    FeatureRange,
+    Listener,
+    MetadataDelta,
+    MetadataImage,
+)
 from quorum.image.records import broker_record
 from tidemark.errors import (
     BrokerIdNotRegisteredError,
@@ -53,6 +63,14 @@ class BrokerState(Enum):
         return self in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
 
 
+def _leaving(broker_id: int) -> Key:
+    return ("out of service", broker_id)
+
+
+def _losing_directories(broker_id: int) -> Key:
+    return ("directories gone", broker_id)
+
+
 def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerRegistration:
     """The registration the request speaks of; raises StaleBrokerEpochError when there is none."""
     broker = image.brokers.get(broker_id)
@@ -71,6 +89,7 @@ class ClusterControl:
 
     cluster_id: str
     sessions: BrokerSessions
+    sweeps: Sweeps = field(default_factory=Sweeps)
 
     def register(
         self,
@@ -104,17 +123,15 @@ class ClusterControl:
                 in_controlled_shutdown=before.in_controlled_shutdown,
             )
             gone = set(before.log_dirs) - set(broker.log_dirs)
-            moved = elections.directories_offline(rules, broker.broker_id, gone)
+            moved = list(elections.directories_gone(broker.broker_id, gone).changes(rules))
         elif before is not None:
             if self.sessions.is_live(broker.broker_id, now_ms):
                 raise DuplicateBrokerRegistrationError(
                     f"another broker {broker.broker_id} is alive; if it was this one, it is "
                     f"forgotten within {self.sessions.timeout_ms} ms"
                 )
-            # The old incarnation may still stand in ISRs: the new one has to earn its place. One
-            # that did not stop cleanly may have lost records: it is not eligible either (KIP-966).
             unclean = request.previous_broker_epoch != before.epoch
-            moved = elections.broker_out_of_service(rules, broker.broker_id, unclean=unclean)
+            moved = self._earlier_taken_out(rules, before, unclean)
             broker = replace(broker, epoch=next_offset + len(moved))
         response = controller_pb2.RegisterBrokerResponse(broker_epoch=broker.epoch)
         result = ControllerResult.each([*moved, broker_record(broker)], response)
@@ -140,43 +157,123 @@ class ClusterControl:
         image = rules.image
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
-        state = self._next_state(image, broker, request)
+        state, portion = self._reaction(rules, broker, request)
+        response = controller_pb2.BrokerHeartbeatResponse(
+            is_caught_up=request.current_metadata_offset >= broker.epoch,
+            is_fenced=state.fenced,
+            should_shut_down=state is BrokerState.SHUTDOWN_NOW,
+        )
+        return ControllerResult(response) if portion is None else portion.result(response)
+
+    def _reaction(
+        self,
+        rules: ElectionRules,
+        broker: BrokerRegistration,
+        request: controller_pb2.BrokerHeartbeatRequest,
+    ) -> tuple[BrokerState, Portion | None]:
+        """The state that the broker hears of, and what is to be written first."""
+        now = _state_of(broker)
+        if _leaving(broker.broker_id) in self.sweeps:
+            return now, None
+        state = self._next_state(rules.image, broker, request)
         failed = {d for d in broker.log_dirs if d.bytes in request.offline_log_dirs}
         if failed and len(failed) == len(broker.log_dirs):
             state = BrokerState.FENCED  # it has nowhere left to write
-            records = _transition(rules, broker, state)
         elif failed:
             # One thing at a time: both change the same partitions. What else the broker wants, it
             # wants in its next heartbeat as well.
-            state = _state_of(broker)
-            records = _directories_failed(rules, broker, failed)
-        else:
-            records = _transition(rules, broker, state)
-        result = ControllerResult.each(
-            records,
-            controller_pb2.BrokerHeartbeatResponse(
-                is_caught_up=request.current_metadata_offset >= broker.epoch,
-                is_fenced=state.fenced,
-                should_shut_down=state is BrokerState.SHUTDOWN_NOW,
-            ),
-        )
-        if state is BrokerState.CONTROLLED_SHUTDOWN and records:
-            result.after_append = lambda offset: self.sessions.begin_shutdown(
-                broker.broker_id, offset
-            )
-        return result
+            return now, self._directories_failed(rules, broker, failed)
+        portion = self._transition(rules, broker, state)
+        reached = portion is None or portion.finished or state is BrokerState.UNFENCED
+        return state if reached else now, portion
 
-    def fence_stalest(self, rules: ElectionRules, now_ms: int) -> list[pb.MetadataRecord]:
-        """Fences the broker in service that has been silent longest beyond its session, only one.
+    def fence_stalest(self, rules: ElectionRules, now_ms: int) -> Portion | None:
+        """Fences the broker in service that has been silent longest beyond its session, only one,
+        and only when the one before is done with.
 
         One at a time, so that a controller that was itself stopped for a while does not fence the
         whole cluster before it hears of it.
         """
         broker_id = self.sessions.stalest(rules.image, now_ms)
-        if broker_id is None:
-            return []
-        broker = rules.image.brokers[broker_id]
-        return _transition(rules, broker, BrokerState.FENCED)
+        if broker_id is None or any(key == _leaving(key[1]) for key in self.sweeps):
+            return None
+        return self._transition(rules, rules.image.brokers[broker_id], BrokerState.FENCED)
+
+    def _transition(
+        self, rules: ElectionRules, broker: BrokerRegistration, state: BrokerState
+    ) -> Portion | None:
+        """What takes the broker from what the image says into `state`; None: it is there.
+
+        Should only the first of very many records be written, the next controller has to find the
+        rest still to do: so a broker that goes is marked last, and one that comes first.
+        """
+        broker_id = broker.broker_id
+        if state is BrokerState.UNFENCED:
+            return self._unfence(rules, broker) if broker.fenced else None
+        if broker.fenced or (broker.in_controlled_shutdown and not state.fenced):
+            return None
+        sweep = Sweep(
+            _leaving(broker_id),
+            elections.out_of_service(broker_id),
+            lambda image: _marks(image, broker, fenced=state.fenced),
+        )
+        if state is BrokerState.CONTROLLED_SHUTDOWN:
+            sweep.appended = lambda offset: self.sessions.begin_shutdown(broker_id, offset)
+        return self.sweeps.begin(sweep, rules)
+
+    def _unfence(self, rules: ElectionRules, broker: BrokerRegistration) -> Portion:
+        change = pb.BrokerRegistrationChangeRecord(
+            broker_id=broker.broker_id, broker_epoch=broker.epoch, fenced=False
+        )
+        if broker.in_controlled_shutdown:
+            # It was fenced on its way down and thought better of it: it may lead again.
+            change.in_controlled_shutdown = False
+        mark = pb.MetadataRecord(broker_registration_change=change)
+        # What follows is generated from the image that has the mark.
+        delta = MetadataDelta(rules.image)
+        delta.replay(mark)
+        marked = ElectionRules(delta.apply(rules.image.offset, rules.image.epoch), rules.config)
+        key = ("in service", broker.broker_id)
+        portion = self.sweeps.begin(Sweep(key, elections.in_service(broker.broker_id)), marked)
+        return portion._replace(records=[mark, *portion.records])
+
+    def _directories_failed(
+        self, rules: ElectionRules, broker: BrokerRegistration, failed: set[UUID]
+    ) -> Portion | None:
+        """The partitions there go on without the broker; the registration keeps what still
+        works."""
+        key = _losing_directories(broker.broker_id)
+        if key in self.sweeps:
+            return None
+        sweep = Sweep(
+            key,
+            elections.directories_gone(broker.broker_id, failed),
+            lambda image: _without_directories(image, broker, failed),
+        )
+        return self.sweeps.begin(sweep, rules)
+
+    def _earlier_taken_out(
+        self, rules: ElectionRules, before: BrokerRegistration, unclean: bool
+    ) -> list[pb.MetadataRecord]:
+        """What goes before the registration of a new incarnation.
+
+        The old one may still stand in ISRs: the new one has to earn its place. One that did not
+        stop cleanly may have lost records: it is not eligible either (KIP-966). Where that is more
+        than a step's work, the broker has to ask again when it is done:
+        DuplicateBrokerRegistrationError.
+        """
+        broker_id = before.broker_id
+        key = _leaving(broker_id)
+        if key not in self.sweeps:
+            task = elections.out_of_service(broker_id, unclean=unclean)
+            sweep = Sweep(key, task, lambda image: _marks(image, before, fenced=True))
+            records, left = sweep.step(rules, looked_at_max=UNLIMITED)
+            if not left:
+                return records
+            self.sweeps.add(sweep)
+        raise DuplicateBrokerRegistrationError(
+            f"broker {broker_id} is still being taken out of the partitions of its earlier process"
+        )
 
     def _next_state(
         self,
@@ -202,39 +299,6 @@ class ClusterControl:
         return BrokerState.FENCED if request.want_fence else BrokerState.UNFENCED
 
 
-def _transition(
-    rules: ElectionRules,
-    broker: BrokerRegistration,
-    state: BrokerState,
-) -> list[pb.MetadataRecord]:
-    """The records that take the broker from what the image says into `state`.
-
-    Should only the first of very many be written, the next controller has to find the rest still to
-    do: so a broker that goes is marked last, and one that comes first.
-    """
-    change = pb.BrokerRegistrationChangeRecord(
-        broker_id=broker.broker_id, broker_epoch=broker.epoch
-    )
-    mark = pb.MetadataRecord(broker_registration_change=change)
-    if state is BrokerState.UNFENCED:
-        if not broker.fenced:
-            return []
-        mark.broker_registration_change.fenced = False
-        if broker.in_controlled_shutdown:
-            # It was fenced on its way down and thought better of it: it may lead again.
-            mark.broker_registration_change.in_controlled_shutdown = False
-        return [mark, *elections.broker_in_service(rules, broker.broker_id)]
-    if state.fenced:
-        if broker.fenced:
-            return []
-        mark.broker_registration_change.fenced = True
-    else:
-        if broker.in_controlled_shutdown:
-            return []
-        mark.broker_registration_change.in_controlled_shutdown = True
-    return [*elections.broker_out_of_service(rules, broker.broker_id), mark]
-
-
 def _state_of(broker: BrokerRegistration) -> BrokerState:
     if broker.fenced:
         return BrokerState.FENCED
@@ -243,19 +307,40 @@ def _state_of(broker: BrokerRegistration) -> BrokerState:
     return BrokerState.UNFENCED
 
 
-def _directories_failed(
-    rules: ElectionRules, broker: BrokerRegistration, failed: set[UUID]
+def _is_registered(image: MetadataImage, broker: BrokerRegistration) -> bool:
+    """Whether that very incarnation still is; it may have been forgotten meanwhile."""
+    found = image.brokers.get(broker.broker_id)
+    return found is not None and found.epoch == broker.epoch
+
+
+def _marks(
+    image: MetadataImage, broker: BrokerRegistration, *, fenced: bool
 ) -> list[pb.MetadataRecord]:
-    """The partitions there go on without the broker; the registration keeps what still works."""
+    """The broker's own record, when its partitions are seen to."""
+    if not _is_registered(image, broker) or (fenced and image.brokers[broker.broker_id].fenced):
+        return []
+    change = pb.BrokerRegistrationChangeRecord(
+        broker_id=broker.broker_id, broker_epoch=broker.epoch
+    )
+    if fenced:
+        change.fenced = True
+    else:
+        change.in_controlled_shutdown = True
+    return [pb.MetadataRecord(broker_registration_change=change)]
+
+
+def _without_directories(
+    image: MetadataImage, broker: BrokerRegistration, failed: set[UUID]
+) -> list[pb.MetadataRecord]:
+    if not _is_registered(image, broker):
+        return []
+    kept = image.brokers[broker.broker_id].log_dirs
     change = pb.BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id,
         broker_epoch=broker.epoch,
-        log_dirs=[d.bytes for d in broker.log_dirs if d not in failed],
+        log_dirs=[d.bytes for d in kept if d not in failed],
     )
-    return [
-        *elections.directories_offline(rules, broker.broker_id, failed),
-        pb.MetadataRecord(broker_registration_change=change),
-    ]
+    return [pb.MetadataRecord(broker_registration_change=change)]
 
 
 def unregister_broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
@@ -265,7 +350,7 @@ def unregister_broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataR
         raise BrokerIdNotRegisteredError(f"no broker {broker_id} is registered")
     record = pb.UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)
     return [
-        *elections.broker_out_of_service(rules, broker_id, unclean=True),
+        *elections.out_of_service(broker_id, unclean=True).changes(rules),
         pb.MetadataRecord(unregister_broker=record),
     ]
 

@@ -8,8 +8,9 @@ committed never was (ARCHITECTURE section 3, rule 7).
     inactive --activate(image, epoch)--> active --deactivate()--> inactive
 
 Timed work comes by `tick(now_ms)` when `next_deadline_ms()` is reached: fencing (each eighth of a
-session, one broker per pass), preferred elections, elections of leaderless partitions, and a NoOp
-when nothing was written for a while, so that every replica's offset goes on and lag can be told.
+session, one broker per pass), the next step of what concerns very many partitions (`sweeps`),
+preferred elections, elections of leaderless partitions, and a NoOp when nothing was written for a
+while, so that every replica's offset goes on and lag can be told.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from quorum.controller.partitions import create_partitions
 from quorum.controller.reassignments import alter_reassignments
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
+from quorum.controller.sweeps import Portion, Sweep, Sweeps
 from quorum.controller.topics import TopicControl
 from quorum.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image import MetadataDelta, MetadataImage
@@ -46,7 +48,6 @@ from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
 PRODUCER_ID_BLOCK_SIZE = 1_000
-PREFERRED_ELECTIONS_PER_PASS_MAX = 1_000
 UNCLEAN_ELECTION_INTERVAL_MS = 300_000
 _FENCE_PASSES_PER_SESSION = 8
 
@@ -88,7 +89,8 @@ class ControllerCore:
         self._first_levels = first_levels
         self._voters = voters
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
-        self._cluster = ClusterControl(cluster_id, self._sessions)
+        self._sweeps = Sweeps()
+        self._cluster = ClusterControl(cluster_id, self._sessions, self._sweeps)
         self._topics = TopicControl(config, rng)
         self._rng = rng
         self._image: MetadataImage | None = None
@@ -125,6 +127,9 @@ class ControllerCore:
             leaderless_ms=now_ms + UNCLEAN_ELECTION_INTERVAL_MS,
             no_op_ms=self._after(now_ms, self._config.metadata_max_idle_interval_ms),
         )
+        self._sweeps.clear()
+        if len(image.topics):
+            self._sweeps.add(Sweep(("tables", 0), elections.MAKE_TABLES))
         records = []
         if METADATA_VERSION not in image.features:
             records = [feature_record(name, level) for name, level in self._first_levels.items()]
@@ -134,6 +139,7 @@ class ControllerCore:
         """Leads no more: all that was not committed is forgotten."""
         self._image = None
         self._deadlines = None
+        self._sweeps.clear()
 
     def replay(self, records: Sequence[pb.MetadataRecord], last_offset: int, now_ms: int) -> None:
         """Applies records that were appended as one batch ending at `last_offset`. Raises
@@ -143,6 +149,7 @@ class ControllerCore:
             delta.replay(record)
         check_supported(delta.features_changed, SUPPORTED, "this controller")
         self._image = delta.apply(last_offset, self._epoch)
+        self._sweeps.notice(delta)
         for broker_id, broker in delta.brokers_changed.items():
             if broker is None:
                 self._sessions.end(broker_id)
@@ -254,7 +261,10 @@ class ControllerCore:
 
     def next_deadline_ms(self) -> int | None:
         """When `tick` is wanted next; None while inactive."""
-        return None if self._deadlines is None else self._deadlines.first()
+        if self._deadlines is None:
+            return None
+        first, sweep_ms = self._deadlines.first(), self._sweeps.due_ms()
+        return first if sweep_ms is None else min(first, sweep_ms)
 
     def tick(self, now_ms: int) -> ControllerResult[None]:
         """The records of one kind of timed work that is due, the most urgent first; the next call
@@ -262,18 +272,23 @@ class ControllerCore:
         deadlines = self._deadlines
         if deadlines is None:
             raise NotControllerError()
-        records: list[pb.MetadataRecord] = []
         if deadlines.fence_ms <= now_ms:
             deadlines.fence_ms = now_ms + self._fence_interval_ms()
-            records = self._cluster.fence_stalest(self._rules(), now_ms)
-        elif deadlines.leaderless_ms <= now_ms:
+            fenced = self._cluster.fence_stalest(self._rules(), now_ms)
+            return _of_portion(fenced)
+        sweep_ms = self._sweeps.due_ms()
+        if sweep_ms is not None and sweep_ms <= now_ms:
+            return _of_portion(self._sweeps.next(self._rules(), now_ms))
+        if deadlines.leaderless_ms <= now_ms:
             deadlines.leaderless_ms = now_ms + UNCLEAN_ELECTION_INTERVAL_MS
-            records = elections.leaderless(self._rules())
-        elif deadlines.preferred_ms is not None and deadlines.preferred_ms <= now_ms:
-            records, more = elections.preferred(self._rules(), PREFERRED_ELECTIONS_PER_PASS_MAX)
-            interval_ms = self._preferred_interval_ms()
-            deadlines.preferred_ms = now_ms if more else self._after(now_ms, interval_ms)
-        elif deadlines.no_op_ms is not None and deadlines.no_op_ms <= now_ms:
+            sweep = Sweep(("leaderless", 0), elections.LEADERLESS)
+            return _of_portion(self._sweeps.begin(sweep, self._rules()))
+        if deadlines.preferred_ms is not None and deadlines.preferred_ms <= now_ms:
+            deadlines.preferred_ms = self._after(now_ms, self._preferred_interval_ms())
+            sweep = Sweep(("preferred", 0), elections.PREFERRED)
+            return _of_portion(self._sweeps.begin(sweep, self._rules()))
+        records: list[pb.MetadataRecord] = []
+        if deadlines.no_op_ms is not None and deadlines.no_op_ms <= now_ms:
             deadlines.no_op_ms = self._after(now_ms, self._config.metadata_max_idle_interval_ms)
             records = [pb.MetadataRecord(no_op=pb.NoOpRecord())]
         return ControllerResult.each(records, None)
@@ -311,3 +326,7 @@ class ControllerCore:
     def _after(now_ms: int, interval_ms: int) -> int | None:
         """The next time of work done each `interval_ms`; 0 means never."""
         return now_ms + interval_ms if interval_ms > 0 else None
+
+
+def _of_portion(portion: Portion | None) -> ControllerResult[None]:
+    return ControllerResult(None) if portion is None else portion.result(None)

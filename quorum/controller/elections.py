@@ -1,15 +1,17 @@
 """Leader and ISR changes of many partitions at once: when brokers come and go, and on a timer.
 
-Pure functions of an image and its rules. Partitions that change are taken in order of topic name
-and index, so the same image gives the same records on any node. What concerns one broker looks at
-that broker's partitions only (`TopicsImage.hosted_by`).
+A `Task` says whose partitions are looked at, which of them change, and how: pure functions of an
+image and its rules. `sweeps` works through a task in order of topic name and index, so the same
+image gives the same records on any node. What concerns one broker looks at that broker's partitions
+only (`TopicImage.hosted_by`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from uuid import UUID
 
 from quorum.controller.configs import TopicSettings
 from quorum.controller.partition_change import Election, PartitionChangeBuilder
@@ -17,12 +19,6 @@ from quorum.image import MetadataImage, PartitionRegistration, TopicImage
 from quorum.image.image import ELR_VERSION
 from tidemark.config import ServerConfig
 from tidemark.v1 import metadata_pb2 as pb
-
-
-class _Found(NamedTuple):
-    topic: TopicImage
-    partition_id: int
-    partition: PartitionRegistration
 
 
 class _TopicRules(NamedTuple):
@@ -58,18 +54,18 @@ class ElectionRules:
         partition: PartitionRegistration,
         *,
         without: int | None = None,
-        with_broker: int | None = None,
         election: Election | None = None,
     ) -> PartitionChangeBuilder:
         """A builder that knows who may lead: brokers in service whose directory is, but not
-        `without`, and `with_broker` as if it were. `election` None: UNCLEAN where the topic
-        allows that, else ONLINE."""
+        `without`. `election` None: UNCLEAN where the topic allows that, else ONLINE."""
         rules, image = self.of_topic(topic.name), self.image
 
         def acceptable(replica: int) -> bool:
-            if replica == without or not image.replica_is_online(partition, replica):
-                return False
-            return replica == with_broker or image.is_active(replica)
+            return (
+                replica != without
+                and image.is_active(replica)
+                and image.replica_is_online(partition, replica)
+            )
 
         if election is None:
             election = Election.UNCLEAN if rules.unclean_allowed else Election.ONLINE
@@ -84,109 +80,115 @@ class ElectionRules:
         )
 
 
-def _hosted(
-    image: MetadataImage, broker_id: int, wanted: Callable[[PartitionRegistration], bool]
-) -> list[_Found]:
-    """The wanted ones of a broker's partitions, in order."""
-    found = [
-        _Found(topic, index, partition)
-        for topic, index, partition in image.topics.hosted_by(broker_id)
-        if wanted(partition)
-    ]
-    return _ordered(found)
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A change of many partitions: those with a replica on `broker_id` (None: of anybody) that are
+    `wanted` in their present state, each as its `draft` builds it.
+    """
 
+    broker_id: int | None
+    wanted: Callable[[MetadataImage, PartitionRegistration], bool]
+    draft: Callable[[ElectionRules, TopicImage, int, PartitionRegistration], PartitionChangeBuilder]
 
-def _everywhere(
-    image: MetadataImage, wanted: Callable[[PartitionRegistration], bool]
-) -> list[_Found]:
-    found = [
-        _Found(topic, index, partition)
-        for topic in image.topics
-        for index, partition in topic.partitions.items()
-        if wanted(partition)
-    ]
-    return _ordered(found)
+    def candidates(self, topic: TopicImage) -> Iterable[tuple[int, PartitionRegistration]]:
+        """The topic's partitions that have to be looked at."""
+        if self.broker_id is None:
+            return topic.partitions.items()
+        return topic.hosted_by(self.broker_id)
 
+    def chosen(self, image: MetadataImage, topic: TopicImage) -> list[int]:
+        """The topic's partitions that are wanted, in order."""
+        wanted = self.wanted
+        return sorted([index for index, p in self.candidates(topic) if wanted(image, p)])
 
-def _ordered(found: list[_Found]) -> list[_Found]:
-    return sorted(found, key=lambda f: (f.topic.name, f.partition_id))
+    def change(
+        self, rules: ElectionRules, topic: TopicImage, index: int
+    ) -> pb.MetadataRecord | None:
+        """The change of a partition; None where there is nothing to change (any more)."""
+        partition = topic.partitions.get(index)
+        if partition is None or not self.wanted(rules.image, partition):
+            return None
+        return self.draft(rules, topic, index, partition).build()
 
-
-def _built(builders: Iterable[PartitionChangeBuilder]) -> list[pb.MetadataRecord]:
-    records = (builder.build() for builder in builders)
-    return [record for record in records if record is not None]
+    def changes(self, rules: ElectionRules) -> Iterator[pb.MetadataRecord]:
+        """All there is to do, at once."""
+        for topic in rules.image.topics.ordered():
+            for index in self.chosen(rules.image, topic):
+                record = self.change(rules, topic, index)
+                if record is not None:
+                    yield record
 
 
 def has_leaderships(image: MetadataImage, broker_id: int) -> bool:
     return any(p.leader == broker_id for _, _, p in image.topics.hosted_by(broker_id))
 
 
-def broker_out_of_service(
-    rules: ElectionRules, broker_id: int, *, unclean: bool = False
-) -> list[pb.MetadataRecord]:
+def out_of_service(broker_id: int, *, unclean: bool = False) -> Task:
     """The broker is fenced or shuts down: it leaves every ISR (without ELR not one that ends with
     it), and leads no more. `unclean`: it may have lost records, so it is not eligible either.
     """
 
-    def wanted(p: PartitionRegistration) -> bool:
+    def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
         return broker_id in p.isr or p.leader == broker_id or (unclean and broker_id in p.elr)
 
-    return _taken_out(rules, broker_id, _hosted(rules.image, broker_id, wanted), unclean)
+    return _taken_out(broker_id, wanted, unclean)
 
 
-def directories_offline(
-    rules: ElectionRules, broker_id: int, offline: Collection[object]
-) -> list[pb.MetadataRecord]:
+def directories_gone(broker_id: int, offline: Collection[UUID]) -> Task:
     """Directories of a broker failed: it leaves the ISRs of the partitions it keeps there."""
 
-    def wanted(p: PartitionRegistration) -> bool:
+    def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
         return p.directory_of(broker_id) in offline and (
             broker_id in p.isr or p.leader == broker_id
         )
 
-    return _taken_out(rules, broker_id, _hosted(rules.image, broker_id, wanted), unclean=True)
+    return _taken_out(broker_id, wanted, unclean=True)
 
 
 def _taken_out(
-    rules: ElectionRules, broker_id: int, found: list[_Found], unclean: bool
-) -> list[pb.MetadataRecord]:
-    builders = []
-    for topic, index, partition in found:
+    broker_id: int,
+    wanted: Callable[[MetadataImage, PartitionRegistration], bool],
+    unclean: bool,
+) -> Task:
+    gone = frozenset((broker_id,)) if unclean else frozenset()
+
+    def draft(
+        rules: ElectionRules, topic: TopicImage, index: int, partition: PartitionRegistration
+    ) -> PartitionChangeBuilder:
         builder = rules.builder(topic, index, partition, without=broker_id)
-        builder.target_isr = tuple(r for r in partition.isr if r != broker_id)
-        if unclean:
-            builder.unclean_shutdown = frozenset((broker_id,))
-        builders.append(builder)
-    return _built(builders)
+        builder.target_isr = tuple([r for r in partition.isr if r != broker_id])
+        builder.unclean_shutdown = gone
+        return builder
+
+    return Task(broker_id, wanted, draft)
 
 
-def broker_in_service(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
+def in_service(broker_id: int) -> Task:
     """The broker is unfenced: it may lead partitions that had nobody."""
-    found = _hosted(rules.image, broker_id, lambda p: p.leader is None)
-    return _built(rules.builder(*f, with_broker=broker_id) for f in found)
+    return Task(broker_id, _has_no_leader, ElectionRules.builder)
 
 
-def leaderless(rules: ElectionRules) -> list[pb.MetadataRecord]:
-    """Leaders for partitions without one, as far as the rules allow."""
-    found = _everywhere(rules.image, lambda p: p.leader is None)
-    return _built(rules.builder(*f) for f in found)
+def _has_no_leader(_: MetadataImage, partition: PartitionRegistration) -> bool:
+    return partition.leader is None
 
 
-def preferred(rules: ElectionRules, limit: int) -> tuple[list[pb.MetadataRecord], bool]:
-    """Gives leadership back to preferred replicas that are in the ISR and active.
+def _lacks_preferred_leader(image: MetadataImage, partition: PartitionRegistration) -> bool:
+    first = partition.replicas[0]
+    return partition.leader != first and first in partition.isr and image.is_active(first)
 
-    At most `limit` partitions; the second value tells whether there are more.
-    """
 
-    def wanted(p: PartitionRegistration) -> bool:
-        first = p.replicas[0]
-        return p.leader != first and first in p.isr and rules.image.is_active(first)
+def _give_back(
+    rules: ElectionRules, topic: TopicImage, index: int, partition: PartitionRegistration
+) -> PartitionChangeBuilder:
+    return rules.builder(topic, index, partition, election=Election.PREFERRED)
 
-    records: list[pb.MetadataRecord] = []
-    for found in _everywhere(rules.image, wanted):
-        if len(records) == limit:
-            return records, True
-        record = rules.builder(*found, election=Election.PREFERRED).build()
-        if record is not None:
-            records.append(record)
-    return records, False
+
+LEADERLESS = Task(None, _has_no_leader, ElectionRules.builder)
+"""Leaders for partitions without one, as far as the rules allow."""
+
+PREFERRED = Task(None, _lacks_preferred_leader, _give_back)
+"""Gives leadership back to preferred replicas that are in the ISR and active."""
+
+MAKE_TABLES = Task(-1, lambda _image, _partition: False, ElectionRules.builder)
+"""Changes nothing, but asks each topic for the partitions of a broker that there is not: after it
+the topics have their tables."""

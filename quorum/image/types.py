@@ -180,6 +180,11 @@ class TopicImage:
         placement = None if moved else self._placement
         return TopicImage(self.name, self.topic_id, before.update(changed), placement)
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether `hosted_by` has its table, or needs none."""
+        return self._placement is not None or len(self.partitions) < _PLACEMENT_PARTITIONS_MIN
+
     def hosted_by(self, broker_id: int) -> Iterable[tuple[int, PartitionRegistration]]:
         """The partitions with a replica on the broker."""
         partitions = self.partitions

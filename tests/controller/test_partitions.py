@@ -141,7 +141,7 @@ def test_preferred_elections_are_off_where_the_setting_says_so() -> None:
 def test_a_pass_of_preferred_elections_has_a_limit_and_goes_on_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quorum.controller.core.PREFERRED_ELECTIONS_PER_PASS_MAX", 2)
+    monkeypatch.setattr("quorum.controller.sweeps.CHANGES_PER_STEP", 2)
     s = Scenario(config=controller_config(leader_imbalance_check_interval_seconds="60"))
     s.start_brokers(1, 2)
     for name in "abcde":

@@ -51,6 +51,8 @@ class Walk:
             self.alter,
             self.move,
             self.change_controller,
+            self.step,
+            self.step,
         ]
         for _ in range(steps):
             before = self.s.image
@@ -83,6 +85,12 @@ class Walk:
 
     def wait(self) -> None:
         self.s.advance(self.rng.choice((500, 4_000, 10_000, 400_000)))
+
+    def step(self) -> None:
+        """One piece of timed work, if one is due."""
+        due_ms = self.s.core.next_deadline_ms()
+        if due_ms is not None and due_ms <= self.s.now_ms:
+            self.s.apply(self.s.core.tick(self.s.now_ms))
 
     def create(self) -> None:
         self.topics += 1
@@ -141,6 +149,10 @@ class Walk:
             if after != before:
                 assert after.partition_epoch > before.partition_epoch
         self.seen = now
+        for broker_id, broker in self.s.image.brokers.items():
+            if broker.fenced:
+                held = [key for key, p in now.items() if broker_id in p.isr and len(p.isr) > 1]
+                assert not held, f"broker {broker_id} is fenced and in the ISR of {held}"
 
     def replayed(self) -> MetadataImage:
         delta = MetadataDelta(EMPTY_IMAGE)
@@ -178,6 +190,20 @@ def _check_election(delta: MetadataDelta, record: object, before: PartitionRegis
 @pytest.mark.parametrize("elr", [False, True], ids=["isr only", "elr"])
 @pytest.mark.parametrize("seed", range(40))
 def test_no_history_breaks_the_rules_of_partitions(seed: int, elr: bool) -> None:
+    _walk(seed, elr)
+
+
+@pytest.mark.parametrize("elr", [False, True], ids=["isr only", "elr"])
+@pytest.mark.parametrize("seed", range(40))
+def test_nor_when_what_concerns_many_partitions_is_done_one_at_a_time(
+    seed: int, elr: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorum.controller.sweeps.CHANGES_PER_STEP", 1)
+    monkeypatch.setattr("quorum.controller.sweeps.LOOKED_AT_PER_STEP", 1 + seed % 3)
+    _walk(seed, elr)
+
+
+def _walk(seed: int, elr: bool) -> None:
     walk = Walk(seed, elr=elr)
     walk.run(150)
     replayed = walk.replayed()
