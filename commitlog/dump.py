@@ -42,8 +42,9 @@ class DumpOptions:
     deep_iteration: bool = True
     print_data_log: bool = True
     decode_value: Callable[[bytes], str] | None = None
-    max_bytes: int | None = None  # of batches, per segment; None: all
+    max_bytes: int | None = None  # of a segment's whole batches; None: all
     max_message_bytes: int = 5 << 20  # what an index entry's batch is looked for in
+    index_sanity: bool = False  # of indexes, what a start looks at
 
 
 def dump_file(
@@ -57,7 +58,9 @@ def dump_file(
         yield from _start(plain)
         yield from _batches(directory, name, options)
     elif plain.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
-        yield from index_entries(directory, name, plain, options.max_message_bytes)
+        yield from index_entries(
+            directory, name, plain, options.max_message_bytes, sanity=options.index_sanity
+        )
     elif plain.endswith(SNAPSHOT_SUFFIX):
         yield from _producers(directory, name)
     elif plain.endswith(("-checkpoint", ".leader_epoch_checkpoint")):
@@ -92,7 +95,8 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
     previous = -1
     try:
         position, size = 0, file.size
-        while position < size and (options.max_bytes is None or position < options.max_bytes):
+        limit = size if options.max_bytes is None else min(size, options.max_bytes)
+        while position < limit:
             data = file.pread(HEADER_BYTES, position)
             try:
                 if len(data) < HEADER_BYTES:
@@ -105,9 +109,11 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
             except CorruptMessageError as error:
                 yield damage(name, position, size - position, str(error))
                 return
+            if header.end_position > limit:
+                break
             for entry in _batch(file, name, header, options):
                 if entry["kind"] == "record":
-                    if entry["offset"] != previous + 1 and not header.attributes & CODEC_MASK:
+                    if entry["offset"] != previous + 1:
                         gaps.append((previous, entry["offset"]))
                     previous = entry["offset"]
                 yield entry

@@ -28,7 +28,8 @@ def format_entry(entry: Entry, *, record_metadata: bool = True) -> str:
     Without `record_metadata` a record's line has its key and payload alone.
     """
     if entry["kind"] == "record" and not record_metadata:
-        return ("|" + _contents(entry)) if "control" not in entry else ""
+        contents = _contents(entry) if "control" not in entry else ""
+        return contents and "|" + contents
     return _FORMATS[entry["kind"]](entry)
 
 
@@ -172,6 +173,7 @@ _FORMATS: dict[str, Callable[[Entry], str]] = {
     "snapshot": lambda e: f"Snapshot end offset: {e['end_offset']}, epoch: {e['epoch']}",
     "batch": _batch,
     "record": _record,
+    "empty": lambda e: f"{e['name']} is empty.",
     "offset_index": lambda e: f"offset: {e['offset']} position: {e['position']}",
     "time_index": lambda e: f"timestamp: {e['timestamp_ms']} offset: {e['offset']}",
     "transaction": _transaction,

@@ -36,15 +36,23 @@ def _mismatch(name: str, position: int, reason: str) -> Entry:
 
 
 def index_entries(
-    directory: Directory, name: str, plain: str, max_message_bytes: int
+    directory: Directory, name: str, plain: str, max_message_bytes: int, *, sanity: bool = False
 ) -> Iterator[Entry]:
     """All entries of an index, and what is wrong with them; `plain` is the name without the
-    suffixes of deletion and cleaning."""
+    suffixes of deletion and cleaning. With `sanity`, as a start looks at it: one that was
+    preallocated and never used is sound, a time index that was used and not trimmed is not."""
     data = directory.read(name)
     base = int(plain[:20]) if plain[:20].isdigit() else 0
     if plain.endswith(TXN_INDEX_SUFFIX):
         yield from _walk(name, data, TXN_ENTRY.size, lambda at: _transaction(name, data, at))
         return
+    if plain.endswith(INDEX_SUFFIX) and not data:
+        yield {"kind": "empty", "name": f"{directory.path}/{name}"}
+        return
+    if sanity and not any(data):
+        return
+    if sanity and plain.endswith(TIME_INDEX_SUFFIX) and not any(data[-TIME_ENTRY.size :]):
+        yield damage(name, len(data) - TIME_ENTRY.size, TIME_ENTRY.size, "not trimmed by a stop")
     log = _log_beside(directory, name)
     try:
         if plain.endswith(TIME_INDEX_SUFFIX):

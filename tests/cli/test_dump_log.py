@@ -26,6 +26,10 @@ def run(*arguments: str) -> str:
     return result.stdout.removesuffix("\n")
 
 
+MORE = GOLDEN.with_name("kafka-4.3.0-more")  # of other seeds and sizes, for what the others lack
+MORE_DUMPS = sorted(MORE.rglob("*.dump.txt"))
+
+
 def options_of(dump: Path, text: str) -> list[str]:
     """What the tool was told when it printed this."""
     if dump.parent.name.startswith("__remote_log_metadata"):
@@ -60,6 +64,18 @@ def test_the_command_prints_what_kafkas_tool_prints(
     assert shown == wanted
 
 
+@pytest.mark.parametrize("dump", MORE_DUMPS, ids=lambda path: str(path.relative_to(MORE)))
+def test_more_files_of_kafka_are_printed_as_its_tool_prints_them(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(MORE)
+    text = dump.read_text(encoding="utf-8")
+    wanted = [line.rstrip() for line in text.strip().split("\n")]
+    named = str(dump.relative_to(MORE)).removesuffix(".dump.txt")
+    shown = [line.rstrip() for line in run(named, *options_of(dump, text)).split("\n")]
+    assert shown == wanted
+
+
 def test_files_may_be_given_kafkas_way_and_are_dumped_in_order() -> None:
     names = ["codec-zstd-0/00000000000000000000.log", "codec-zstd-0/00000000000000000000.timeindex"]
     shown = run("--files", ",".join(names)).split("\n")
@@ -91,13 +107,19 @@ def test_records_without_their_metadata_are_keys_and_payloads() -> None:
     short = run(name, "--print-data-log", "--skip-record-metadata").split("\n")[3:]
     for whole, brief in zip(full, short, strict=True):
         contents = whole.split("] ", 1)
-        assert brief == ("| " + contents[1] if len(contents) == 2 else "|").rstrip()
+        assert brief == ("| " + contents[1] if len(contents) == 2 else "").rstrip()
 
 
 def test_max_bytes_ends_a_segment_early() -> None:
     name = "rolled-by-size-0/00000000000000000000.log"
     shown = run(name, "--max-bytes", "40000").split("\n")
-    assert 0 < sum(line.startswith("baseOffset") for line in shown) < 10
+    ends = [int(line.split(" position: ")[1].split()[0]) for line in shown[2:]]
+    sizes = [int(line.split(" size: ")[1].split()[0]) for line in shown[2:]]
+    assert 0 < len(ends) < 10
+    assert ends[-1] + sizes[-1] <= 40_000  # only whole batches, as Kafka's tool slices
+    exact = run(name, "--max-bytes", str(ends[-1] + sizes[-1])).split("\n")
+    assert exact == shown
+    assert run(name, "--max-bytes", str(ends[-1] + sizes[-1] - 1)).split("\n") == shown[:-1]
 
 
 @pytest.mark.parametrize("option", ["--verify-index-only", "--index-sanity-check"])
@@ -111,8 +133,11 @@ def test_sound_indexes_pass_and_damaged_ones_are_told_with_status_1(
     monkeypatch.chdir(tmp_path)
     index = f"{0:020d}{suffix}"
     shown = run(index, option).split("\n")
-    passed = [f"{index} passed sanity check."] if option == "--index-sanity-check" else []
-    assert shown == [f"Dumping {index}", *passed]
+    if suffix == ".txnindex":  # Kafka's tool prints its entries whatever it is told
+        assert [line.split(":")[0] for line in shown[1:]] == ["version"] * (len(shown) - 1)
+    else:
+        passed = [f"{index} passed sanity check."] if option == "--index-sanity-check" else []
+        assert shown == [f"Dumping {index}", *passed]
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with (tmp_path / index).open("r+b") as file:
         file.seek(1)
@@ -141,3 +166,18 @@ def test_the_two_decoders_exclude_each_other() -> None:
     both = ["--cluster-metadata-decoder", "--remote-log-metadata-decoder"]
     result = runner.invoke(app, ["dump-log", "bootstrap.checkpoint", *both])
     assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("option", [None, "--verify-index-only", "--index-sanity-check"])
+def test_an_offset_index_without_entries_is_called_empty(
+    option: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for suffix in (".log", ".index", ".timeindex"):
+        (tmp_path / f"{0:020d}{suffix}").touch()
+    name = f"{0:020d}.index"
+    shown = run(name, *([option] if option else [])).split("\n")
+    assert shown == [f"Dumping {name}", f"{name} is empty."]
+    times = f"{0:020d}.timeindex"
+    passed = [f"{times} passed sanity check."] if option == "--index-sanity-check" else []
+    assert run(times, *([option] if option else [])).split("\n") == [f"Dumping {times}", *passed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.dump import DumpOptions, dump_file, format_entry
+from commitlog.dump import DumpOptions, dump_file, format_entry, text_of
 from commitlog.memory_files import MemoryDirectory
 from tests.commitlog.builders import batch, filled
 from tidemark.errors import CorruptMessageError, StorageError
@@ -138,3 +138,32 @@ def test_a_file_that_is_none_of_a_log_is_refused() -> None:
     directory.write_atomic("notes.txt", b"")
     with pytest.raises(StorageError, match="no file of a log"):
         list(dump_file(directory, "notes.txt"))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: Java replaces its three bytes by one
+        (b"\xed\xbf\x41\xed\xa0", "\ufffdA\ufffd"),
+        (b"\xed\x9f\xbf\xf0\x9f\x98\x80", "\ud7ff\U0001f600"),
+        (b"\xe1\x80\xff\xf4\x90\x80", "\ufffd\ufffd\ufffd\ufffd\ufffd"),
+        (b"\xc0\x80a", "\ufffd\ufffda"),
+    ],
+)
+def test_bytes_that_are_no_text_are_replaced_as_java_replaces_them(data: bytes, text: str) -> None:
+    assert text_of(data) == text
+
+
+def test_a_preallocated_index_is_sound_while_empty_and_unsound_once_used() -> None:
+    directory = MemoryDirectory()
+    sane = DumpOptions(index_sanity=True)
+
+    def complaints(name: str, data: bytes) -> list[str]:
+        directory.write_atomic(name, data)
+        return [e["kind"] for e in dump_file(directory, name, sane) if e["kind"] == "damage"]
+
+    assert complaints(f"{0:020d}.index", bytes(80)) == []
+    assert complaints(f"{0:020d}.timeindex", bytes(120)) == []
+    used = (5).to_bytes(8, "big") + (1).to_bytes(4, "big")
+    assert complaints(f"{0:020d}.timeindex", used) == []
+    assert complaints(f"{0:020d}.timeindex", used + bytes(24)) == ["damage"]

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidemark.cli.output import Json, print_json, print_line
 from tidemark.errors import ConfigError, CorruptMessageError, StorageError
 
+if TYPE_CHECKING:
+    from commitlog.dump import DumpOptions
+
 Entry = dict[str, Any]
+# The indexes whose entries a check does not print; Kafka's tool always prints a transaction index.
+_CHECKED = (".index", ".timeindex", ".index.deleted", ".timeindex.deleted")
+_DAMAGE_KINDS = ("damage", "mismatch")
+_CHECK_KINDS = ("file", "empty", *_DAMAGE_KINDS)
 
 
 def dump_log(
@@ -54,8 +61,7 @@ def dump_log(
     as_json: Json = False,
 ) -> None:
     """Dump files of a log directory: segments, indexes, producer snapshots, checkpoints."""
-    from commitlog.dump import DumpOptions, dump_file, format_entry
-    from commitlog.files import OsDirectory
+    from commitlog.dump import DumpOptions
 
     decoder = _decoder(cluster_metadata_decoder, remote_log_metadata_decoder)
     show_records = print_data_log or decoder is not None
@@ -65,28 +71,59 @@ def dump_log(
         decode_value=decoder,
         max_bytes=max_bytes,
         max_message_bytes=max_message_size,
+        index_sanity=index_sanity_check,
     )
     check_index = verify_index_only or index_sanity_check
     damaged = 0
     for path in _paths(files or [], file_list):
-        directory = OsDirectory(str(path.parent), create=False)
-        entries = dump_file(directory, path.name, options)
-        if check_index and path.name.endswith(("index", "index.deleted")):
-            entries = _complaints(entries)
-        bad = 0
-        for entry in _grouped(entries) if as_json else entries:
-            bad += entry["kind"] in ("damage", "mismatch")
-            if as_json:
-                print_json(json_entry(entry))
-            elif entry["kind"] == "file":
-                print_line(f"Dumping {path}")
-            else:
-                print_line(format_entry(entry, record_metadata=not skip_record_metadata))
-        if index_sanity_check and not bad and not as_json and path.name.endswith("index"):
-            print_line(f"{path} passed sanity check.")
-        damaged += bad
+        entries = _entries(path, options, check_index=check_index)
+        if as_json:
+            damaged += _print_json(entries)
+        else:
+            damaged += _print_lines(path, entries, options, metadata=not skip_record_metadata)
     if damaged and check_index:
         raise CorruptMessageError(f"{damaged} index entries do not agree with the log")
+
+
+def _entries(path: Path, options: DumpOptions, *, check_index: bool) -> Iterator[Entry]:
+    """The entries of a file; of an index that is checked only what is wrong with it."""
+    from commitlog.dump import dump_file
+    from commitlog.files import OsDirectory
+
+    entries = dump_file(OsDirectory(str(path.parent), create=False), path.name, options)
+    if check_index and path.name.endswith(_CHECKED):
+        return (entry for entry in entries if entry["kind"] in _CHECK_KINDS)
+    return entries
+
+
+def _print_json(entries: Iterator[Entry]) -> int:
+    """Prints the entries of one file; how many of them tell of damage."""
+    damaged = 0
+    for entry in _grouped(entries):
+        damaged += entry["kind"] in _DAMAGE_KINDS
+        print_json(json_entry(entry))
+    return damaged
+
+
+def _print_lines(
+    path: Path, entries: Iterator[Entry], options: DumpOptions, *, metadata: bool
+) -> int:
+    """As `_print_json`, in Kafka's lines, which name the file as it was given."""
+    from commitlog.dump import format_entry
+
+    damaged, empty = 0, False
+    for entry in entries:
+        damaged += entry["kind"] in _DAMAGE_KINDS
+        if entry["kind"] == "file":
+            print_line(f"Dumping {path}")
+        elif entry["kind"] == "empty":
+            empty = True
+            print_line(f"{path} is empty.")
+        else:
+            print_line(format_entry(entry, record_metadata=metadata))
+    if options.index_sanity and not damaged and not empty and path.name.endswith(_CHECKED):
+        print_line(f"{path} passed sanity check.")
+    return damaged
 
 
 def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
@@ -98,10 +135,6 @@ def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
         if not path.is_file():
             raise StorageError(f"{path} is no file")
         yield path
-
-
-def _complaints(entries: Iterable[Entry]) -> Iterator[Entry]:
-    return (entry for entry in entries if entry["kind"] in ("file", "damage", "mismatch"))
 
 
 def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
