@@ -25,6 +25,7 @@ from quorum.bootstrap import (
     write_first_levels,
 )
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from quorum.raft_server import controller_listeners
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text
@@ -68,13 +69,14 @@ def first_voters(
             "controller.quorum.bootstrap.servers instead to have them in the log"
         )
     if initial_controllers is not None:
-        voters = parse_initial_controllers(initial_controllers)
+        listener = config.controller_listener_names[0]
+        voters = parse_initial_controllers(initial_controllers, listener)
         if config.node_id not in voters.ids:
             raise ConfigError(f"initial controllers: this node, {config.node_id}, is none of them")
         return voters
-    name = config.controller_listener_names[0]
-    endpoint = config.advertised_endpoints()[name]
-    return VoterSet([Voter(ReplicaKey(config.node_id, random_uuid()), endpoint)])
+    listeners = controller_listeners(config)
+    key = ReplicaKey(config.node_id, random_uuid())
+    return VoterSet([Voter(key, listeners[0].endpoint, listeners)])
 
 
 def format_storage(

@@ -14,9 +14,8 @@ from quorum.image import (
     TopicImage,
 )
 from quorum.image.image import METADATA_VERSION
-from quorum.raft_client import QuorumInfo, ReplicaInfo
 from tidemark.errors import ErrorCode
-from tidemark.v1 import admin_pb2, common_pb2, raft_pb2
+from tidemark.v1 import admin_pb2, common_pb2
 
 INTERNAL_PREFIX = "__"
 
@@ -185,32 +184,4 @@ def node_of(broker: BrokerRegistration, listener: str | None = None) -> common_p
         port=endpoint.port if endpoint else 0,
         rack=broker.rack or "",
         fenced=broker.fenced,
-    )
-
-
-def describe_quorum(info: QuorumInfo) -> raft_pb2.DescribeQuorumResponse:
-    """The quorum as this node sees it; positions of others are known on the leader only."""
-    return raft_pb2.DescribeQuorumResponse(
-        leader_id=-1 if info.leader_id is None else info.leader_id,
-        leader_epoch=info.leader_epoch,
-        high_watermark=-1 if info.high_watermark is None else info.high_watermark,
-        current_voters=[_replica(r) for r in info.voters],
-        observers=[_replica(r) for r in info.observers],
-        nodes=[
-            common_pb2.Node(node_id=node_id, host=endpoint.host, port=endpoint.port)
-            for node_id, endpoint in sorted(info.endpoints.items())
-        ],
-    )
-
-
-def _replica(replica: ReplicaInfo) -> raft_pb2.DescribeQuorumResponse.ReplicaState:
-    def known(value: int | None) -> int:
-        return -1 if value is None else value
-
-    return raft_pb2.DescribeQuorumResponse.ReplicaState(
-        replica_id=replica.replica_id,
-        replica_directory_id=replica.directory_id.bytes if replica.directory_id else b"",
-        log_end_offset=known(replica.log_end_offset),
-        last_fetch_timestamp_ms=known(replica.last_fetch_timestamp_ms),
-        last_caught_up_timestamp_ms=known(replica.last_caught_up_timestamp_ms),
     )

@@ -21,6 +21,7 @@ from quorum.controller_client import FORWARDED, ControllerClient
 from quorum.image import MetadataImage
 from quorum.raft import messages as m
 from quorum.raft_client import QuorumInfo
+from quorum.raft_service import describe_to_proto
 from quorum.voter_admin import change_kraft_version, change_voters, changes_quorum
 from tidemark.config import ServerConfig
 from tidemark.errors import (
@@ -194,7 +195,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 "DescribeMetadataQuorum", request, _QUORUM_TIMEOUT_MS, context
             )
         except TidemarkError:
-            answer = admin_answers.describe_quorum(self._quorum.describe())
+            answer = describe_to_proto(self._quorum.describe())
         return answer
 
     async def AddRaftVoter(
@@ -300,4 +301,4 @@ class ControllerAdminService(AdminService):
     ) -> raft_pb2.DescribeQuorumResponse:
         if not self._controller.is_active:
             return await super().DescribeMetadataQuorum(request, context)
-        return admin_answers.describe_quorum(self._quorum.describe())
+        return describe_to_proto(self._quorum.describe())

@@ -23,7 +23,13 @@ from commitlog.files import Directory
 from quorum.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import decode_record, encode_record, feature_record
-from quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from quorum.raft.voters import (
+    CONTROLLER_LISTENER,
+    ReplicaKey,
+    Voter,
+    VoterListener,
+    VoterSet,
+)
 from quorum.voters_record import KRAFT_VERSION_MAX, quorum_records
 from snapshot.framing import encode_footer, encode_header, encode_values
 from snapshot.names import SnapshotId
@@ -36,8 +42,9 @@ BOOTSTRAP_FILE = "bootstrap.checkpoint"
 _FIRST = SnapshotId(0, 0)
 
 
-def parse_initial_controllers(text: str) -> VoterSet:
-    """`id@host:port:directoryId,...`; ConfigError names the part that is not so."""
+def parse_initial_controllers(text: str, listener: str = CONTROLLER_LISTENER) -> VoterSet:
+    """`id@host:port:directoryId,...`, of the controller listener of that name; ConfigError names
+    the part that is not so."""
     voters: dict[int, Voter] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         node, at, rest = part.partition("@")
@@ -56,7 +63,8 @@ def parse_initial_controllers(text: str) -> VoterSet:
             ) from None
         if voter_id in voters:
             raise ConfigError(f"initial controllers: {voter_id} is named twice")
-        voters[voter_id] = Voter(ReplicaKey(voter_id, directory_id), endpoint)
+        listeners = (VoterListener(listener, *endpoint),)
+        voters[voter_id] = Voter(ReplicaKey(voter_id, directory_id), endpoint, listeners)
     if not voters:
         raise ConfigError("initial controllers: there is none")
     return VoterSet(voters.values())

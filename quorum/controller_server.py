@@ -127,7 +127,7 @@ class ControllerServer:
 
     @property
     def port(self) -> int:
-        """The port the controller listener is bound to; 0 before `start`."""
+        """The port the first controller listener is bound to; 0 before `start`."""
         return self._port
 
     @property
@@ -136,8 +136,8 @@ class ControllerServer:
 
     async def start(self) -> None:
         """Binds the listener and serves; raises FatalError when the address can not be had."""
-        name = self._config.controller_listener_names[0]
-        endpoint = self._config.listener_endpoints()[name]
+        listeners = self._config.listener_endpoints()
+        names = [name for name in self._config.controller_listener_names if name in listeners]
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self._raft.add_to_server(server)
         controller_pb2_grpc.add_ControllerServicer_to_server(
@@ -154,21 +154,17 @@ class ControllerServer:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        address = Endpoint(endpoint.host or "0.0.0.0", endpoint.port).address
-        try:
-            self._port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise FatalError(f"listener {name}: can not listen on {address}: {error}") from error
-        if self._port == 0:
-            raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
+        ports = [_bind(server, name, listeners[name]) for name in names]
+        self._port = ports[0]
         await server.start()
         self._server = server
         self._loader.add_publisher(self.registrar)
         # "liveness" stays as it is: a probe of it asks whether the loop turns, nothing of the
         # cluster.
-        for name in ("", "liveness"):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        _log.info("listener %s answers on %s (port %d)", name, address, self._port)
+        for service in ("", "liveness"):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        for name, port in zip(names, ports, strict=True):
+            _log.info("listener %s answers on port %d", name, port)
 
     async def stop(self) -> None:
         """Stops serving; who waits for an answer is told to ask the next controller."""
@@ -191,3 +187,15 @@ class ControllerServer:
             "RegisterController", request, timeout_ms
         )
         return answer
+
+
+def _bind(server: grpc.aio.Server, name: str, endpoint: Endpoint) -> int:
+    """The port that the listener got; FatalError when the address can not be had."""
+    address = Endpoint(endpoint.host or "0.0.0.0", endpoint.port).address
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise FatalError(f"listener {name}: can not listen on {address}: {error}") from error
+    if port == 0:
+        raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
+    return int(port)

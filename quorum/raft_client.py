@@ -16,6 +16,7 @@ from typing import Protocol
 from uuid import UUID
 
 from quorum.raft.effects import LeaderAndEpoch
+from quorum.raft.voters import VoterListener
 from snapshot.reader import SnapshotReader
 from tidemark.types import Endpoint
 
@@ -76,6 +77,7 @@ class ReplicaInfo:
     log_end_offset: int | None
     last_fetch_timestamp_ms: int | None
     last_caught_up_timestamp_ms: int | None
+    listeners: tuple[VoterListener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

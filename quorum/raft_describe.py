@@ -17,15 +17,17 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
 
     def of(progress: ReplicaProgress) -> ReplicaInfo:
         key = progress.key
+        listeners = replica.voters.listeners(key.replica_id)
         if key.replica_id == replica.node_id:
-            own = replica.key.directory_id
-            return ReplicaInfo(key.replica_id, own, replica.log.end_offset, wall_ms, wall_ms)
+            own, end_offset = replica.key.directory_id, replica.log.end_offset
+            return ReplicaInfo(key.replica_id, own, end_offset, wall_ms, wall_ms, listeners)
         return ReplicaInfo(
             key.replica_id,
             key.directory_id,
             progress.end_offset,
             wall(progress.last_fetch_ms),
             wall(progress.last_caught_up_ms),
+            listeners if replica.voters.is_voter(key) else (),
         )
 
     if isinstance(role, Leader):
@@ -37,7 +39,7 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
         )
     else:
         voters = tuple(
-            ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None)
+            ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None, v.listeners)
             for v in replica.voters
         )
         observers = ()

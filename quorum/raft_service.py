@@ -137,4 +137,7 @@ def _replica_state(replica: ReplicaInfo) -> raft_pb2.DescribeQuorumResponse.Repl
         log_end_offset=known(replica.log_end_offset),
         last_fetch_timestamp_ms=known(replica.last_fetch_timestamp_ms),
         last_caught_up_timestamp_ms=known(replica.last_caught_up_timestamp_ms),
+        listeners=[
+            common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in replica.listeners
+        ],
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quorum.raft import messages as m
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterListener
 from quorum.raft_wire import (
+    CONTROLLER_LISTENER,
     directory_bytes,
     endpoint_from_proto,
     endpoint_to_proto,
@@ -14,7 +17,6 @@ from quorum.raft_wire import (
     plain_id,
 )
 from tidemark.errors import InvalidRequestError
-from tidemark.types import Endpoint
 from tidemark.v1 import common_pb2, raft_pb2
 
 
@@ -24,11 +26,22 @@ def _voter(replica_id: int, directory_id: bytes) -> ReplicaKey:
     return key_from_proto(replica_id, directory_id)
 
 
-def _listener(message: common_pb2.Endpoint) -> Endpoint:
-    endpoint = endpoint_from_proto(message)
-    if endpoint is None or not 0 < endpoint.port < 65536:
-        raise InvalidRequestError("a voter needs the host and port of its controller listener")
-    return endpoint
+def _listeners(
+    first: common_pb2.Endpoint, others: Iterable[common_pb2.Endpoint]
+) -> tuple[VoterListener, ...]:
+    """The first one stands alone in requests of older nodes."""
+    found = []
+    for message in list(others) or [first]:
+        if not message.host or not 0 < message.port < 65536:
+            raise InvalidRequestError("a voter needs the host and port of its controller listeners")
+        found.append(VoterListener(message.name or CONTROLLER_LISTENER, message.host, message.port))
+    if len({listener.name for listener in found}) != len(found):
+        raise InvalidRequestError("a listener of the voter is named twice")
+    return tuple(found)
+
+
+def _listeners_to_proto(listeners: Iterable[VoterListener]) -> list[common_pb2.Endpoint]:
+    return [common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in listeners]
 
 
 def add_request_to_proto(request: m.AddVoterRequest) -> raft_pb2.AddRaftVoterRequest:
@@ -39,17 +52,20 @@ def add_request_to_proto(request: m.AddVoterRequest) -> raft_pb2.AddRaftVoterReq
         voter_directory_id=directory_bytes(request.voter),
         listener=endpoint_to_proto(request.endpoint),
         ack_when_committed=request.ack_when_committed,
+        listeners=_listeners_to_proto(request.listeners),
     )
 
 
 def add_request_from_proto(request: raft_pb2.AddRaftVoterRequest) -> m.AddVoterRequest:
     """InvalidRequestError for a request that names no endpoint or a broken directory id."""
+    listeners = _listeners(request.listener, request.listeners)
     return m.AddVoterRequest(
         request.cluster_id,
         _voter(request.voter_id, request.voter_directory_id),
-        _listener(request.listener),
+        listeners[0].endpoint,
         request.timeout_ms,
         request.ack_when_committed,
+        listeners,
     )
 
 
@@ -75,16 +91,19 @@ def update_request_to_proto(request: m.UpdateVoterRequest) -> raft_pb2.UpdateRaf
         voter_id=request.voter.replica_id,
         voter_directory_id=directory_bytes(request.voter),
         listener=endpoint_to_proto(request.endpoint),
+        listeners=_listeners_to_proto(request.listeners),
     )
 
 
 def update_request_from_proto(request: raft_pb2.UpdateRaftVoterRequest) -> m.UpdateVoterRequest:
     """InvalidRequestError for a request that names no endpoint or a broken directory id."""
+    listeners = _listeners(request.listener, request.listeners)
     return m.UpdateVoterRequest(
         request.cluster_id,
         request.current_leader_epoch,
         _voter(request.voter_id, request.voter_directory_id),
-        _listener(request.listener),
+        listeners[0].endpoint,
+        listeners,
     )
 
 

@@ -1,18 +1,26 @@
 """Voter sets as control records: VotersRecord and KRaftVersionRecord (KIP-853).
 
-A voter has one endpoint, of the controller listener; of a record that names several (Kafka writes
-one per listener) the one of that name counts, else the first.
+A voter has an endpoint per controller listener; a replica reaches it by the listener that is first
+in its own controller.listener.names (KIP-853).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quorum.raft.voter_history import VoterHistory
-from quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from quorum.raft.voters import (
+    CONTROLLER_LISTENER,
+    ReplicaKey,
+    Voter,
+    VoterListener,
+    VoterSet,
+    reachable,
+)
 from tidemark import records as r
 from tidemark.errors import CorruptMessageError
-from tidemark.types import ZERO_UUID, Endpoint
+from tidemark.types import ZERO_UUID
 
-CONTROLLER_LISTENER = "CONTROLLER"
 KRAFT_VERSION_MAX = 1
 """The newest kraft.version known: voters in the log."""
 
@@ -24,7 +32,7 @@ def to_record(voters: VoterSet) -> r.Voters:
             r.Voter(
                 voter.key.replica_id,
                 voter.key.directory_id or ZERO_UUID,
-                (r.VoterEndpoint(CONTROLLER_LISTENER, *voter.endpoint),),
+                tuple(r.VoterEndpoint(*listener) for listener in voter.listeners),
                 0,
                 KRAFT_VERSION_MAX,
             )
@@ -33,17 +41,17 @@ def to_record(voters: VoterSet) -> r.Voters:
     )
 
 
-def from_record(record: r.Voters) -> VoterSet:
-    """The set that a record says; CorruptMessageError for one without endpoints."""
+def from_record(record: r.Voters, names: Sequence[str] = (CONTROLLER_LISTENER,)) -> VoterSet:
+    """The set that a record says, for a replica whose controller.listener.names are `names`;
+    CorruptMessageError for one without endpoints."""
     found = []
     for voter in record.voters:
         if not voter.endpoints:
             raise CorruptMessageError(f"voter {voter.voter_id} has no endpoint")
-        named = [e for e in voter.endpoints if e.name == CONTROLLER_LISTENER]
-        endpoint = (named or voter.endpoints)[0]
+        listeners = tuple(VoterListener(e.name, e.host, e.port) for e in voter.endpoints)
         directory_id = None if voter.voter_directory_id == ZERO_UUID else voter.voter_directory_id
         key = ReplicaKey(voter.voter_id, directory_id)
-        found.append(Voter(key, Endpoint(endpoint.host, endpoint.port)))
+        found.append(Voter(key, reachable(listeners, names), listeners))
     return VoterSet(found)
 
 
@@ -54,10 +62,15 @@ def quorum_records(kraft_version: int, voters: VoterSet | None) -> list[r.Contro
     return [r.KRaftVersion(kraft_version), to_record(voters)]
 
 
-def note(history: VoterHistory, offset: int, message: r.ControlMessage) -> None:
+def note(
+    history: VoterHistory,
+    offset: int,
+    message: r.ControlMessage,
+    names: Sequence[str] = (CONTROLLER_LISTENER,),
+) -> None:
     """Takes over what a control record at `offset` says about the quorum, if anything."""
     match message:
         case r.KRaftVersion():
             history.add_version(offset, message.kraft_version)
         case r.Voters():
-            history.add_voters(offset, from_record(message))
+            history.add_voters(offset, from_record(message, names))

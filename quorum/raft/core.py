@@ -28,7 +28,7 @@ from quorum.raft.roles import (
     Unattached,
 )
 from quorum.raft.voter_history import BOOTSTRAP_OFFSET
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, Voter, VoterListener, VoterSet
 from tidemark.errors import ErrorCode, FatalError
 from tidemark.types import Endpoint
 
@@ -60,6 +60,10 @@ class ReplicaConfig:
     voters: VoterSet
     endpoint: Endpoint | None = None
     """Where this replica answers; None for one that can not become a voter (a plain broker)."""
+    listeners: tuple[VoterListener, ...] = ()
+    """All its controller listeners, `endpoint` the first; none: only that one."""
+    listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
+    """By which of a voter's listeners it is reached, the first that the voter has."""
     bootstrap: tuple[Endpoint, ...] = ()
     election_timeout_ms: int = 1000
     fetch_timeout_ms: int = 2000
@@ -70,6 +74,13 @@ class ReplicaConfig:
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
     auto_join: bool = False
+
+    @property
+    def as_voter(self) -> Voter | None:
+        """What the log should say of this replica; None for one that can not become a voter."""
+        if self.endpoint is None:
+            return None
+        return Voter(self.key, self.endpoint, self.listeners)
 
     @property
     def update_voter_period_ms(self) -> int:

@@ -130,8 +130,8 @@ class Elections(ReplicaCore):
             if epoch > self.epoch:  # a disk older than what this replica once did
                 self._become_unattached(epoch, now_ms)
             return
-        if leader_id is not None and endpoint is None:
-            endpoint = self.voters.endpoint(leader_id)
+        if leader_id is not None:
+            endpoint = self._where(leader_id, endpoint)
         if leader_id is None or endpoint is None:
             if epoch > self.epoch:
                 self._become_unattached(epoch, now_ms)
@@ -148,6 +148,14 @@ class Elections(ReplicaCore):
                     )
                 return
         self._become_follower(epoch, leader_id, endpoint, now_ms)
+
+    def _where(self, leader_id: int, told: Endpoint | None) -> Endpoint | None:
+        """Where this replica reaches the leader: of a voter's listeners the one of its own network,
+        not the one that whoever told uses. An address that the log does not have is newer."""
+        listeners = self.voters.listeners(leader_id)
+        if told is None or told in [listener.endpoint for listener in listeners]:
+            return self.voters.endpoint(leader_id)
+        return told
 
     def _is_of_interest(self, pending: Pending, header: Header, now_ms: int) -> bool:
         """Digests what every response tells; False when there is nothing more to take from it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterListener
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
@@ -80,7 +80,7 @@ class FetchSnapshotRequest:
 @dataclass(slots=True, frozen=True)
 class AddVoterRequest:
     """Makes an observer a voter (KIP-853); answered when the change is committed, or, without
-    `ack_when_committed`, as soon as it is appended.
+    `ack_when_committed`, as soon as it is appended. No `listeners`: `endpoint` is the only one.
     """
 
     cluster_id: str
@@ -88,6 +88,7 @@ class AddVoterRequest:
     endpoint: Endpoint
     timeout_ms: int
     ack_when_committed: bool = True
+    listeners: tuple[VoterListener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,12 +102,14 @@ class RemoveVoterRequest:
 
 @dataclass(slots=True, frozen=True)
 class UpdateVoterRequest:
-    """A voter tells the leader of `epoch` where it answers now."""
+    """A voter tells the leader of `epoch` where it answers now. No `listeners`: `endpoint` is the
+    only one."""
 
     cluster_id: str
     epoch: int
     voter: ReplicaKey
     endpoint: Endpoint
+    listeners: tuple[VoterListener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

@@ -25,7 +25,7 @@ from quorum.raft.messages import (
 )
 from quorum.raft.requests import MEMBERSHIP_ID, Pending
 from quorum.raft.roles import Follower, Leader, VoterChange
-from quorum.raft.voters import Voter, VoterSet
+from quorum.raft.voters import Voter, VoterListener, VoterSet, reachable
 from tidemark.errors import ErrorCode
 
 KRAFT_VERSION_DYNAMIC = 1
@@ -62,10 +62,17 @@ class Reconfiguring(Leading):
             wait_ms = self.config.request_timeout_ms
             if not isinstance(request, UpdateVoterRequest):
                 wait_ms = min(max(request.timeout_ms, 0), MAX_CHANGE_WAIT_MS)
-            elif self.voters.endpoint(request.voter.replica_id) == request.endpoint:
+            elif self.voters.listeners(request.voter.replica_id) == self._told(request).listeners:
                 self._refuse(token, ErrorCode.NONE, "nothing to change")
                 return
             role.change = VoterChange(token, request, now_ms + wait_ms)
+
+    def _told(self, request: AddVoterRequest | UpdateVoterRequest) -> Voter:
+        """The voter that a request tells of, with the listener by which this replica reaches it."""
+        named = (VoterListener(self.config.listener_names[0], *request.endpoint),)
+        listeners = request.listeners or named
+        endpoint = reachable(listeners, self.config.listener_names)
+        return Voter(request.voter, endpoint, listeners)
 
     def _refuse(self, token: int, error: ErrorCode, message: str) -> None:
         self._reply(token, VoterChangeResponse(self._header(error), message))
@@ -158,15 +165,12 @@ class Reconfiguring(Leading):
             case RemoveVoterRequest():
                 self._append_voters(change, self.voters.without(request.voter.replica_id))
             case UpdateVoterRequest():
-                self._append_voters(
-                    change, self.voters.with_voter(Voter(request.voter, request.endpoint))
-                )
+                self._append_voters(change, self.voters.with_voter(self._told(request)))
             case AddVoterRequest() if not change.probed:
                 self._probe(role, request, now_ms)
             case AddVoterRequest():
                 if self._is_caught_up(role, request, now_ms):
-                    added = Voter(request.voter, request.endpoint)
-                    self._append_voters(change, self.voters.with_voter(added))
+                    self._append_voters(change, self.voters.with_voter(self._told(request)))
                     if not request.ack_when_committed:
                         self._finish_change(role, change, ErrorCode.NONE)
 
@@ -201,7 +205,7 @@ class Reconfiguring(Leading):
                 role.epoch,
                 self.config.endpoint,
             )
-            self._send(node_id, request.endpoint, probe, now_ms)
+            self._send(node_id, self._told(request).endpoint, probe, now_ms)
 
     def _is_caught_up(self, role: Leader, request: AddVoterRequest, now_ms: int) -> bool:
         """It reached the log's end in this epoch, and fetched lately: it will not hold up commits.
@@ -246,18 +250,23 @@ class Reconfiguring(Leading):
         """A leader that was removed resigns; one that moved says so in the log."""
         if not self._may_begin(role):
             return
-        endpoint = self.config.endpoint
         if not self.is_voter:
             self._become_resigned(now_ms)
-        elif (
-            endpoint is not None
-            and self.log.kraft_version >= KRAFT_VERSION_DYNAMIC
-            and self.voters.endpoint(self.node_id) != endpoint
-        ):
-            request = UpdateVoterRequest(self.config.cluster_id, self.epoch, self.key, endpoint)
+            return
+        request = self._own_update()
+        if request is not None and self.log.kraft_version >= KRAFT_VERSION_DYNAMIC:
             deadline_ms = now_ms + self.config.request_timeout_ms
             role.change = VoterChange(OWN_TOKEN, request, deadline_ms)
             self._advance_change(role, role.change, now_ms)
+
+    def _own_update(self) -> UpdateVoterRequest | None:
+        """What the log has to learn of where this voter answers, if anything."""
+        own = self.config.as_voter
+        if own is None or self.voters.listeners(self.node_id) == own.listeners:
+            return None
+        return UpdateVoterRequest(
+            self.config.cluster_id, self.epoch, self.key, own.endpoint, own.listeners
+        )
 
     def _change_deadline_ms(self, role: Leader) -> int | None:
         """When the leader has to look after a change again."""
@@ -275,19 +284,19 @@ class Reconfiguring(Leading):
 
     def _membership_request(self) -> VoterChangeRequest | None:
         """What this replica has to ask of its leader about itself, if anything."""
-        endpoint, voters = self.config.endpoint, self.voters
-        if endpoint is None or self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
+        own, voters = self.config.as_voter, self.voters
+        if own is None or self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
             return None
         cluster_id, timeout_ms = self.config.cluster_id, self.config.request_timeout_ms
         if self.is_voter:
-            if voters.endpoint(self.node_id) == endpoint:
-                return None
-            return UpdateVoterRequest(cluster_id, self.epoch, self.key, endpoint)
+            return self._own_update()
         if not self.config.auto_join:
             return None
         if self.node_id in voters.ids:  # its disk was replaced: the old one is no voter any more
             return RemoveVoterRequest(cluster_id, voters.key(self.node_id), timeout_ms)
-        return AddVoterRequest(cluster_id, self.key, endpoint, timeout_ms)
+        return AddVoterRequest(
+            cluster_id, self.key, own.endpoint, timeout_ms, listeners=own.listeners
+        )
 
     def _poll_membership(self, role: Follower, now_ms: int) -> None:
         """Every 2 x fetch timeout while there is something to ask (KIP-853 "UpdateVoter")."""

@@ -6,11 +6,37 @@ newest Voters record of the log (kraft.version 1, KIP-853). A change makes a new
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from tidemark.types import Endpoint
+
+CONTROLLER_LISTENER = "CONTROLLER"
+"""The name of a listener that nobody named."""
+
+
+class VoterListener(NamedTuple):
+    """A named listener of a voter and where it answers."""
+
+    name: str
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.host, self.port)
+
+
+def reachable(listeners: Sequence[VoterListener], names: Sequence[str]) -> Endpoint:
+    """Where a replica that knows these listeners by `names` (its controller.listener.names, the
+    first before the others) reaches a voter: without any of them at the first."""
+    for name in names:
+        for listener in listeners:
+            if listener.name == name:
+                return listener.endpoint
+    return listeners[0].endpoint
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,8 +58,18 @@ class ReplicaKey:
 
 @dataclass(slots=True, frozen=True)
 class Voter:
+    """A voter: all its `listeners`, as the log has them, and the `endpoint` among them that this
+    replica uses (see `reachable`). Only an endpoint stands for one listener of the usual name."""
+
     key: ReplicaKey
     endpoint: Endpoint
+    listeners: tuple[VoterListener, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.listeners:
+            object.__setattr__(
+                self, "listeners", (VoterListener(CONTROLLER_LISTENER, *self.endpoint),)
+            )
 
 
 class VoterSet:
@@ -93,6 +129,11 @@ class VoterSet:
     def endpoint(self, replica_id: int) -> Endpoint | None:
         voter = self._voters.get(replica_id)
         return voter.endpoint if voter is not None else None
+
+    def listeners(self, replica_id: int) -> tuple[VoterListener, ...]:
+        """All listeners of a voter; none of one that is no voter."""
+        voter = self._voters.get(replica_id)
+        return voter.listeners if voter is not None else ()
 
     def endpoints(self) -> dict[int, Endpoint]:
         return {node: voter.endpoint for node, voter in self._voters.items()}

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from quorum import admin_answers
 from quorum.raft_client import QuorumInfo, ReplicaInfo
+from quorum.raft_service import describe_to_proto
 from tests.controller.scenario import Scenario
 from tidemark.types import Endpoint
 from tidemark.v1 import admin_pb2
@@ -67,7 +68,7 @@ def test_what_is_unknown_of_the_quorum_is_told_as_minus_one() -> None:
         observers=(),
         endpoints={1: Endpoint("h", 9)},
     )
-    answer = admin_answers.describe_quorum(info)
+    answer = describe_to_proto(info)
     assert (answer.leader_id, answer.leader_epoch, answer.high_watermark) == (-1, 3, -1)
     first, second = answer.current_voters
     assert (first.replica_directory_id, first.log_end_offset) == (directory.bytes, 10)

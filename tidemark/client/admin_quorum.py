@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 from tidemark.client.admin_calls import AdminCalls
+from tidemark.errors import InvalidRequestError
 from tidemark.types import Endpoint
 from tidemark.v1 import common_pb2, raft_pb2
 
@@ -18,22 +20,30 @@ class QuorumAdmin(AdminCalls):
         self,
         voter_id: int,
         directory_id: UUID,
-        endpoint: Endpoint,
+        endpoint: Endpoint | Mapping[str, Endpoint],
         *,
         timeout_ms: int | None = None,
     ) -> None:
         """Makes a controller that runs (and follows the log) a voter; returns when that is
-        committed. `endpoint` is its controller listener.
+        committed. `endpoint` is its controller listener, or all of them by name.
 
         Raises DuplicateVoterError (also when an earlier try of this call did it),
         RequestTimedOutError while another change is not finished or the controller does not catch
         up, UnsupportedVersionError with static voters, InvalidRequestError when somebody else
         answers at the endpoint.
         """
+        named = {_LISTENER: endpoint} if isinstance(endpoint, Endpoint) else endpoint
+        listeners = [
+            common_pb2.Endpoint(name=name, host=where.host, port=where.port)
+            for name, where in named.items()
+        ]
+        if not listeners:
+            raise InvalidRequestError("a voter needs a controller listener")
         request = raft_pb2.AddRaftVoterRequest(
             voter_id=voter_id,
             voter_directory_id=directory_id.bytes,
-            listener=common_pb2.Endpoint(name=_LISTENER, host=endpoint.host, port=endpoint.port),
+            listener=listeners[0],
+            listeners=listeners,
             timeout_ms=timeout_ms or self._retry.timeout_ms,
             ack_when_committed=True,
         )

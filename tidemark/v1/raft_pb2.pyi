@@ -478,6 +478,7 @@ class AddRaftVoterRequest(_message.Message):
     VOTER_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
     ACK_WHEN_COMMITTED_FIELD_NUMBER: _builtins.int
+    LISTENERS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     timeout_ms: _builtins.int
     """how long to wait for the voter to answer, catch up, and for the commit"""
@@ -490,6 +491,10 @@ class AddRaftVoterRequest(_message.Message):
     def listener(self) -> _common_pb2.Endpoint:
         """of its controller listener"""
 
+    @_builtins.property
+    def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
+        """all its controller listeners; empty: the one above"""
+
     def __init__(
         self,
         *,
@@ -499,10 +504,11 @@ class AddRaftVoterRequest(_message.Message):
         voter_directory_id: _builtins.bytes = ...,
         listener: _common_pb2.Endpoint | None = ...,
         ack_when_committed: _builtins.bool = ...,
+        listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_when_committed", b"ack_when_committed", "cluster_id", b"cluster_id", "listener", b"listener", "timeout_ms", b"timeout_ms", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_when_committed", b"ack_when_committed", "cluster_id", b"cluster_id", "listener", b"listener", "listeners", b"listeners", "timeout_ms", b"timeout_ms", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -550,6 +556,7 @@ class UpdateRaftVoterRequest(_message.Message):
     VOTER_ID_FIELD_NUMBER: _builtins.int
     VOTER_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
+    LISTENERS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     current_leader_epoch: _builtins.int
     voter_id: _builtins.int
@@ -557,6 +564,10 @@ class UpdateRaftVoterRequest(_message.Message):
     """16 bytes"""
     @_builtins.property
     def listener(self) -> _common_pb2.Endpoint: ...
+    @_builtins.property
+    def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
+        """all its controller listeners; empty: the one above"""
+
     def __init__(
         self,
         *,
@@ -565,10 +576,11 @@ class UpdateRaftVoterRequest(_message.Message):
         voter_id: _builtins.int = ...,
         voter_directory_id: _builtins.bytes = ...,
         listener: _common_pb2.Endpoint | None = ...,
+        listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "current_leader_epoch", b"current_leader_epoch", "listener", b"listener", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "current_leader_epoch", b"current_leader_epoch", "listener", b"listener", "listeners", b"listeners", "voter_directory_id", b"voter_directory_id", "voter_id", b"voter_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,6 +647,7 @@ class DescribeQuorumResponse(_message.Message):
         LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
         LAST_FETCH_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
         LAST_CAUGHT_UP_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+        LISTENERS_FIELD_NUMBER: _builtins.int
         replica_id: _builtins.int
         replica_directory_id: _builtins.bytes
         log_end_offset: _builtins.int
@@ -643,6 +656,10 @@ class DescribeQuorumResponse(_message.Message):
         """wall clock of the leader; -1: never"""
         last_caught_up_timestamp_ms: _builtins.int
         """-1: never"""
+        @_builtins.property
+        def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
+            """of a voter: where it answers"""
+
         def __init__(
             self,
             *,
@@ -651,10 +668,11 @@ class DescribeQuorumResponse(_message.Message):
             log_end_offset: _builtins.int = ...,
             last_fetch_timestamp_ms: _builtins.int = ...,
             last_caught_up_timestamp_ms: _builtins.int = ...,
+            listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_caught_up_timestamp_ms", b"last_caught_up_timestamp_ms", "last_fetch_timestamp_ms", b"last_fetch_timestamp_ms", "log_end_offset", b"log_end_offset", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_caught_up_timestamp_ms", b"last_caught_up_timestamp_ms", "last_fetch_timestamp_ms", b"last_fetch_timestamp_ms", "listeners", b"listeners", "log_end_offset", b"log_end_offset", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
