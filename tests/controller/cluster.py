@@ -44,7 +44,11 @@ class RealNode:
     """A controller: RaftServer, MetadataLoader and ControllerServer in this process."""
 
     def __init__(
-        self, node_id: int, ports: dict[int, int], path: Path, first_levels: Mapping[str, int]
+        self,
+        node_id: int,
+        ports: dict[int, int],
+        path: Path,
+        first_levels: Mapping[str, int] = FIRST_LEVELS,
     ) -> None:
         voters = ",".join(f"{i}@127.0.0.1:{port}" for i, port in ports.items())
         self.config = parse_server_config(
