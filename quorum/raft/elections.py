@@ -165,7 +165,11 @@ class Elections(ReplicaCore):
         epoch_before = self.epoch
         if header.epoch >= self.epoch:
             self._learn_leader(header.leader_id, header.epoch, header.leader_endpoint, now_ms)
-        if self.epoch != epoch_before or header.epoch < self.epoch:
+        if self.epoch != epoch_before:
+            return False
+        if header.epoch < self.epoch:
+            if header.error != ErrorCode.NONE:  # it can not answer now: others are asked meanwhile
+                self.requests.back_off(pending.node_id, now_ms)
             return False
         if header.error not in (ErrorCode.NONE, ErrorCode.SNAPSHOT_NOT_FOUND):
             self.requests.back_off(pending.node_id, now_ms)

@@ -77,8 +77,8 @@ class Following(Elections):
         )
 
     def _servers_to_ask(self) -> list[tuple[int, Endpoint]]:
-        """Who may know the leader: the bootstrap servers, and the voters that the log names (the
-        static ones only where there are no bootstrap servers).
+        """Who may know the leader: the bootstrap servers but this replica, and the voters that the
+        log names (the static ones only where there are no bootstrap servers).
         """
         bootstrap = self.config.bootstrap
         ids = range(BOOTSTRAP_ID_FIRST, BOOTSTRAP_ID_FIRST - len(bootstrap), -1)
@@ -87,13 +87,13 @@ class Following(Elections):
             endpoints = self.voters.endpoints()
             others = self.voters.others(self.node_id)
             servers += [(n, endpoints[n]) for n in others if endpoints[n] not in bootstrap]
-        return servers
+        return [(node, endpoint) for node, endpoint in servers if endpoint != self.config.endpoint]
 
     def _look_for_leader(self, now_ms: int) -> None:
         ready = [
             (node, endpoint)
             for node, endpoint in self._servers_to_ask()
-            if self.requests.is_ready(node, now_ms) and endpoint != self.config.endpoint
+            if self.requests.is_ready(node, now_ms)
         ]
         if not ready:
             return
