@@ -154,6 +154,15 @@ def test_a_broker_hears_that_it_may_go_when_its_last_leadership_has_moved() -> N
     assert s.heartbeat(1, want_shut_down=True).should_shut_down
 
 
+def test_a_broker_hears_of_its_new_state_with_the_last_step() -> None:
+    s = cluster()
+    assert not s.heartbeat(3, want_shut_down=True).should_shut_down, "it leads nothing, but follows"
+    assert not s.heartbeat(2, want_fence=True).is_fenced
+    finish(s)
+    assert (in_isr(s, 3), s.heartbeat(3, want_shut_down=True).should_shut_down) == (0, True)
+    assert (in_isr(s, 2), s.heartbeat(2, want_fence=True).is_fenced) == (0, True)
+
+
 def test_a_new_process_of_a_broker_registers_when_the_old_one_is_taken_out() -> None:
     s = cluster()
     s.keep_alive(SESSION_MS - 500, 2, 3)
