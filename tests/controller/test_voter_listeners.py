@@ -110,7 +110,10 @@ def test_controllers_of_two_networks_elect_move_and_describe_their_listeners(
             nodes[node_id] = node
             await node.start()
         try:
-            await active(nodes)
+            first_leader = await active(nodes)
+            await eventually(
+                lambda: len(first_leader.loader.image.controllers) == 3, "all are registered"
+            )
             async with AsyncAdmin(f"127.0.0.1:{ports[2][1]}") as admin:
                 await admin.update_features({"kraft.version": 1})
                 both = {n: {("INNER", p[0]), ("OUTER", p[1])} for n, p in ports.items()}
@@ -137,9 +140,6 @@ def test_controllers_of_two_networks_elect_move_and_describe_their_listeners(
             }
             assert by_node[1] == {n: p[0] for n, p in ports.items()}
             assert by_node[3] == {n: p[1] for n, p in ports.items()}
-            await eventually(
-                lambda: len(nodes[1].loader.image.controllers) == 3, "all are registered"
-            )
             leader = await active(nodes)
             await nodes.pop(leader.node_id).stop()
             second = await active(nodes)
