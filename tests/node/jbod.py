@@ -42,7 +42,11 @@ class JbodNode(Node):
     def __init__(self, cluster: JbodCluster, node_id: int, **settings: str) -> None:
         super().__init__(cluster, node_id, **settings)
         loop = asyncio.get_running_loop()
-        self.logs.on_directory_failed = lambda d: loop.call_soon(self._directory_failed, d) and None
+
+        def on_failure(directory: LogDirectory) -> None:
+            loop.call_soon(self._directory_failed, directory)
+
+        self.logs.on_directory_failed = on_failure
         self.life = BrokerLifecycle(
             self.config,
             CLUSTER_ID,
@@ -295,7 +299,7 @@ class JbodCluster(Cluster):
         while offset < hosted.core.high_watermark:
             answer = await self.fetch_from(leader, partition, offset)
             assert answer.error_code == ErrorCode.NONE, answer
-            found += values_of(answer.payload)
+            found += values_of(bytes(answer.payload))
             offset = max(header.next_offset for _, header in iter_batches(answer.payload))
         return found
 

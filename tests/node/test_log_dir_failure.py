@@ -10,6 +10,7 @@ import pytest
 
 from commitlog.memory_files import MemoryDirectory
 from quorum.image.types import LOST_DIRECTORY
+from tests.node.cluster import TOPIC
 from tests.node.jbod import JbodCluster, jbod
 from tidemark.errors import ErrorCode, StorageError
 
@@ -27,11 +28,13 @@ async def three_brokers(cluster: JbodCluster, **settings: str) -> None:
 def assigned(cluster: JbodCluster, node_id: int) -> bool:
     """Does the controller know where this broker's replicas are?"""
     node = cluster.nodes[node_id]
+    topic = cluster.image.topics.get(TOPIC)
+    assert topic is not None
     return all(
-        cluster.of(p).directory_of(node_id)
-        == cluster.directory_ids.get((node_id, node.home_of(p) or ""))
-        for p in range(len(cluster.image.topics.get("flights").partitions))
-        if node_id in cluster.of(p).replicas
+        found.directory_of(node_id)
+        == cluster.directory_ids.get((node_id, node.home_of(index) or ""))
+        for index, found in topic.partitions.items()
+        if node_id in found.replicas
     )
 
 
