@@ -12,6 +12,7 @@ import pytest
 
 from commitlog.cleaner_manager import LogCleaner
 from commitlog.future_log import FutureLog
+from commitlog.memory_files import MemoryDirectory
 from node.directory_moves import PREFERRED_MAX, SWAP_BYTES_MAX, Copied, DirectoryMover
 from quorum.image.types import LOST_DIRECTORY
 from tests.node.jbod import JbodCluster, JbodNode, jbod
@@ -218,17 +219,18 @@ def test_a_failed_destination_ends_only_the_move() -> None:
     moving(test)
 
 
-def test_a_source_that_fails_after_the_promise_is_told_to_be_lost() -> None:
+@pytest.mark.parametrize("noted_first", [True, False])
+def test_a_source_that_fails_after_the_promise_is_told_to_be_lost(noted_first: bool) -> None:
     async def test(cluster: JbodCluster, moves: Moving) -> None:
         home = cluster.nodes[1].home_of(0) or ""
         assign = cluster.controller.handlers["AssignReplicasToDirs"]
 
         async def fail_the_source(request: Any) -> Any:
             cluster.controller.handlers["AssignReplicasToDirs"] = assign
-            answer = await assign(request)
+            answer = await assign(request) if noted_first else None
             cluster.disk(1, home).fail_writes()
             await cluster.produce_to(1, 0, "x", timeout_ms=10)
-            return answer
+            return answer or await assign(request)
 
         cluster.controller.handlers["AssignReplicasToDirs"] = fail_the_source
         assert cluster.of(0).leader == 1
@@ -238,6 +240,23 @@ def test_a_source_that_fails_after_the_promise_is_told_to_be_lost() -> None:
         assert moves.future(1, 0) is None
         await cluster.load(0, 5)
         await cluster.nothing_acknowledged_is_lost(0)
+
+    moving(test)
+
+
+def test_a_log_that_can_not_be_copied_stays_where_it_is() -> None:
+    async def test(cluster: JbodCluster, moves: Moving) -> None:
+        home = cluster.nodes[1].home_of(0) or ""
+        log = cluster.nodes[1].hosted(0).log
+        directory = cluster.disk(1, home).subdirectory(f"{cluster.name(0)}")
+        assert isinstance(directory, MemoryDirectory)
+        directory.flip_bit(log.segments[0].log_file, 80)
+        moves.alter(1, 0, moves.elsewhere(1, 0))
+        await cluster.until(lambda: moves.future(1, 0) is None)
+        await asyncio.sleep(1)
+        assert moves.is_known_in(1, 0, home)
+        moves.alter(1, 1, moves.elsewhere(1, 1))
+        await cluster.until(lambda: moves.future(1, 1) is None)
 
     moving(test)
 

@@ -1,4 +1,6 @@
-"""`tidemark log-dirs describe`: replicas on the brokers' disks, and their part of the tier."""
+"""`tidemark log-dirs`: replicas on the brokers' disks, and their part of the tier; `move` is in
+`log_dir_moves`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidemark.cli.log_dir_moves import move
 from tidemark.cli.output import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -22,6 +25,9 @@ app = typer.Typer(help="The log directories of brokers.", no_args_is_help=True)
 @app.callback()
 def group() -> None:
     """The log directories of brokers."""
+
+
+app.command("move")(move)
 
 
 @app.command("describe")

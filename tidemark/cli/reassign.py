@@ -3,16 +3,20 @@
 tidemark reassign generate --topic flights --brokers 4,5,6 > plan.json
 tidemark reassign execute --plan plan.json --wait
 tidemark reassign execute flights-0=4,5,6
+
+A plan's log_dirs, where they are not `any`, name the directory of each replica (KIP-113).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemark.cli import log_dir_moves
 from tidemark.cli.output import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -23,12 +27,18 @@ from tidemark.cli.output import (
     print_table,
     read_text,
 )
-from tidemark.errors import ConfigError
+from tidemark.errors import ConfigError, ReplicaNotAvailableError
 from tidemark.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.cli.reassignment import Plan
+    from tidemark.client.models import TopicPartitionReplica
     from tidemark.client.sync import Admin
+
+    LogDirs = dict[TopicPartitionReplica, str]
+
+_LOG_DIRS_TIMEOUT_S = 10  # Kafka's
+_POLL_S = 0.1
 
 app = typer.Typer(help="Move replicas between brokers.", no_args_is_help=True)
 
@@ -108,7 +118,7 @@ def execute(
     from tidemark.cli.reassignment import plan_document
     from tidemark.client.sync import Admin
 
-    wanted = _plan_of(moves, plan)
+    wanted, log_dirs = _plan_of(moves, plan)
     with Admin(bootstrap_server) as admin:
         now = _assigned(admin, sorted({p.topic for p in wanted}))
         unknown = sorted(set(wanted) - set(now))
@@ -119,10 +129,10 @@ def execute(
             text = json.dumps(plan_document(before), indent=1)
             _write(rollback, text + "\n")
         if not dry_run:
-            admin.alter_partition_reassignments(wanted)
+            _begin(admin, wanted, log_dirs)
         _show_moves(before, wanted, as_json=as_json, dry_run=dry_run)
         if wait and not dry_run:
-            admin.wait_until_reassigned(wanted, timeout_ms=int(timeout * 1000))
+            _wait(admin, wanted, log_dirs, timeout)
 
 
 @app.command("verify")
@@ -137,11 +147,14 @@ def verify(
     """Tell how far a plan is; exit status 1 unless all of it is done."""
     from tidemark.client.sync import Admin
 
-    wanted = _plan_of(moves, plan)
+    wanted, log_dirs = _plan_of(moves, plan)
     with Admin(bootstrap_server) as admin:
         if wait:
-            admin.wait_until_reassigned(wanted, timeout_ms=int(timeout * 1000))
+            _wait(admin, wanted, log_dirs, timeout)
         states = states_of(admin, wanted)
+        for replica, state in log_dir_moves.states_of(admin, log_dirs).items():
+            if state != "complete" and states[replica.topic_partition] == "complete":
+                states[replica.topic_partition] = f"replica {replica.broker_id} {state}"
     if as_json:
         print_json({str(partition): state for partition, state in states.items()})
     else:
@@ -221,14 +234,34 @@ def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
     return states
 
 
-def _plan_of(moves: list[str] | None, plan: Path | None) -> Plan:
+def _begin(admin: Admin, wanted: Plan, log_dirs: LogDirs) -> None:
+    """Brokers that do not have their replicas yet hear of the directories first, to make them
+    there; they are asked again when they should have them, in case the reassignment was faster.
+    """
+    later = log_dir_moves.begin(admin, log_dirs)
+    admin.alter_partition_reassignments(wanted)
+    deadline = time.monotonic() + _LOG_DIRS_TIMEOUT_S
+    while later := log_dir_moves.begin(admin, later):
+        if time.monotonic() >= deadline:
+            missing = [f"{r.topic_partition} on broker {r.broker_id}" for r in later]
+            raise ReplicaNotAvailableError(f"not there yet: {', '.join(missing)}; try again later")
+        time.sleep(_POLL_S)
+
+
+def _wait(admin: Admin, wanted: Plan, log_dirs: LogDirs, timeout_s: float) -> None:
+    admin.wait_until_reassigned(wanted, timeout_ms=int(timeout_s * 1000))
+    log_dir_moves.wait_until_moved(admin, log_dirs, timeout_s)
+
+
+def _plan_of(moves: list[str] | None, plan: Path | None) -> tuple[Plan, LogDirs]:
     from tidemark.cli.reassignment import parse_move, parse_plan
 
     if bool(moves) == (plan is not None):
         raise ConfigError("say either --plan FILE or moves such as flights-0=4,5,6")
     if plan is not None:
-        return parse_plan(read_text(plan))
-    return dict(map(parse_move, moves or ()))
+        text = read_text(plan)
+        return parse_plan(text), log_dir_moves.parse_log_dirs(text)
+    return dict(map(parse_move, moves or ())), {}
 
 
 def _topics_of(path: Path) -> list[str]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         QuorumDescription,
         RecordMetadata,
         TopicDescription,
+        TopicPartitionReplica,
     )
     from tidemark.client.producer import AsyncProducer
     from tidemark.client.records import RawBatches, Records
@@ -51,6 +52,7 @@ _HOMES = {
     "FeatureDescription": "models",
     "NodeFeatures": "models",
     "PartitionReassignment": "models",
+    "TopicPartitionReplica": "models",
     "AsyncAdmin": "admin",
     "AsyncConsumer": "consumer",
     "AsyncProducer": "producer",
@@ -106,6 +108,7 @@ __all__ = [
     "RetryPolicy",
     "TopicDescription",
     "TopicPartition",
+    "TopicPartitionReplica",
 ]
 
 

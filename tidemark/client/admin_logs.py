@@ -1,4 +1,6 @@
-"""The part of the admin client that changes logs: deleting records."""
+"""The part of the admin client that changes logs: deleting records, moving replicas between
+directories.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,75 @@ import asyncio
 from collections.abc import Mapping
 
 from tidemark.client.admin_calls import AdminCalls, Final
+from tidemark.client.models import TopicPartitionReplica
 from tidemark.errors import (
     ApiError,
+    ErrorCode,
     LeaderNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
+    error_for,
     raise_for,
 )
 from tidemark.types import TopicPartition
-from tidemark.v1 import log_pb2
+from tidemark.v1 import admin_pb2, log_pb2
 
 DELETE_RECORDS = "/tidemark.v1.Log/DeleteRecords"
 
 
 class LogAdmin(AdminCalls):
-    """Deletes records; see AsyncAdmin."""
+    """Deletes records, moves replicas between directories; see AsyncAdmin."""
+
+    async def alter_replica_log_dirs(
+        self, moves: Mapping[TopicPartitionReplica, str]
+    ) -> dict[TopicPartitionReplica, ApiError | None]:
+        """Begins to move replicas to directories of their brokers' log.dirs (KIP-113); the one it
+        is in ends a move. `describe_log_dirs` shows how far moves are.
+
+        None where the broker took it, else its error: LogDirNotFoundError; KafkaStorageError (the
+        replica or the directory is offline); InvalidTopicError (the name is too long);
+        ReplicaNotAvailableError (when the broker gets this replica, it will be made there).
+        """
+        await self._refresh_metadata()
+        by_broker: dict[int, dict[TopicPartitionReplica, str]] = {}
+        for replica, path in moves.items():
+            by_broker.setdefault(replica.broker_id, {})[replica] = path
+        found: dict[TopicPartitionReplica, ApiError | None] = {}
+        for answers in await asyncio.gather(*(self._move_on(b, m) for b, m in by_broker.items())):
+            found |= answers
+        return found
+
+    async def _move_on(
+        self, broker_id: int, moves: Mapping[TopicPartitionReplica, str]
+    ) -> dict[TopicPartitionReplica, ApiError | None]:
+        request = admin_pb2.AlterReplicaLogDirsRequest()
+        for replica, path in moves.items():
+            topic = request.dirs.add(path=path).topics.add(name=replica.topic_partition.topic)
+            topic.partitions.append(replica.topic_partition.partition)
+        response = admin_pb2.AlterReplicaLogDirsResponse
+
+        async def attempt(_: str) -> dict[TopicPartitionReplica, ApiError | None]:
+            address = self._metadata.address(broker_id)
+            if address is None:
+                await self._metadata.refresh()
+                raise NetworkError(f"broker {broker_id} is not alive")
+            try:
+                answer = await self._send(address, "AlterReplicaLogDirs", request, response)
+            except (NetworkError, RequestTimedOutError):
+                await self._metadata.refresh()
+                raise
+            return {
+                TopicPartitionReplica(
+                    TopicPartition(topic.topic_name, p.partition_index), broker_id
+                ): None
+                if p.error_code == ErrorCode.NONE
+                else error_for(p.error_code, p.error_message)
+                for topic in answer.results
+                for p in topic.partitions
+            }
+
+        return await self._with_retries(attempt)
 
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None

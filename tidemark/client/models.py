@@ -170,6 +170,13 @@ class ReplicaDescription:
     is_future: bool = False  # being copied into this directory; its lag is behind the current one
 
 
+class TopicPartitionReplica(NamedTuple):
+    """A replica: a partition on a broker."""
+
+    topic_partition: TopicPartition
+    broker_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
     """A log directory of a broker; `error` names what is wrong with it, None for nothing, and

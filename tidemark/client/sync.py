@@ -39,6 +39,7 @@ from tidemark.client.models import (
     RecordMetadata,
     TopicDescription,
     TopicListing,
+    TopicPartitionReplica,
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
@@ -490,6 +491,12 @@ class Admin(_Face):
     ) -> dict[int, list[LogDirDescription]]:
         """Log directories by broker."""
         return self._thread.run(self._core.describe_log_dirs(brokers, topics))
+
+    def alter_replica_log_dirs(
+        self, moves: Mapping[TopicPartitionReplica, str]
+    ) -> dict[TopicPartitionReplica, ApiError | None]:
+        """Begins to move replicas to other directories of their brokers."""
+        return self._thread.run(self._core.alter_replica_log_dirs(moves))
 
     def wait_until_topics_known(self, names: Sequence[str], timeout_ms: int | None = None) -> None:
         """Returns when every live broker can serve the topics."""
