@@ -410,7 +410,8 @@ class LogManager:
         if log is not None:
             home = self._homes[topic_partition]
             due_ms = self._now_ms() + log.config.file_delete_delay_ms
-            self._deleted.append((due_ms, home, self._take_out(topic_partition, DELETE_SUFFIX)))
+            name = self._take_out(topic_partition, DELETE_SUFFIX)
+            self._deleted.append((due_ms, home, name))
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
         """Renames a log that nobody claims to `-stray`; an operator may look at it, then
@@ -442,8 +443,11 @@ class LogManager:
         home = self._homes.pop(topic_partition)
         log.close(clean=False)
         name = unique_name(topic_partition, uuid4().hex, suffix)
-        home.rename(str(topic_partition), name)
-        home.fsync()  # or the log would come back after a crash, under a topic that is gone
+        # Without the sync the log would come back after a crash, under a topic that is gone; what
+        # comes back with a directory that failed is set aside then.
+        with suppress(LogDirectoryOfflineError):
+            home.rename(str(topic_partition), name)
+            home.fsync()
         return name
 
     def purge_deleted(self, now_ms: int) -> int:

@@ -99,6 +99,19 @@ class BrokerLifecycle:
         self.failures_told.clear()
         self._wake.set()
 
+    async def wait_until_told(self) -> None:
+        """Raises FatalError where the controller does not hear of failed directories in
+        log.dir.failure.timeout.ms: it would leave us leaderships that we can not serve."""
+        timeout_ms = self._config.log_dir_failure_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.failures_told.wait()
+        except TimeoutError as error:
+            raise FatalError(
+                "the controller could not be told of a failed log directory in "
+                f"log.dir.failure.timeout.ms ({timeout_ms})"
+            ) from error
+
     async def run(self) -> None:
         """Registers, then sends heartbeats for ever. Raises FatalError when it can not register at
         all."""

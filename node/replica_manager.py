@@ -16,6 +16,7 @@ from typing import Protocol
 from uuid import UUID
 
 from commitlog.log import Log
+from commitlog.log_directory import LogDirectoryOfflineError
 from commitlog.log_manager import LogManager
 from node.clock import Clock
 from node.fetching import Fetcher
@@ -164,6 +165,7 @@ class ReplicaManager:
         except (StorageError, OSError) as error:
             log.error("%s is offline: %s", identity.topic_partition, error)
             self.partitions.offline[identity.topic_partition] = str(error)
+            self._tell_lost(identity, registration, error)
             return
         self._tell_directory(identity, registration)
         if hosted.offline:
@@ -180,6 +182,7 @@ class ReplicaManager:
             raise
         except (StorageError, OSError) as error:
             self._offline(hosted, error)
+            self._tell_lost(identity, registration, error)
             return
         if not hosted.config.remote_storage_enable or hosted.core.leader is None:
             return
@@ -240,6 +243,15 @@ class ReplicaManager:
             return
         if known is not None or len(self._logs.directories) > 1:
             self.tell_directory(identity, actual)
+
+    def _tell_lost(
+        self, identity: TopicIdPartition, registration: PartitionRegistration, error: Exception
+    ) -> None:
+        """A log alone is of no use, its directory works: to the controller that is the same as a
+        directory that it did not know of, so that others lead and the ISR goes on."""
+        known = registration.directory_of(self._config.node_id)
+        if not isinstance(error, LogDirectoryOfflineError) and known != LOST_DIRECTORY:
+            self.tell_directory(identity, LOST_DIRECTORY)
 
     def directories_failed(self) -> None:
         """Log directories went offline: their partitions do, the others go on. What the controller

@@ -147,6 +147,26 @@ def test_a_failed_directory_is_told_at_once_and_in_every_heartbeat() -> None:
     virtual_time.run(main())
 
 
+def test_a_broker_that_can_not_tell_of_a_failed_directory_stops() -> None:
+    async def main() -> None:
+        controller = registering_controller()
+        life = lifecycle_of(controller)
+        life.set_ready()
+        task = asyncio.ensure_future(life.run())
+        await life.unfenced.wait()
+        life.directory_failed(random_uuid())
+        await life.wait_until_told()
+        controller.silent = True
+        life.directory_failed(random_uuid())
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(FatalError, match=r"log\.dir\.failure\.timeout\.ms"):
+            await life.wait_until_told()
+        assert asyncio.get_running_loop().time() - began >= 30
+        task.cancel()
+
+    virtual_time.run(main())
+
+
 def test_a_controlled_shutdown_waits_for_the_controllers_leave() -> None:
     async def main() -> None:
         controller = registering_controller()

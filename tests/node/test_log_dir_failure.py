@@ -288,6 +288,48 @@ def test_a_directory_that_fails_in_recovery_is_left_out() -> None:
     jbod(test)
 
 
+def test_a_log_that_can_not_be_opened_alone_gives_its_leadership_away() -> None:
+    """Damage, not a disk error: the directory stays online with all its other logs."""
+
+    async def test(cluster: JbodCluster) -> None:
+        await three_brokers(cluster)
+        await asyncio.gather(*(cluster.load(p, 5) for p in PARTITIONS))
+        damaged, other = in_directory(cluster, 1, "a")
+        await cluster.stop_node(2)
+        await cluster.stop_node(3)
+        await cluster.stop_node(1)
+        home = cluster.disk(1, "a").subdirectory(f"flights-{damaged}")
+        home.write_atomic("partition.metadata", b"not this")
+        await cluster.boot(1, 2, 3)
+        node = cluster.nodes[1]
+        assert all(d.is_online for d in node.logs.directories)
+        await cluster.until(lambda: cluster.of(damaged).directory_of(1) == LOST_DIRECTORY)
+        await cluster.until(lambda: len(cluster.of(other).isr) == 3)
+        assert cluster.of(damaged).leader in (2, 3)
+        assert 1 not in cluster.of(damaged).isr
+        await asyncio.gather(*(cluster.load(p, 5) for p in PARTITIONS))
+        await cluster.nothing_acknowledged_is_lost(*PARTITIONS)
+
+    jbod(test)
+
+
+def test_a_directory_that_fails_while_its_logs_are_deleted() -> None:
+    async def test(cluster: JbodCluster) -> None:
+        await three_brokers(cluster)
+        disk = cluster.disk(1, "a")
+        disk.fail_fsync()
+        cluster.delete()
+        assert not cluster.nodes[1].logs.directories[0].is_online
+        assert len(cluster.nodes[1].replicas.partitions) == 0
+        cluster.acked.clear()
+        cluster.create((1, 2, 3), flush_messages="1")
+        await cluster.until(lambda: assigned(cluster, 1))
+        assert cluster.nodes[1].home_of(0) == "b"
+        await cluster.load(0, 3)
+
+    jbod(test)
+
+
 def test_a_full_disk_does_not_fail_the_last_directory() -> None:
     async def test(cluster: JbodCluster) -> None:
         await cluster.boot(1)

@@ -116,10 +116,13 @@ def info(config: Config, as_json: Json = False) -> None:
     """Show which cluster and node each directory belongs to; fails if they disagree."""
     from node.storage import open_storage
     from tidemark.config import load_server_config
+    from tidemark.errors import StorageError
     from tidemark.types import uuid_to_text
 
     settings = load_server_config(config)
     found = open_storage(settings)
+    if found.unusable:
+        raise StorageError("; ".join(found.unusable.values()))
     rows = [
         (path, found.cluster_id, settings.node_id, uuid_to_text(found.directory_ids[path]))
         for path in found.directories

@@ -104,6 +104,11 @@ class ServerConfig:
     initial_broker_registration_timeout_ms: int = setting(
         60_000, doc="a broker that can not register in this time stops", at_least=1
     )
+    log_dir_failure_timeout_ms: int = setting(
+        30_000,
+        doc="a broker that can not tell of a failed log directory in this time stops",
+        at_least=1,
+    )
     controlled_shutdown_enable: bool = setting(True, doc="move leaders away before stopping")
     leader_imbalance_check_interval_seconds: int = setting(
         300, doc="time between preferred elections", at_least=1
