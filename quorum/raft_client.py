@@ -123,8 +123,9 @@ class RaftClient(Protocol):
         ...
 
     def append(self, epoch: int, values: Sequence[bytes]) -> int:
-        """Appends `values` as one atomic batch and gives the offset of the last one; it is
-        committed (and delivered to the listeners) later, or lost with the leadership. Raises
+        """Appends `values` atomically (in one batch, perhaps with what else was appended in the
+        same turn of the event loop) and gives the offset of the last one; it is committed (and
+        delivered to the listeners) later, or lost with the leadership. Raises
         NotControllerError when this node does not lead in `epoch`, RecordListTooLargeError beyond
         8 MiB, ThrottlingQuotaExceededError when too much is waiting."""
         ...

@@ -8,6 +8,7 @@ broker with an empty disk out of an ISR it earned in its former life.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 from quorum.controller.cluster_control import check_broker_epoch
@@ -38,6 +39,7 @@ from tidemark.v1 import metadata_pb2 as pb
 
 # A follower's broker epoch that its leader does not know; then only its registration counts.
 _UNKNOWN_EPOCH = -1
+_RECOVERY_STATES = frozenset(LeaderRecoveryState)
 
 _Asked = controller_pb2.AlterPartitionRequest.PartitionData
 _Answer = controller_pb2.AlterPartitionResponse.PartitionData
@@ -78,9 +80,10 @@ def _alter(
 ) -> tuple[_Answer, pb.MetadataRecord | None]:
     topic, before = _find(rules.image, asked)
     _check_epochs(before, broker_id, asked)
-    _check_isr(rules.image, before, broker_id, asked)
+    members = {member.broker_id: member.broker_epoch for member in asked.new_isr}
+    _check_isr(rules.image, before, broker_id, asked, members)
     builder = rules.builder(topic, asked.partition_index, before, election=Election.ONLINE)
-    builder.target_isr = intern_ids(member.broker_id for member in asked.new_isr)
+    builder.target_isr = intern_ids(members)
     builder.target_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
     record = builder.build()
     after = before if record is None else partition_after_change(before, record.partition_change)
@@ -131,31 +134,34 @@ def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) 
 
 
 def _check_isr(
-    image: MetadataImage, before: PartitionRegistration, broker_id: int, asked: _Asked
+    image: MetadataImage,
+    before: PartitionRegistration,
+    broker_id: int,
+    asked: _Asked,
+    members: Mapping[int, int],
 ) -> None:
-    members = [member.broker_id for member in asked.new_isr]
-    if not members or len(set(members)) != len(members) or set(members) - set(before.replicas):
-        raise InvalidRequestError(f"{members} is no ISR of the replicas {list(before.replicas)}")
+    """`members` are the broker epochs by the ids of the new ISR, in its order."""
+    ids = list(members)
+    if not ids or len(ids) != len(asked.new_isr) or not members.keys() <= set(before.replicas):
+        raise InvalidRequestError(f"{ids} is no ISR of the replicas {list(before.replicas)}")
     if broker_id not in members:
-        raise InvalidRequestError(f"the ISR {members} lacks its leader {broker_id}")
-    if asked.leader_recovery_state not in tuple(LeaderRecoveryState):
+        raise InvalidRequestError(f"the ISR {ids} lacks its leader {broker_id}")
+    if asked.leader_recovery_state not in _RECOVERY_STATES:
         raise InvalidRequestError(f"no recovery state {asked.leader_recovery_state}")
     if asked.leader_recovery_state == LeaderRecoveryState.RECOVERING:
-        if len(members) > 1:
+        if len(ids) > 1:
             raise InvalidRequestError("a recovering leader is alone in its ISR")
         if before.leader_recovery_state is LeaderRecoveryState.RECOVERED:
             raise InvalidRequestError("a recovered leader does not recover again")
-    for member in asked.new_isr:
-        _check_member(image, member)
+    for member_id, epoch in members.items():
+        _check_member(image, member_id, epoch)
 
 
-def _check_member(
-    image: MetadataImage, member: controller_pb2.AlterPartitionRequest.BrokerState
-) -> None:
-    broker = image.brokers.get(member.broker_id)
+def _check_member(image: MetadataImage, member_id: int, epoch: int) -> None:
+    broker = image.brokers.get(member_id)
     if broker is None or not broker.is_active:
-        raise IneligibleReplicaError(f"broker {member.broker_id} is fenced or shutting down")
-    if member.broker_epoch not in (_UNKNOWN_EPOCH, broker.epoch):
+        raise IneligibleReplicaError(f"broker {member_id} is fenced or shutting down")
+    if epoch not in (_UNKNOWN_EPOCH, broker.epoch):
         raise IneligibleReplicaError(
-            f"broker {member.broker_id} registered anew: its epoch is {broker.epoch}"
+            f"broker {member_id} registered anew: its epoch is {broker.epoch}"
         )

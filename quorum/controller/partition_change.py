@@ -174,18 +174,19 @@ class PartitionChangeBuilder:
         self, draft: _Draft, elected: _Elected, recovery: LeaderRecoveryState
     ) -> pb.MetadataRecord | None:
         before = self.partition
-        change = pb.PartitionChangeRecord()
+        record = pb.MetadataRecord()
+        change = record.partition_change
         lists = (
-            (change.isr, draft.isr, before.isr),
-            (change.replicas, draft.replicas, before.replicas),
-            (change.adding_replicas, draft.adding, before.adding),
-            (change.removing_replicas, draft.removing, before.removing),
-            (change.eligible_leader_replicas, draft.elr, before.elr),
-            (change.last_known_elr, draft.last_known, before.last_known_elr),
+            ("isr", draft.isr, before.isr),
+            ("replicas", draft.replicas, before.replicas),
+            ("adding_replicas", draft.adding, before.adding),
+            ("removing_replicas", draft.removing, before.removing),
+            ("eligible_leader_replicas", draft.elr, before.elr),
+            ("last_known_elr", draft.last_known, before.last_known_elr),
         )
-        for target, after, old in lists:
+        for name, after, old in lists:
             if after != old:
-                target.CopyFrom(node_ids(after))
+                getattr(change, name).CopyFrom(node_ids(after))
         if draft.replicas != before.replicas and before.directories:
             kept = dict(zip(before.replicas, before.directories, strict=True))
             change.directories.extend(kept.get(r, _UNASSIGNED).bytes for r in draft.replicas)
@@ -199,7 +200,7 @@ class PartitionChangeBuilder:
         if not change.ByteSize() and not change.HasField("leader"):
             return None
         change.partition_id, change.topic_id = self.index, self.topic_id.bytes
-        return pb.MetadataRecord(partition_change=change)
+        return record
 
 
 _UNASSIGNED = UUID(int=0)
