@@ -15,7 +15,12 @@ from uuid import UUID
 
 from quorum.controller.configs import TopicSettings
 from quorum.controller.partition_change import Election, PartitionChangeBuilder
-from quorum.image import MetadataImage, PartitionRegistration, TopicImage
+from quorum.image import (
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+    placement_index,  # noqa: F401  # loaded now: an election must not wait for numpy
+)
 from quorum.image.image import ELR_VERSION
 from tidemark.config import ServerConfig
 from tidemark.v1 import metadata_pb2 as pb

@@ -27,7 +27,7 @@ from quorum.controller.result import ControllerResult
 from quorum.image import MetadataDelta, MetadataImage, TopicImage
 from tidemark.v1 import metadata_pb2 as pb
 
-CHANGES_PER_STEP = 1_000
+CHANGES_PER_STEP = 500
 LOOKED_AT_PER_STEP = 10_000
 """Partitions that are looked at in a step, whether they change or not."""
 RETRY_MS = 500

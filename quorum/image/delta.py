@@ -118,6 +118,7 @@ class MetadataDelta:
         self.controllers_changed: dict[int, ControllerRegistration | None] = {}
         self._new_names: set[str] = set()
         self._run: _Run | None = None
+        self._last: tuple[bytes, TopicDelta] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -247,10 +248,10 @@ class MetadataDelta:
             self._run = None
 
     def _remove_topic(self, record: pb.RemoveTopicRecord) -> None:
-        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        topic = self._topic_delta(record.topic_id)
         self.topics_changed.pop(topic.topic_id)
         self._new_names.discard(topic.name)
-        self._run = None
+        self._run = self._last = None
         if topic.before is not None:
             self.topics_deleted[topic.topic_id] = topic.before
         # The settings go with the topic: no records are written for them.
@@ -263,13 +264,13 @@ class MetadataDelta:
             self.configs_changed[resource] = dict.fromkeys(settings)
 
     def _partition(self, record: pb.PartitionRecord) -> None:
-        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        topic = self._topic_delta(record.topic_id)
         partitions = topic.changing()
         partitions[record.partition_id] = partition_from_record(record)
         self._run = _Run(topic_field(record.topic_id), topic, partitions)
 
     def _change_partition(self, record: pb.PartitionChangeRecord) -> None:
-        topic = self._topic_delta(UUID(bytes=record.topic_id))
+        topic = self._topic_delta(record.topic_id)
         before = topic.partition(record.partition_id)
         if before is None:
             raise InconsistentMetadataError(
@@ -277,7 +278,11 @@ class MetadataDelta:
             )
         topic.changing()[record.partition_id] = partition_after_change(before, record)
 
-    def _topic_delta(self, topic_id: UUID) -> TopicDelta:
+    def _topic_delta(self, raw_id: bytes) -> TopicDelta:
+        # Most records are about the same topic as the one before.
+        if self._last is not None and self._last[0] == raw_id:
+            return self._last[1]
+        topic_id = UUID(bytes=raw_id)
         found = self.topics_changed.get(topic_id)
         if found is None:
             before = self.image.topics.by_id(topic_id)
@@ -286,6 +291,7 @@ class MetadataDelta:
                     f"a record changes topic {topic_id}, which does not exist"
                 )
             found = self.topics_changed[topic_id] = TopicDelta(before.name, topic_id, before)
+        self._last = raw_id, found
         return found
 
     def _config(self, record: pb.ConfigRecord) -> None:

@@ -8,32 +8,39 @@ and it belongs to an immutable topic: there is nothing to keep up to date.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
+
+import numpy
 
 _NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """`indexes[i]` is the partition whose replicas are `replicas[i]`."""
+    """`indexes[i]` is the partition with the replicas `replicas[i * width : (i + 1) * width]`."""
 
     indexes: Any
     replicas: Any
+    width: int
 
     @classmethod
-    def of(cls, partitions: Iterable[tuple[int, tuple[int, ...]]]) -> Placement:
+    def of(cls, indexes: Sequence[int], lists: Sequence[tuple[int, ...]]) -> Placement:
         """The table of partitions and their replicas."""
-        import numpy
-
-        indexes, lists = zip(*sorted(partitions), strict=True)
-        # One column per place in the list; shorter lists end with nobody.
-        columns = list(zip_longest(*lists, fillvalue=_NOBODY))
-        return cls(numpy.array(indexes, dtype=numpy.int32), numpy.array(columns, dtype=numpy.int32))
+        widths = set(map(len, lists))
+        width = max(widths)
+        if len(widths) > 1:
+            # Shorter lists end with nobody.
+            lists = list(zip(*zip_longest(*lists, fillvalue=_NOBODY), strict=True))
+        flat = numpy.fromiter(
+            chain.from_iterable(lists), dtype=numpy.int32, count=width * len(lists)
+        )
+        return cls(numpy.array(indexes, dtype=numpy.int32), flat, width)
 
     def hosted_by(self, broker_id: int) -> list[int]:
-        """The partitions with a replica on the broker, by number."""
-        found: list[int] = self.indexes[(self.replicas == broker_id).any(axis=0)].tolist()
+        """The partitions with a replica on the broker, in no order."""
+        places = numpy.flatnonzero(self.replicas == broker_id)
+        found: list[int] = self.indexes[places // self.width].tolist()
         return found

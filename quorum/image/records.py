@@ -7,6 +7,7 @@ on every node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 from quorum.image.types import (
@@ -176,29 +177,32 @@ def partition_after_change(
     """`before` with what the change sets. A set leader raises the leader epoch, any change the
     partition epoch.
     """
+    after: dict[str, Any] = {"partition_epoch": before.partition_epoch + 1}
+    for field, value in change.ListFields():
+        name = field.name
+        if name in _LISTS_OF_CHANGE:
+            after[_LISTS_OF_CHANGE[name]] = intern_ids(value.ids)
+        elif name == "leader":
+            after["leader"] = leader_from_wire(value)
+            after["leader_epoch"] = before.leader_epoch + 1
+        elif name == "leader_recovery_state":
+            after[name] = LeaderRecoveryState(value)
+        elif name == "directories":
+            after[name] = tuple(map(directory_id, value))
+    replicas = after.get("replicas", before.replicas)
+    if after.get("isr", before.isr) == replicas:
+        after["isr"] = replicas
+    return before._replace(**after)
 
-    def ids(field: str, old: tuple[int, ...]) -> tuple[int, ...]:
-        return intern_ids(getattr(change, field).ids) if change.HasField(field) else old  # type: ignore[arg-type]
 
-    elects = change.HasField("leader")
-    replicas, isr = ids("replicas", before.replicas), ids("isr", before.isr)
-    return PartitionRegistration(
-        replicas=replicas,
-        isr=replicas if isr == replicas else isr,
-        leader=leader_from_wire(change.leader) if elects else before.leader,
-        leader_epoch=before.leader_epoch + 1 if elects else before.leader_epoch,
-        partition_epoch=before.partition_epoch + 1,
-        leader_recovery_state=LeaderRecoveryState(change.leader_recovery_state)
-        if change.HasField("leader_recovery_state")
-        else before.leader_recovery_state,
-        removing=ids("removing_replicas", before.removing),
-        adding=ids("adding_replicas", before.adding),
-        elr=ids("eligible_leader_replicas", before.elr),
-        last_known_elr=ids("last_known_elr", before.last_known_elr),
-        directories=tuple(directory_id(d) for d in change.directories)
-        if change.directories
-        else before.directories,
-    )
+_LISTS_OF_CHANGE = {
+    "isr": "isr",
+    "replicas": "replicas",
+    "removing_replicas": "removing",
+    "adding_replicas": "adding",
+    "eligible_leader_replicas": "elr",
+    "last_known_elr": "last_known_elr",
+}
 
 
 def config_record(

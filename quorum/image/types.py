@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from immutables import Map
 
-from quorum.image.placement_index import Placement
 from tidemark.types import Endpoint
+
+if TYPE_CHECKING:
+    from quorum.image.placement_index import Placement
 
 EMPTY_MAP: Map[Any, Any] = Map()
 
@@ -193,7 +195,10 @@ class TopicImage:
         placement = self._placement
         if placement is None:
             # A value worked out late, the same for whoever comes first.
-            placement = Placement.of((i, p.replicas) for i, p in partitions.items())
+            from quorum.image.placement_index import Placement
+
+            indexes, states = zip(*partitions.items(), strict=True)
+            placement = Placement.of(indexes, [p.replicas for p in states])
             object.__setattr__(self, "_placement", placement)
         return [(index, partitions[index]) for index in placement.hosted_by(broker_id)]
 
