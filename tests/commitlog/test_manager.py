@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,8 +19,10 @@ from commitlog.checkpoints import (
     parse_epochs,
 )
 from commitlog.files import OsDirectory
-from commitlog.log_manager import LogManager, parse_directory_name
+from commitlog.log_directory import LogDirectory
+from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
+from commitlog.names import parse_directory_name
 from tests.commitlog.builders import NOW, batch, config, offsets_of
 from tidemark.config import parse_server_config
 from tidemark.errors import StorageError
@@ -91,11 +94,72 @@ def test_a_new_log_goes_to_the_directory_with_the_fewest() -> None:
     logs.open()
     for number in range(5):
         logs.get_or_create(TopicPartition("t", number), random_uuid(), config())
-    homes = [logs.directory_of(TopicPartition("t", number)).path for number in range(5)]
+    found = [logs.directory_of(TopicPartition("t", number)) for number in range(5)]
+    homes = [home.path for home in found if home is not None]
     assert homes == ["first", "second", "first", "second", "first"]
     first.write_atomic("recovery-point-offset-checkpoint", b"damaged")
     logs.close()
     assert len(OffsetCheckpoint(second, "recovery-point-offset-checkpoint").read()) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "while it flushes", "at the marker"])
+def test_a_clean_stop_marks_only_the_directories_that_work(when: str) -> None:
+    first, second = MemoryDirectory("first"), MemoryDirectory("second")
+    logs = manager(first, second)
+    logs.open()
+    for number in range(2):
+        logs.get_or_create(TopicPartition("t", number), random_uuid(), config()).append_as_leader(
+            batch(3), 1, NOW
+        )
+    first.fail_fsync({"while it flushes": "*.log", "at the marker": "*clean*"}.get(when, "no"))
+    if when == "before":
+        logs.directories[0].state.fail("pulled out")
+    logs.close(True, {}, 17)
+    assert [CleanShutdown(d).broker_epoch() for d in (first, second)] == [-1, 17]
+    first.crash(keep="everything")
+    again = manager(first, second)
+    assert again.open() == -1
+    assert [log.log_end_offset for log in again.logs()] == [3, 3]
+
+
+def test_a_log_in_two_directories_is_the_one_that_the_metadata_knows() -> None:
+    def made(name: str, topic_id: UUID, count: int) -> MemoryDirectory:
+        disk = MemoryDirectory(name)
+        logs = manager(disk)
+        logs.open()
+        logs.get_or_create(TP, topic_id, config()).append_as_leader(batch(count), 1, NOW)
+        logs.close()
+        return disk
+
+    def opened(known: tuple[UUID, UUID | None] | None, *topics: UUID) -> LogManager:
+        disks = [
+            made(name, topic, n + 1)
+            for n, (name, topic) in enumerate(zip("ab", topics, strict=True))
+        ]
+        directories = [LogDirectory(d, i) for d, i in zip(disks, ids, strict=True)]
+        logs = LogManager(
+            directories,
+            manager(disks[0])._config,
+            now_ms=lambda: NOW,
+            known_replica=lambda _: known,
+        )
+        logs.open()
+        return logs
+
+    def offset(logs: LogManager) -> int:
+        log = logs.get(TP)
+        assert log is not None
+        assert sum(any("-stray" in n for n in d.list()) for d in logs.directories) == 1
+        return log.log_end_offset
+
+    old, new, ids = random_uuid(), random_uuid(), (random_uuid(), random_uuid())
+    assert offset(opened((new, None), old, new)) == 2
+    assert offset(opened((new, None), new, old)) == 1
+    assert offset(opened((new, ids[0]), new, new)) == 1
+    assert offset(opened((new, ids[1]), new, new)) == 2
+    for known in (None, (new, None), (random_uuid(), None)):
+        with pytest.raises(StorageError, match="remove the older one"):
+            opened(known, new, new)
 
 
 def test_a_deleted_log_is_renamed_at_once_and_gone_after_the_delay() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from commitlog.cleaner_manager import LogCleaner
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
@@ -78,5 +80,46 @@ def test_a_stop_in_the_middle_leaves_the_log_as_it_was() -> None:
         await workers.stop()
         assert log.segments == before
         assert cleaner.checkpoint_of(partition) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["write", "fsync of a file", "fsync of the swap"])
+def test_a_directory_that_fails_in_a_cleaning_leaves_the_others_to_be_cleaned(fault: str) -> None:
+    async def scenario() -> None:
+        first, second = MemoryDirectory("first"), MemoryDirectory("second")
+        logs = LogManager([first, second], SERVER, now_ms=lambda: NOW)
+        logs.open()
+        fatal: list[FatalError] = []
+        cleaner = LogCleaner(logs, SERVER, now_ms=lambda: NOW)
+        workers = CleanerWorkers(SERVER, cleaner, fatal.append)
+        partitions = [TopicPartition("t", index) for index in range(2)]
+        for partition in partitions:
+            log = logs.get_or_create(partition, None, TOPIC)
+            for number in range(40):
+                log.append_as_leader(encode_batch([Record(0, NOW, b"k", b"%d" % number)]), 1, NOW)
+            log.update_high_watermark(40)
+            log.roll()
+            log.flush()
+        if fault == "write":
+            first.fail_writes("*.cleaned")
+        else:
+            first.fail_fsync("*.cleaned" if fault == "fsync of a file" else "first/t-0")
+        cleaned = await asyncio.gather(*(workers.clean_one() for _ in partitions))
+        assert sorted(cleaned) == [False, True]
+        assert [d.is_online for d in logs.directories] == [False, True]
+        assert logs.drop_offline() == [partitions[0]]
+        assert cleaner.checkpoint_of(partitions[1]) == 40
+        assert await workers.clean_one() is False
+        workers.start()
+        await workers.stop()
+        assert not fatal
+        first.crash()
+        again = LogManager(
+            [first, second], SERVER, now_ms=lambda: NOW, topic_config=lambda _: TOPIC
+        )
+        second.crash()
+        again.open()
+        assert [log.log_end_offset for log in again.logs()] == [40, 40]
 
     asyncio.run(scenario())
