@@ -94,7 +94,7 @@ class BatchTable:
     The columns are copies: the view may be filled anew while a table lives.
     """
 
-    def __init__(self, view: memoryview, positions: list[int]) -> None:
+    def __init__(self, view: memoryview, positions: Any) -> None:
         starts = max(0, len(view) - HEADER_BYTES + 1)
         # a header at each byte, none copied; void: a gather of structs goes field by field
         every = np.ndarray((starts,), np.dtype((np.void, HEADER_BYTES)), view, 0, (1,))
@@ -125,6 +125,26 @@ class BatchTable:
         good = (base >= floor) & (delta >= 0) & (self.column("record_count") >= 0)
         good &= (relative <= reach) & (relative + delta <= reach)
         return len(good) if good.all() else int(good.argmin())
+
+    @property
+    def end_position(self) -> int:
+        """Where the last batch ends in the view; there must be one."""
+        return int(self.positions[-1]) + int(self._rows[-1]["batch_length"]) + OVERHEAD_BYTES
+
+    def fitting(self, room_bytes: int) -> int:
+        """How many batches, from the first on, are together no larger than this."""
+        ends = self.positions + self.column("batch_length") + (OVERHEAD_BYTES - self.positions[0])
+        return int(np.searchsorted(ends, room_bytes, "right"))
+
+    def split(self, count: int) -> tuple[BatchTable, BatchTable]:
+        """The first `count` batches (at least one), and the others, each with its part of the view
+        alone.
+        """
+        if count >= len(self):
+            return self, BatchTable(self.view[:0], [])
+        cut = int(self.positions[count])
+        first = BatchTable(self.view[:cut], self.positions[:count])
+        return first, BatchTable(self.view[cut:], self.positions[count:] - cut)
 
     def keep(self, count: int) -> None:
         """Forgets the batches behind the first `count`."""

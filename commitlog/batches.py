@@ -82,7 +82,7 @@ def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> Head
     return header
 
 
-def header_in(data: bytes, position: int) -> Header:
+def header_in(data: bytes | memoryview, position: int) -> Header:
     """The header at `position` of `data`; its batch may end behind it."""
     header = Header._make((*HEADER.unpack_from(data, position), position))
     check_shape(header)

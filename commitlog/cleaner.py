@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from commitlog.batches import HEADER_BYTES, Header, end_transaction, header_in, unpack_header
+from commitlog.batch_table import BatchTable, claimed_size, sound_batches
+from commitlog.batches import HEADER_BYTES, end_transaction, header_in
 from commitlog.cleaner_choice import Cleanable, SegmentSizes, group_segments
 from commitlog.cleaner_filter import (
-    CODEC_MASK,
     BatchFilter,
     LastOfProducer,
-    check_crc,
+    crc_error,
     plain_body,
-    row_of,
+    rows_of,
 )
 from commitlog.cleaner_io import CleanerIo, CleaningAbortedError, SegmentDoesNotFitError
 from commitlog.cleaner_swap import CLEANED_SUFFIX, remove_files
@@ -32,7 +32,8 @@ from commitlog.log import Log
 from commitlog.offset_map import OffsetMap, OffsetMapFullError
 from commitlog.segment import Segment
 from tidemark.errors import CorruptMessageError
-from tidemark.records.compact_kernels import rows_array
+from tidemark.records import compact_kernels as kernels
+from tidemark.records.header import CODEC_MASK
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class Cleaning:
         self.now_ms = now_ms
         self.io = io
         self.stats = CleaningStats()
-        self._chunk_bytes = io.buffer_bytes  # grows where a batch is larger
+        self._buffer = memoryview(b"")  # what is read at once; grows where a batch is larger
+        self._are_large = False  # batches of more than half of io.buffer.size
         self.end_offset = found.end_offset
         self._first_dirty = found.first_dirty_offset
         self._config = log.config
@@ -142,26 +144,23 @@ class Cleaning:
     def _map_segment(
         self, segment: Segment, size: int, offset_map: OffsetMap, walk: TransactionWalk
     ) -> None:
-        for chunk, headers in self._chunks(segment, size):
-            self.stats.bytes_mapped += len(chunk)
-            rows = []
-            for header in headers:
-                check_crc(chunk, header)
+        for table, _ in self._chunks(segment, size, check_crcs=True):
+            self.stats.bytes_mapped += table.end_position
+            data, rows, _ = rows_of(table, self.now_ms)
+            for row in np.nonzero(rows[:, kernels.SKIP])[0].tolist():
+                header = table.header(row)
                 if header.is_control:
                     count = header.record_count
-                    walk.on_control(
-                        header, end_transaction(chunk, header.position) if count else None
-                    )
+                    end = end_transaction(table.view, header.position) if count else None
+                    walk.on_control(header, end)
                 elif not walk.on_data(header) and header.last_offset >= self._first_dirty:
                     if header.attributes & CODEC_MASK:
-                        body = plain_body(chunk, header)
-                        row = rows_array([row_of(header, 0, len(body))])
-                        offset_map.put(body, row, self._first_dirty)
-                    else:
-                        begin = header.position + HEADER_BYTES
-                        rows.append(row_of(header, begin, header.end_position))
-            if rows:
-                offset_map.put(np.frombuffer(chunk, np.uint8), rows_array(rows), self._first_dirty)
+                        body = plain_body(table.view, header)
+                        plain = kernels.plain_row(rows[row], len(body))
+                        offset_map.put(body, plain, self._first_dirty)
+                    elif header.record_count:
+                        rows[row, kernels.SKIP] = 0
+            offset_map.put(data, rows, self._first_dirty)
 
     def next_group(self) -> CleanedGroup | None:
         """Writes the next group's `.cleaned` files, synced; None when all are done.
@@ -192,13 +191,11 @@ class Cleaning:
         filled = [segment for segment, size in members if size]
         target = self._new_target(group, group.old[0].base_offset)
         for segment, size in members:
-            left = size
-            for chunk, headers in self._chunks(segment, size):
-                self.stats.bytes_read += len(chunk)
-                left -= len(chunk)
-                is_end = segment is filled[-1] and left == 0
-                last_offset = headers[-1].last_offset if is_end else -1
-                target = self._filter_chunk(group, target, chunk, headers, last_offset)
+            for table, is_last in self._chunks(segment, size):
+                self.stats.bytes_read += table.end_position
+                is_end = is_last and segment is filled[-1]
+                last_offset = table.next_offset - 1 if is_end else -1
+                target = self._filter_chunk(group, target, table, last_offset)
         for segment in group.new:
             segment.finish_indexes()
             for name in segment.file_names:
@@ -209,31 +206,34 @@ class Cleaning:
         self.stats.segments_after += len(group.new)
 
     def _filter_chunk(
-        self,
-        group: CleanedGroup,
-        target: Segment,
-        chunk: memoryview,
-        headers: list[Header],
-        last_offset: int,
+        self, group: CleanedGroup, target: Segment, table: BatchTable, last_offset: int
     ) -> Segment:
         """Appends what stays of a chunk; returns where the next one goes."""
         assert self._filter is not None
-        items: list[tuple[Header, bytes | memoryview]] = []
-        kept = waiting = 0
-        for header, data in self._filter.filter(chunk, headers, last_offset):
-            if self._must_roll(target, waiting, header):
-                self._append(target, chunk, items)
-                self._keep_aborted(target, header.base_offset)
-                items, waiting = [], 0
-                target = self._new_target(group, header.base_offset)
-            items.append((header, data))
-            waiting += header.size_bytes
-            kept += 1
-            group.changed = group.changed or isinstance(data, bytes)
-        group.changed = group.changed or kept < len(headers)
-        self._append(target, chunk, items)
-        self._keep_aborted(target, headers[-1].next_offset)
+        next_offset = table.next_offset
+        filtered = self._filter.filter(table, last_offset)
+        group.changed = group.changed or filtered.changed
+        left = filtered.table
+        while len(left):
+            fitting = self._fitting(target, left)
+            if fitting == 0:  # a rewritten batch may be larger: a group fills more than a segment
+                base_offset = left.header(0).base_offset
+                self._keep_aborted(target, base_offset)
+                target = self._new_target(group, base_offset)
+                continue
+            piece, left = left.split(fitting)
+            target.append_table(piece)
+            self.stats.bytes_written += len(piece.view)
+            self.io.throttle.spend(len(piece.view))
+        self._keep_aborted(target, next_offset)
         return target
+
+    def _fitting(self, target: Segment, table: BatchTable) -> int:
+        """How many of these batches go into `target`; at least one into an empty one."""
+        size = target.size_bytes
+        if size and (target.offset_index.is_full or target.time_index.is_full):
+            return 0
+        return max(size == 0, table.fitting(self._config.segment_bytes - size))
 
     def _keep_aborted(self, target: Segment, end_offset: int) -> None:
         """Writes the transaction index entries whose markers are in `target`."""
@@ -251,55 +251,46 @@ class Cleaning:
         group.new.append(target)
         return target
 
-    def _must_roll(self, target: Segment, waiting: int, header: Header) -> bool:
-        """A rewritten batch may be larger than it was; then a group fills more than a segment."""
-        size = target.size_bytes + waiting
-        if size == 0:
-            return False
-        return (
-            size + header.size_bytes > self._config.segment_bytes
-            or target.offset_index.is_full
-            or target.time_index.is_full
-        )
-
-    def _append(
-        self, target: Segment, chunk: memoryview, items: list[tuple[Header, bytes | memoryview]]
-    ) -> None:
-        if not items:
-            return
-        before = target.size_bytes
-        target.append(_joined(chunk, items), [header for header, _ in items])
-        written = target.size_bytes - before
-        self.stats.bytes_written += written
-        self.io.throttle.spend(written)
-
-    def _chunks(self, segment: Segment, size: int) -> Iterator[tuple[memoryview, list[Header]]]:
-        """Whole batches of a segment, about io.buffer.size at a time."""
+    def _chunks(
+        self, segment: Segment, size: int, *, check_crcs: bool = False
+    ) -> Iterator[tuple[BatchTable, bool]]:
+        """Whole batches of a segment, about io.buffer.size at a time, and whether they are the
+        last ones. The next chunk takes the place of the one before.
+        """
         file = self.log.directory.open_read_only(segment.log_file)
         try:
             position = 0
             while position < size:
                 self.io.check()
-                chunk, headers = self._read_chunk(file, position, size)
-                self.io.throttle.spend(len(chunk))
-                yield chunk, headers
-                position += len(chunk)
+                table = self._read_chunk(file, position, size, check_crcs)
+                position += table.end_position
+                self.io.throttle.spend(table.end_position)
+                yield table, position == size
         finally:
             file.close()
 
-    def _read_chunk(self, file: File, position: int, size: int) -> tuple[memoryview, list[Header]]:
-        want = min(max(self._chunk_bytes, HEADER_BYTES), size - position)
-        data = file.pread(want, position)
-        headers, end = _whole(data)
-        if not headers and len(data) >= HEADER_BYTES:
-            want = unpack_header(data[:HEADER_BYTES], 0).size_bytes
+    def _read_chunk(self, file: File, position: int, size: int, check_crcs: bool) -> BatchTable:
+        want = self.io.buffer_bytes
+        if self._are_large:  # just one then, so that no part of a batch is read twice
+            want = max(want, claimed_size(memoryview(file.pread(HEADER_BYTES, position)), 0))
+        view = self._read(file, position, min(want, size - position))
+        positions, end, damaged = sound_batches(view, check_crc=check_crcs)
+        if not positions and not damaged and len(view) >= HEADER_BYTES:
+            want = claimed_size(view, 0)
             if want <= size - position:
-                self._chunk_bytes = max(self._chunk_bytes, 2 * want)  # the next one is as large
-                data = file.pread(want, position)
-                headers, end = _whole(data)
-        if not headers:
+                view = self._read(file, position, want)
+                positions, end, damaged = sound_batches(view, check_crc=check_crcs)
+        if damaged:
+            raise crc_error(header_in(view, end).base_offset)
+        if not positions:
             raise CorruptMessageError(f"{file.name} ends within the batch at byte {position}")
-        return memoryview(data)[:end], headers
+        self._are_large = 2 * end > self.io.buffer_bytes * len(positions)
+        return BatchTable(view[:end], positions)
+
+    def _read(self, file: File, position: int, size: int) -> memoryview:
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size))
+        return self._buffer[: file.pread_into(self._buffer[:size], position)]
 
     def discard(self, group: CleanedGroup) -> None:
         """Removes a group's `.cleaned` files."""
@@ -317,42 +308,6 @@ class Cleaning:
             self.discard(group)
             raise CleaningAbortedError(f"{self.log.topic_partition} changed while it was cleaned")
         self.log.replace_segments(group.old, group.new_bases, self.now_ms)
-
-
-def _whole(data: bytes) -> tuple[list[Header], int]:
-    """The headers of the whole batches in `data`, and where they end."""
-    headers: list[Header] = []
-    end, size = 0, len(data)
-    while size - end >= HEADER_BYTES:
-        header = header_in(data, end)
-        if header.end_position > size:
-            break
-        headers.append(header)
-        end = header.end_position
-    return headers, end
-
-
-def _joined(
-    chunk: memoryview, items: list[tuple[Header, bytes | memoryview]]
-) -> list[bytes | memoryview]:
-    """The same bytes in fewer buffers: untouched neighbours become one view of the chunk."""
-    joined: list[bytes | memoryview] = []
-    begin = end = -1
-    for header, data in items:
-        whole = isinstance(data, memoryview)
-        if whole and header.position == end:
-            end = header.end_position
-            continue
-        if begin >= 0:
-            joined.append(chunk[begin:end])
-        begin = end = -1
-        if whole:
-            begin, end = header.position, header.end_position
-        else:
-            joined.append(data)
-    if begin >= 0:
-        joined.append(chunk[begin:end])
-    return joined
 
 
 def _sync(file: File) -> None:

@@ -10,54 +10,70 @@ The rules (Kafka's Cleaner and MemoryRecords.filterTo; KIP-534 for the delete ho
   forgotten), and as the last of the range, so that the offsets of the log stay contiguous.
 - A batch that stays whole is not touched. A rewritten one keeps its offsets, codec, producer fields
   and leader epoch, and was checked by its CRC before: damage is never signed anew.
+
+Uncompressed data batches go through kernels, a chunk at once (`tidemark.records.compact_kernels`);
+control batches, compressed ones and those of transactions one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 
-from commitlog.batches import ATTRIBUTES_POSITION, CRC_POSITION, crc_is_valid, end_transaction
+from commitlog.batch_table import BatchTable
+from commitlog.batches import (
+    ATTRIBUTES_POSITION,
+    CONTROL_FLAG,
+    CRC_POSITION,
+    DELETE_HORIZON_FLAG,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+    Header,
+    crc_is_valid,
+    end_transaction,
+)
 from commitlog.cleaner_transactions import TransactionWalk
 from commitlog.offset_map import OffsetMap
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
 from tidemark.records import compact_kernels as kernels
 from tidemark.records.compression import compress, decompress
-from tidemark.records.header import (
-    COMPRESSION_NAMES,
-    CONTROL_FLAG,
-    DELETE_HORIZON_FLAG,
-    HEADER,
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
-    TIMESTAMP_TYPE_FLAG,
-    TRANSACTIONAL_FLAG,
-)
-from tidemark.records.header import BatchHeader as Header
+from tidemark.records.header import CODEC_MASK, COMPRESSION_NAMES
+from tidemark.records.kernels import FAULTS
 
-CODEC_MASK = 0x07
-_NOTHING = memoryview(b"")
+_CRC = struct.Struct(">I")
 
 
-def check_crc(chunk: memoryview, header: Header) -> None:
+def check_crc(view: memoryview, header: Header) -> None:
     """CorruptMessageError where the batch is damaged: its log must not be compacted."""
-    if not crc_is_valid(chunk, header):
-        raise CorruptMessageError(f"the batch at offset {header.base_offset} fails its CRC check")
-    if header.record_count > header.last_offset_delta + 1:
-        raise CorruptMessageError(
-            f"the batch at offset {header.base_offset} claims {header.record_count} records"
-        )
+    if not crc_is_valid(view, header):
+        raise crc_error(header.base_offset)
 
 
-def plain_body(chunk: memoryview, header: Header) -> Any:
+def crc_error(base_offset: int) -> CorruptMessageError:
+    return CorruptMessageError(f"the batch at offset {base_offset} fails its CRC check")
+
+
+def rows_of(table: BatchTable, now_ms: int) -> tuple[Any, Any, int]:
+    """The bytes, the kernels' rows and the number of marks of some batches; CorruptMessageError."""
+    data = np.frombuffer(table.view, np.uint8)
+    rows, marks = kernels.rows_of(data, table.positions, now_ms)
+    if marks < 0:
+        raise CorruptMessageError(f"a batch to be compacted has {FAULTS[marks]}")
+    return data, rows, marks
+
+
+def plain_body(view: memoryview, header: Header) -> Any:
     """The plain records of a compressed batch, as uint8 array."""
     name = _codec(header)
-    body = decompress(name, chunk[header.position + HEADER_BYTES : header.end_position])
+    body = decompress(name, view[header.position + HEADER_BYTES : header.end_position])
     return np.frombuffer(body, np.uint8)
 
 
@@ -66,22 +82,6 @@ def _codec(header: Header) -> str:
     if number >= len(COMPRESSION_NAMES):
         raise CorruptMessageError(f"batch {header.base_offset} has the unknown codec {number}")
     return COMPRESSION_NAMES[number]
-
-
-def row_of(
-    header: Header, begin: int, end: int, first_mark: int = 0, drop_deletes: bool = False
-) -> tuple[int, ...]:
-    """What the kernels take of a batch whose records lie at [begin, end)."""
-    return (
-        begin,
-        end,
-        header.base_offset,
-        header.last_offset_delta,
-        header.base_timestamp_ms,
-        header.record_count,
-        first_mark,
-        drop_deletes,
-    )
 
 
 @dataclass(slots=True)
@@ -93,26 +93,34 @@ class FilterStats:
     keyless_dropped: int = 0
 
 
-@dataclass(slots=True)
-class _Fate:
-    """What the choice found for one batch; `data` is where `row` points into."""
-
-    kept: int = 0
-    tombstones: int = 0
-    first_time: int = -1
-    max_time: int = -1
-    row: Any = None
-    data: Any = None
-    marks: Any = None
-    needs_horizon: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class LastOfProducer:
     """The newest state of an active producer: its last data batch's offset, else its epoch."""
 
     last_offset: int | None
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """What stays of a chunk, until the next one is filtered; `changed`: is it other bytes?"""
+
+    table: BatchTable
+    changed: bool
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk under way: the kernels' view of its batches, and batches that are written by hand."""
+
+    table: BatchTable
+    data: Any
+    rows: Any
+    fates: Any
+    by_hand: dict[int, bytes] = field(default_factory=dict)
+
+    def set(self, row: int, action: int) -> None:
+        self.fates[row, kernels.ACTION] = action
 
 
 @dataclass(slots=True)
@@ -126,34 +134,62 @@ class BatchFilter:
     delete_retention_ms: int
     stats: FilterStats = field(default_factory=FilterStats)
     kept_aborted: list[AbortedTransaction] = field(default_factory=list)
+    _out: Any = field(default_factory=lambda: np.empty(0, np.uint8))
 
-    def filter(
-        self, chunk: memoryview, headers: list[Header], last_offset: int
-    ) -> Iterator[tuple[Header, bytes | memoryview]]:
-        """What stays of a chunk's batches: header and bytes. The batch that ends at `last_offset`
-        stays at least as an empty one. `kept_aborted` has the transaction index entries that came
-        with it. CorruptMessageError.
+    def filter(self, table: BatchTable, last_offset: int) -> Filtered:
+        """What stays of a chunk's batches. The batch that ends at `last_offset` stays at least as
+        an empty one. `kept_aborted` has the transaction index entries that came with it.
+        CorruptMessageError.
         """
-        fates = self._fates(chunk, headers)
-        for header, fate in zip(headers, fates, strict=True):
-            self.stats.records_read += header.record_count
-            self.stats.records_kept += fate.kept
-            if fate.kept == header.record_count and fate.kept and not fate.needs_horizon:
-                yield header, chunk[header.position : header.end_position]
-                continue
-            check_crc(chunk, header)
-            if fate.kept:
-                yield self._rewritten(chunk, header, fate)
-            elif header.last_offset == last_offset or self._is_last_of_producer(header):
-                yield _assembled(
-                    header,
-                    _NOTHING,
-                    count=0,
-                    base_time=-1,
-                    max_time=header.max_timestamp_ms,
-                    attributes=header.attributes
-                    & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
-                )
+        data, rows, mark_count = rows_of(table, self.now_ms)
+        chunk = _Chunk(table, data, rows, np.zeros((len(rows), kernels.FATE_FIELDS), np.int64))
+        if rows[:, kernels.SKIP].any():
+            self._by_hand(chunk, last_offset)
+        marks = np.empty(mark_count, np.uint8)
+        outcomes = self.offset_map.mark(data, rows, marks)
+        self._count(rows, outcomes)
+        horizon_ms = self.now_ms + self.delete_retention_ms
+        if not kernels.decide(rows, outcomes, horizon_ms, last_offset, chunk.fates):
+            return Filtered(table, False)
+        actions = chunk.fates[:, kernels.ACTION].tolist()
+        self._check_touched(chunk, actions)
+        for row, action in enumerate(actions):
+            if action == kernels.SPECIAL and row not in chunk.by_hand:
+                self._leave_empty(chunk, row, last_offset)
+        return Filtered(self._assemble(chunk, marks), True)
+
+    def _count(self, rows: Any, outcomes: Any) -> None:
+        self.stats.records_read += int(rows[:, kernels.COUNT].sum())
+        kept, keyless = outcomes[:, (kernels.KEPT, kernels.KEYLESS)].sum(axis=0).tolist()
+        self.stats.records_kept += kept
+        self.stats.keyless_dropped += keyless
+
+    def _check_touched(self, chunk: _Chunk, actions: list[int]) -> None:
+        """Damage is never signed anew, and never dropped."""
+        view = chunk.table.view
+        ends = chunk.rows[:, kernels.END].tolist()
+        for row, begin in enumerate(chunk.table.positions.tolist()):
+            if actions[row] != kernels.WHOLE and row not in chunk.by_hand:
+                (crc,) = _CRC.unpack_from(view, begin + CRC_POSITION)
+                if crc32c(view[begin + ATTRIBUTES_POSITION : ends[row]]) != crc:
+                    raise crc_error(int(chunk.rows[row, kernels.BASE_OFFSET]))
+
+    def _leave_empty(self, chunk: _Chunk, row: int, last_offset: int) -> None:
+        """A batch none of whose records stay: dropped, or an empty one in its place."""
+        header = chunk.table.header(row)
+        if header.last_offset == last_offset or self._is_last_of_producer(header):
+            chunk.by_hand[row] = _assembled(
+                header,
+                b"",
+                count=0,
+                base_time=-1,
+                max_time=header.max_timestamp_ms,
+                attributes=header.attributes
+                & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
+            )
+            chunk.set(row, kernels.SPECIAL)
+        else:
+            chunk.set(row, kernels.DROP)
 
     def _is_last_of_producer(self, header: Header) -> bool:
         last = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
@@ -163,95 +199,126 @@ class BatchFilter:
             return header.last_offset == last.last_offset
         return header.is_control and header.producer_epoch == last.epoch
 
-    # --- the choice
+    # --- batches that are no plain data
 
-    def _fates(self, chunk: memoryview, headers: list[Header]) -> list[_Fate]:
-        fates: list[_Fate] = []
-        rows: list[tuple[int, ...]] = []
-        plain: list[_Fate] = []
-        first_mark = 0
-        for header in headers:
-            fate = _Fate()
-            fates.append(fate)
+    def _by_hand(self, chunk: _Chunk, last_offset: int) -> None:
+        """Decides on the batches that the kernels leave out; plain ones of transactions that
+        were not aborted go to the kernels after all.
+        """
+        view = chunk.table.view
+        for row in np.nonzero(chunk.rows[:, kernels.SKIP])[0].tolist():
+            header = chunk.table.header(row)
             if header.is_control:
-                self._control(chunk, header, fate)
-            elif not self.walk.on_data(header) and header.record_count:
-                drop = self._horizon_is_over(header)
-                if header.attributes & CODEC_MASK:
-                    check_crc(chunk, header)
-                    fate.data = plain_body(chunk, header)
-                    row = row_of(header, 0, len(fate.data), 0, drop)
-                    count = min(header.record_count, len(fate.data))
-                    self._mark(fate.data, count, [row], [fate], [header])
-                else:
-                    begin, end = header.position + HEADER_BYTES, header.end_position
-                    rows.append(row_of(header, begin, end, first_mark, drop))
-                    first_mark += min(header.record_count, end - begin)
-                    plain.append(fate)
-        if rows:
-            data = np.frombuffer(chunk, np.uint8)
-            for fate in plain:
-                fate.data = data
-            chosen = [h for h, f in zip(headers, fates, strict=True) if f.data is data]
-            self._mark(data, first_mark, rows, plain, chosen)
-        return fates
+                check_crc(view, header)
+                self._control(chunk, row, header, last_offset)
+            elif self.walk.on_data(header) or not header.record_count:
+                check_crc(view, header)
+                self._leave_empty(chunk, row, last_offset)
+            elif header.attributes & CODEC_MASK:
+                check_crc(view, header)
+                self._compressed(chunk, row, header, last_offset)
+            else:
+                chunk.rows[row, kernels.SKIP] = 0
 
-    def _horizon_is_over(self, header: Header) -> bool:
-        has_horizon = header.attributes & DELETE_HORIZON_FLAG
-        return bool(has_horizon) and self.now_ms >= header.base_timestamp_ms
-
-    def _mark(
-        self,
-        data: Any,
-        count: int,
-        rows: list[tuple[int, ...]],
-        fates: list[_Fate],
-        headers: list[Header],
-    ) -> None:
-        marks = np.zeros(count, np.uint8)
-        table = kernels.rows_array(rows)
-        outcomes = self.offset_map.mark(data, table, marks)
-        for fate, header, row, outcome in zip(
-            fates, headers, table, outcomes.tolist(), strict=True
-        ):
-            fate.kept, fate.tombstones, fate.first_time, fate.max_time, keyless = outcome
-            self.stats.keyless_dropped += keyless
-            fate.row, fate.marks = row, marks
-            fate.needs_horizon = fate.tombstones > 0 and not header.attributes & DELETE_HORIZON_FLAG
-
-    def _control(self, chunk: memoryview, header: Header, fate: _Fate) -> None:
-        check_crc(chunk, header)
-        end = end_transaction(chunk, header.position) if header.record_count else None
+    def _control(self, chunk: _Chunk, row: int, header: Header, last_offset: int) -> None:
+        view = chunk.table.view
+        end = end_transaction(view, header.position) if header.record_count else None
         may_go, entry = self.walk.on_control(header, end)
         if entry is not None:
             self.kept_aborted.append(entry)
-        if may_go and self._horizon_is_over(header):
+        has_horizon = header.attributes & DELETE_HORIZON_FLAG
+        is_over = has_horizon and self.now_ms >= header.base_timestamp_ms
+        if (may_go and is_over) or not header.record_count:
+            self._leave_empty(chunk, row, last_offset)
             return
-        fate.kept = header.record_count
-        fate.needs_horizon = may_go and not header.attributes & DELETE_HORIZON_FLAG
-        fate.max_time = header.max_timestamp_ms
-        fate.data = np.frombuffer(chunk, np.uint8)
-        row = row_of(header, header.position + HEADER_BYTES, header.end_position)
-        fate.row = kernels.rows_array([row])[0]
-        fate.marks = np.ones(max(1, header.record_count), np.uint8)
+        self.stats.records_kept += header.record_count
+        if not may_go or has_horizon:
+            chunk.set(row, kernels.WHOLE)
+            return
+        marks = np.ones(header.record_count, np.uint8)
+        plain = chunk.rows[row].copy()
+        plain[kernels.FIRST_MARK] = 0
+        times = (header.base_timestamp_ms, header.max_timestamp_ms)
+        chunk.by_hand[row] = self._rewritten(
+            header, chunk.data, plain, marks, header.record_count, times, True
+        )
+        chunk.set(row, kernels.SPECIAL)
+
+    def _compressed(self, chunk: _Chunk, row: int, header: Header, last_offset: int) -> None:
+        body = plain_body(chunk.table.view, header)
+        plain = kernels.plain_row(chunk.rows[row], len(body))
+        marks = np.empty(min(header.record_count, len(body)), np.uint8)
+        outcome = self.offset_map.mark(body, plain, marks)
+        kept, tombstones, first_time, max_time, keyless = outcome[0].tolist()
+        self.stats.records_kept += kept
+        self.stats.keyless_dropped += keyless
+        needs_horizon = tombstones > 0 and not header.attributes & DELETE_HORIZON_FLAG
+        if not kept:
+            self._leave_empty(chunk, row, last_offset)
+        elif kept == header.record_count and not needs_horizon:
+            chunk.set(row, kernels.WHOLE)
+        else:
+            times = (first_time, max_time)
+            chunk.by_hand[row] = self._rewritten(
+                header, body, plain[0], marks, kept, times, needs_horizon
+            )
+            chunk.set(row, kernels.SPECIAL)
 
     # --- rewriting
 
-    def _rewritten(self, chunk: memoryview, header: Header, fate: _Fate) -> tuple[Header, bytes]:
+    def _assemble(self, chunk: _Chunk, marks: Any) -> BatchTable:
+        """The batches that stay, one behind the other."""
+        rows, fates = chunk.rows, chunk.fates
+        actions = fates[:, kernels.ACTION]
+        growth = int(fates[:, kernels.NEW_COUNT].sum()) * kernels.GROWTH_BYTES_MAX
+        room = len(chunk.table.view) + growth + sum(map(len, chunk.by_hand.values()))
+        if room > len(self._out):
+            self._out = np.empty(room + room // 4, np.uint8)
+        positions = np.empty(len(rows), np.int64)
+        state = np.zeros(3, np.int64)
+        while state[kernels.AT_ROW] < len(rows):
+            fault = kernels.assemble(chunk.data, rows, fates, marks, self._out, positions, state)
+            if fault < 0:
+                raise CorruptMessageError(f"a batch can not be rewritten: {FAULTS[fault]}")
+            row, used, written = state.tolist()
+            if row < len(rows):
+                batch = chunk.by_hand[row]
+                self._out[used : used + len(batch)] = np.frombuffer(batch, np.uint8)
+                positions[written] = used
+                state[:] = row + 1, used + len(batch), written + 1
+        _, used, written = state.tolist()
+        view = memoryview(self._out)[:used]
+        kept = actions[actions != kernels.DROP]
+        ends = np.append(positions[1:written], used)
+        fresh = kept == kernels.REWRITE
+        _sign(view, positions[:written][fresh].tolist(), ends[fresh].tolist())
+        return BatchTable(view, positions[:written])
+
+    def _rewritten(
+        self,
+        header: Header,
+        data: Any,
+        row: Any,
+        marks: Any,
+        kept: int,
+        times: tuple[int, int],
+        needs_horizon: bool,
+    ) -> bytes:
+        """A batch with its marked records; `times` are the first and the greatest of them."""
         append_time = bool(header.attributes & TIMESTAMP_TYPE_FLAG)
         attributes = header.attributes
-        if fate.needs_horizon:
+        first_time, max_time = times
+        if needs_horizon:
             base_time = self.now_ms + self.delete_retention_ms
             attributes |= DELETE_HORIZON_FLAG
         elif attributes & DELETE_HORIZON_FLAG:
             base_time = header.base_timestamp_ms
         else:
-            base_time = header.max_timestamp_ms if append_time else fate.first_time
-        max_time = header.max_timestamp_ms if append_time else fate.max_time
-        size = int(fate.row[kernels.END] - fate.row[kernels.BEGIN])
-        out = np.empty(size + fate.kept * kernels.GROWTH_BYTES_MAX, np.uint8)
+            base_time = header.max_timestamp_ms if append_time else first_time
+        size = int(row[kernels.END] - row[kernels.BEGIN])
+        out = np.empty(size + kept * kernels.GROWTH_BYTES_MAX, np.uint8)
         used = kernels.rewrite(
-            fate.data, fate.row, base_time, header.max_timestamp_ms, append_time, fate.marks, out
+            data, row, base_time, header.max_timestamp_ms, append_time, marks, out
         )
         if used < 0:
             raise CorruptMessageError(f"batch {header.base_offset} can not be rewritten")
@@ -261,11 +328,17 @@ class BatchFilter:
         return _assembled(
             header,
             body,
-            count=fate.kept,
+            count=kept,
             base_time=base_time,
-            max_time=max_time,
+            max_time=header.max_timestamp_ms if append_time else max_time,
             attributes=attributes,
         )
+
+
+def _sign(view: memoryview, begins: list[int], ends: list[int]) -> None:
+    """Gives each batch its CRC."""
+    for begin, end in zip(begins, ends, strict=True):
+        _CRC.pack_into(view, begin + CRC_POSITION, crc32c(view[begin + ATTRIBUTES_POSITION : end]))
 
 
 def _assembled(
@@ -276,25 +349,16 @@ def _assembled(
     base_time: int,
     max_time: int,
     attributes: int,
-) -> tuple[Header, bytes]:
+) -> bytes:
     """The batch with other records: offsets, epochs and producer fields are the old ones'."""
-    fields = (
-        header.base_offset,
-        HEADER_BYTES - OVERHEAD_BYTES + len(body),
-        header.partition_leader_epoch,
-        header.magic,
-        0,
-        attributes,
-        header.last_offset_delta,
-        base_time,
-        max_time,
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        count,
+    changed = header._replace(
+        batch_length=HEADER_BYTES - OVERHEAD_BYTES + len(body),
+        attributes=attributes,
+        base_timestamp_ms=base_time,
+        max_timestamp_ms=max_time,
+        record_count=count,
     )
-    head = bytearray(HEADER.pack(*fields))
-    crc = crc32c(body, crc32c(memoryview(head)[ATTRIBUTES_POSITION:]))
-    head[CRC_POSITION:ATTRIBUTES_POSITION] = crc.to_bytes(4, "big")
-    changed = Header(*fields[:4], crc, *fields[5:], header.position)
-    return changed, b"".join((head, body))
+    batch = bytearray(changed.packed)
+    batch += body
+    _sign(memoryview(batch), [0], [len(batch)])
+    return bytes(batch)

@@ -215,6 +215,15 @@ class Segment:
         if self._first_timestamp_ms is None and headers:
             self._first_timestamp_ms = headers[0].max_timestamp_ms
 
+    def append_table(self, table: BatchTable) -> None:
+        """Appends the view of a table: its batches, and nothing else. As `append`."""
+        self.load()
+        position = self.file.append(table.view)
+        self._index_table(table, position)
+        self._size = position + len(table.view)
+        if self._first_timestamp_ms is None:
+            self._first_timestamp_ms = table.header(0).max_timestamp_ms
+
     def _index(self, header: Header, position: int) -> None:
         """Takes in a batch at the end: greatest timestamp, and index entries where they are due."""
         last_offset = header.last_offset

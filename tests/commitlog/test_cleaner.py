@@ -459,7 +459,7 @@ def test_groups_stay_within_a_segments_limits() -> None:
 def test_the_map_takes_24_bytes_a_key_and_refuses_one_too_many() -> None:
     import numpy as np
 
-    from tidemark.records.compact_kernels import rows_array, siphash
+    from tidemark.records.compact_kernels import rows_of, siphash
 
     out = np.zeros(2, np.int64)
     siphash(np.zeros(0, np.uint8), *np.frombuffer(bytes(range(16)), np.int64).tolist(), out)
@@ -469,7 +469,7 @@ def test_the_map_takes_24_bytes_a_key_and_refuses_one_too_many() -> None:
     batch = encode_batch([Record(i, NOW, b"%d" % i, b"") for i in range(91)])
     data = np.frombuffer(batch, np.uint8)
     with pytest.raises(OffsetMapFullError, match="dedupe"):
-        keys.put(data, rows_array([(61, len(batch), 0, 90, NOW, 91, 0, 0)]), 0)
+        keys.put(data, rows_of(data, np.zeros(1, np.int64), NOW)[0], 0)
 
 
 def test_states_allow_what_the_table_says() -> None:

@@ -38,11 +38,21 @@ Bytes = npt.NDArray[np.uint8]
 
 # What the kernels take of a batch.
 BEGIN, END, BASE_OFFSET, LAST_DELTA, BASE_TIME, COUNT, FIRST_MARK, DROP_DELETES = range(8)
-ROW_FIELDS = 8
+MAX_TIMESTAMP, ATTRIBUTES, PRODUCER_ID, SKIP = range(8, 12)
+ROW_FIELDS = 12
 
 # What `mark` says of a batch.
 KEPT, TOMBSTONES, FIRST_TIME, MAX_TIME, KEYLESS = range(5)
 OUTCOME_FIELDS = 5
+
+# What becomes of a batch, and the header fields of one that is rewritten. With LogAppendTime every
+# record's timestamp is the new greatest one.
+ACTION, NEW_BASE_TIME, NEW_MAX_TIME, NEW_ATTRIBUTES, NEW_COUNT, HAS_APPEND_TIME = range(6)
+FATE_FIELDS = 6
+DROP, WHOLE, REWRITE, SPECIAL = range(4)
+
+# How far `assemble` got.
+AT_ROW, USED, WRITTEN = range(3)
 
 FAULT_FULL = -100  # the map takes no more keys
 
@@ -51,6 +61,10 @@ GROWTH_BYTES_MAX = 14
 
 _ROWS = types.Array(INT64, 2, "C", readonly=True)
 _MAP = types.Array(INT64, 2, "C")
+_HEADER_BYTES = 61
+DELETE_HORIZON = 0x40
+_APPEND_TIME = 0x08
+_NO_PLAIN_DATA = 0x37  # a codec, a transaction, control records
 _LOW_63 = 0x7FFFFFFFFFFFFFFF
 
 
@@ -126,6 +140,51 @@ def _slot_of(table: Ints64, first: int, second: int) -> int:
 
 
 @helper
+def _big_endian(data: Bytes, at: int, size: int) -> int:
+    """A signed number of `size` bytes."""
+    value = wide(0)
+    for index in range(size):
+        value = (value << 8) | wide(data[at + index])
+    shift = 64 - 8 * size
+    return (value << shift) >> shift
+
+
+@kernel(INT64(readable(UINT8), readable(INT64), INT64, types.Array(INT64, 2, "C")))
+def read_rows(data: Bytes, positions: Ints64, now_ms: int, rows: Ints64) -> int:
+    """Fills a row for each batch that begins at `positions`: whole batches of `data`, as a walk
+    over them has found. Gives how many marks their records need, or a fault.
+
+    SKIP is set where a batch is no plain data: control, compressed, transactional, empty.
+    """
+    marks = wide(0)
+    for row in range(len(positions)):
+        at, batch = positions[row], rows[row]
+        if at < 0 or at + _HEADER_BYTES > len(data):
+            return FAULT_RECORD_SIZE
+        batch[BEGIN] = at + _HEADER_BYTES
+        batch[END] = at + 12 + _big_endian(data, at + 8, 4)
+        if batch[END] < batch[BEGIN] or batch[END] > len(data):
+            return FAULT_RECORD_SIZE
+        batch[BASE_OFFSET] = _big_endian(data, at, 8)
+        attributes = _big_endian(data, at + 21, 2)
+        batch[ATTRIBUTES] = attributes
+        batch[LAST_DELTA] = _big_endian(data, at + 23, 4)
+        batch[BASE_TIME] = _big_endian(data, at + 27, 8)
+        batch[MAX_TIMESTAMP] = _big_endian(data, at + 35, 8)
+        batch[PRODUCER_ID] = _big_endian(data, at + 43, 8)
+        count = _big_endian(data, at + 57, 4)
+        batch[COUNT] = count
+        if count < 0 or count > batch[LAST_DELTA] + 1 or batch[BASE_OFFSET] < 0:
+            return FAULT_OFFSET
+        batch[SKIP] = count == 0 or (attributes & _NO_PLAIN_DATA) != 0
+        over = (attributes & DELETE_HORIZON) != 0 and now_ms >= batch[BASE_TIME]
+        batch[DROP_DELETES] = over
+        batch[FIRST_MARK] = marks
+        marks += min(count, batch[END] - batch[BEGIN])
+    return marks
+
+
+@helper
 def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, int, int]:
     """(where the record ends or a fault, time delta, offset delta, key at, key length)."""
     size, at = _get_varint(data, at, batch_end)
@@ -161,10 +220,13 @@ def put_keys(
 ) -> int:
     """Puts the keys of all records at or above `start_offset` into the map, with their offsets.
 
-    Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault.
+    Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault. Rows
+    with SKIP are left out.
     """
     for row in range(len(rows)):
         batch = rows[row]
+        if batch[SKIP]:
+            continue
         at, batch_end = batch[BEGIN], batch[END]
         for _ in range(batch[COUNT]):
             end, _time, delta, key_at, length = _record_head(data, at, batch_end)
@@ -228,10 +290,13 @@ def mark(
     """Marks in `keep` (from the row's FIRST_MARK on) the records that stay; 0, or a fault.
 
     A record stays when the map does not reach it (its offset is above `latest_offset`), or when it
-    is the last of its key and no tombstone whose time is over (the row's DROP_DELETES).
+    is the last of its key and no tombstone whose time is over (the row's DROP_DELETES). Rows with
+    SKIP are left out.
     """
     for row in range(len(rows)):
         batch = rows[row]
+        if batch[SKIP]:
+            continue
         outcome = outcomes[row]
         at, batch_end = batch[BEGIN], batch[END]
         kept = 0
@@ -269,10 +334,48 @@ def mark(
     return 0
 
 
-@kernel(
-    INT64(readable(UINT8), readable(INT64), INT64, INT64, INT64, readable(UINT8), writable(UINT8))
-)
-def rewrite(
+@kernel(INT64(_ROWS, _ROWS, INT64, INT64, types.Array(INT64, 2, "C")))
+def decide(rows: Ints64, outcomes: Ints64, horizon_ms: int, last_offset: int, fates: Ints64) -> int:
+    """What becomes of the batches that `mark` looked at; how many of all do not stay WHOLE.
+
+    `horizon_ms` is written where tombstones stay that have no horizon yet. A batch without records
+    left is SPECIAL where it may have to stay as an empty one: it ends at `last_offset`, or has a
+    producer. Rows with SKIP keep the fate that they have.
+    """
+    changed = 0
+    for row in range(len(rows)):
+        batch, outcome, fate = rows[row], outcomes[row], fates[row]
+        if not batch[SKIP]:
+            attributes = batch[ATTRIBUTES]
+            has_horizon = attributes & DELETE_HORIZON
+            append_time = attributes & _APPEND_TIME
+            needs_horizon = outcome[TOMBSTONES] > 0 and not has_horizon
+            fate[NEW_COUNT] = outcome[KEPT]
+            fate[NEW_ATTRIBUTES] = attributes
+            fate[HAS_APPEND_TIME] = append_time
+            fate[NEW_MAX_TIME] = batch[MAX_TIMESTAMP] if append_time else outcome[MAX_TIME]
+            if outcome[KEPT] == 0:
+                ends = batch[BASE_OFFSET] + batch[LAST_DELTA] == last_offset
+                fate[ACTION] = SPECIAL if ends or batch[PRODUCER_ID] >= 0 else DROP
+            elif outcome[KEPT] == batch[COUNT] and not needs_horizon:
+                fate[ACTION] = WHOLE
+            else:
+                fate[ACTION] = REWRITE
+            if needs_horizon:
+                fate[NEW_BASE_TIME] = horizon_ms
+                fate[NEW_ATTRIBUTES] = attributes | DELETE_HORIZON
+            elif has_horizon:
+                fate[NEW_BASE_TIME] = batch[BASE_TIME]
+            elif append_time:
+                fate[NEW_BASE_TIME] = batch[MAX_TIMESTAMP]
+            else:
+                fate[NEW_BASE_TIME] = outcome[FIRST_TIME]
+        changed += fate[ACTION] != WHOLE
+    return changed
+
+
+@helper
+def _rewrite(
     data: Bytes,
     batch: Ints64,
     new_base_time: int,
@@ -280,14 +383,10 @@ def rewrite(
     has_append_time: int,
     keep: Bytes,
     out: Bytes,
+    used: int,
 ) -> int:
-    """Copies the marked records with timestamps relative to `new_base_time`; bytes, or a fault.
-
-    With `has_append_time` every record's timestamp is `append_time` (LogAppendTime). Offset deltas
-    stay: the base offset does.
-    """
+    """Copies the marked records to out[used:]; where they end, or a fault."""
     at, batch_end = batch[BEGIN], batch[END]
-    used = 0
     for index in range(batch[COUNT]):
         size, inside = _get_varint(data, at, batch_end)
         if inside < 0 or size < 1 or inside + size > batch_end:
@@ -311,6 +410,109 @@ def rewrite(
     return used
 
 
-def rows_array(rows: list[tuple[int, ...]]) -> Any:
-    """Rows for the kernels."""
-    return np.array(rows, np.int64).reshape(len(rows), ROW_FIELDS)
+@kernel(
+    INT64(readable(UINT8), readable(INT64), INT64, INT64, INT64, readable(UINT8), writable(UINT8))
+)
+def rewrite(
+    data: Bytes,
+    batch: Ints64,
+    new_base_time: int,
+    append_time: int,
+    has_append_time: int,
+    keep: Bytes,
+    out: Bytes,
+) -> int:
+    """Copies the marked records with timestamps relative to `new_base_time`; bytes, or a fault.
+
+    With `has_append_time` every record's timestamp is `append_time` (LogAppendTime). Offset deltas
+    stay: the base offset does.
+    """
+    return _rewrite(data, batch, new_base_time, append_time, has_append_time, keep, out, 0)
+
+
+@helper
+def _put_big_endian(out: Bytes, at: int, value: int, size: int) -> None:
+    for index in range(size):
+        out[at + index] = (value >> (8 * (size - 1 - index))) & 0xFF
+
+
+@kernel(
+    INT64(
+        readable(UINT8),
+        _ROWS,
+        _ROWS,
+        readable(UINT8),
+        writable(UINT8),
+        writable(INT64),
+        writable(INT64),
+    )
+)
+def assemble(
+    data: Bytes,
+    rows: Ints64,
+    fates: Ints64,
+    keep: Bytes,
+    out: Bytes,
+    positions: Ints64,
+    state: Ints64,
+) -> int:
+    """Writes what is left of uncompressed batches, one behind the other, to `out`; 0, or a fault.
+
+    Goes on where `state` says (row, bytes of `out` used, batches written), and ends behind the last
+    row or at one that is SPECIAL. `positions` gets where each batch begins. A row's records begin
+    61 bytes behind its batch. Rewritten batches keep their header but for the fields in `fates`,
+    and have a CRC of 0: whoever calls signs them.
+    """
+    row, used, written = state[AT_ROW], state[USED], state[WRITTEN]
+    while row < len(rows) and fates[row, ACTION] != SPECIAL:
+        batch, fate = rows[row], fates[row]
+        row += 1
+        if fate[ACTION] == DROP:
+            continue
+        begin = batch[BEGIN] - _HEADER_BYTES
+        size = batch[END] - begin if fate[ACTION] == WHOLE else wide(_HEADER_BYTES)
+        if begin < 0 or batch[END] > len(data) or used + size > len(out):
+            return FAULT_RECORD_SIZE
+        positions[written] = used
+        written += 1
+        _copy(out, used, data, begin, size)
+        if fate[ACTION] == WHOLE:
+            used += size
+            continue
+        end = _rewrite(
+            data,
+            batch,
+            fate[NEW_BASE_TIME],
+            fate[NEW_MAX_TIME],
+            fate[HAS_APPEND_TIME],
+            keep,
+            out,
+            used + _HEADER_BYTES,
+        )
+        if end < 0:
+            return end
+        _put_big_endian(out, used + 8, end - used - 12, 4)
+        _put_big_endian(out, used + 17, 0, 4)
+        _put_big_endian(out, used + 21, fate[NEW_ATTRIBUTES], 2)
+        _put_big_endian(out, used + 27, fate[NEW_BASE_TIME], 8)
+        _put_big_endian(out, used + 35, fate[NEW_MAX_TIME], 8)
+        _put_big_endian(out, used + 57, fate[NEW_COUNT], 4)
+        used = end
+    state[AT_ROW], state[USED], state[WRITTEN] = row, used, written
+    return 0
+
+
+def rows_of(data: Any, positions: Any, now_ms: int) -> tuple[Any, int]:
+    """The rows of the whole batches of `data` that begin at `positions` (an int64 array), and how
+    many marks they need; or a fault in place of that number.
+    """
+    rows = np.empty((len(positions), ROW_FIELDS), np.int64)
+    return rows, read_rows(data, positions, now_ms, rows)
+
+
+def plain_row(row: Any, size: int) -> Any:
+    """The row of a compressed batch whose plain records, `size` bytes, lie alone in an array."""
+    plain = row.copy().reshape(1, ROW_FIELDS)
+    plain[0, BEGIN], plain[0, END] = 0, size
+    plain[0, FIRST_MARK] = plain[0, SKIP] = 0
+    return plain
