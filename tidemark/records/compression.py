@@ -1,9 +1,10 @@
 """The five codecs of a record batch, framed as Kafka's Java clients frame them.
 
-gzip (RFC 1952), lz4 frames, zstd frames, and snappy in the xerial framing (8 bytes of magic,
-version, compatible version, then blocks with a big-endian length each); raw snappy is read as well,
-other clients write it. Decompression is bounded: what a batch claims is never believed. Arrow's
-codecs do the work; Arrow is loaded on first use.
+gzip (RFC 1952), lz4 frames of independent 64 KiB blocks (the Java clients refuse blocks that
+depend on each other, which lz4's own frame compressor makes by default), zstd frames, and snappy
+in the xerial framing (8 bytes of magic, version, compatible version, then blocks with a big-endian
+length each); raw snappy is read as well, other clients write it. Decompression is bounded: what a
+batch claims is never believed. Arrow's codecs do the work; Arrow is loaded on first use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _LENGTH = struct.Struct(">i")
+# Magic; version 1, independent blocks, no checksums; blocks of 64 KiB at most; header checksum.
+_LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_BLOCK_BYTES = 64 * 1024
+_LZ4_STORED = 1 << 31  # in a block's size: the block is not compressed
+_LZ4_SIZE = struct.Struct("<I")
 _SNAPPY_RATIO_MAX = 64  # a three-byte copy yields at most 64 bytes
 
 # Kafka's defaults (compression.gzip.level -1 is zlib's 6, compression.zstd.level 3).
@@ -53,6 +59,8 @@ def compress(name: str, data: BytesLike) -> bytes:
         return bytes(data)
     if name == "snappy":
         return _compress_xerial(memoryview(data))
+    if name == "lz4":
+        return _compress_lz4(memoryview(data))
     compressed: bytes = _codec(name).compress(data, asbytes=True)
     return compressed
 
@@ -63,6 +71,20 @@ def _compress_xerial(view: memoryview) -> bytes:
     for begin in range(0, len(view), _XERIAL_BLOCK_BYTES):
         block = codec.compress(view[begin : begin + _XERIAL_BLOCK_BYTES], asbytes=True)
         parts += (_LENGTH.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(view: memoryview) -> bytes:
+    codec = _codec("lz4_raw")
+    parts: list[bytes | memoryview] = [_LZ4_HEADER]
+    for begin in range(0, len(view), _LZ4_BLOCK_BYTES):
+        plain = view[begin : begin + _LZ4_BLOCK_BYTES]
+        block = codec.compress(plain, asbytes=True)
+        if len(block) < len(plain):
+            parts += (_LZ4_SIZE.pack(len(block)), block)
+        else:
+            parts += (_LZ4_SIZE.pack(len(plain) | _LZ4_STORED), plain)
+    parts.append(_LZ4_SIZE.pack(0))
     return b"".join(parts)
 
 
