@@ -246,16 +246,16 @@ class Log:
         with self._lock:
             return self._append(prepared, now_ms)
 
-    def append_as_follower(self, records: RecordsList, now_ms: int | None = None) -> AppendInfo:
-        """Appends batches as the leader has them; offsets and epochs are the leader's.
+    def append_as_follower(
+        self, records: RecordsList, now_ms: int | None = None, *, gaps_allowed: bool = False
+    ) -> AppendInfo:
+        """Appends batches as the leader has them, epochs too; compaction leaves `gaps_allowed`.
 
         CorruptMessageError, UnexpectedAppendOffsetError, StorageError. May fill several segments:
         after an error the log ends where the last whole segment's share did.
         """
         now_ms = self._now_ms if now_ms is None else now_ms
-        prepared = prepare_follower(
-            records, self._log_end_offset, gaps_allowed=self._config.is_compacted
-        )
+        prepared = prepare_follower(records, self._log_end_offset, gaps_allowed=gaps_allowed)
         if not prepared.headers:
             end = self._log_end_offset
             return AppendInfo(end, end - 1, -1, -1, self._log_start_offset)

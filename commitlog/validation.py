@@ -183,8 +183,8 @@ def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int
 def prepare_follower(records: RecordsList, next_offset: int, *, gaps_allowed: bool) -> Prepared:
     """Checks what a follower fetched: CRC, and offsets that go on where its log ends.
 
-    CorruptMessageError; UnexpectedAppendOffsetError for offsets that go back, and for a gap where
-    the topic is not compacted.
+    CorruptMessageError; UnexpectedAppendOffsetError for offsets that go back, and for a gap unless
+    `gaps_allowed`.
     """
     prepared = Prepared()
     for buffer in _buffers(records):

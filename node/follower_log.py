@@ -36,7 +36,8 @@ def append(
     payload = memoryview(answer.payload)
     appended = _acceptable_bytes(payload, request_epoch)
     if appended:
-        hosted.log.append_as_follower(payload[:appended], now_ms)
+        # A log that was compacted once has gaps for ever, whatever its policy says today.
+        hosted.log.append_as_follower(payload[:appended], now_ms, gaps_allowed=True)
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
     if core.on_leader_high_watermark(answer.high_watermark):
