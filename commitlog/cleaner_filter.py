@@ -177,13 +177,16 @@ class BatchFilter:
     def _leave_empty(self, chunk: _Chunk, row: int, last_offset: int) -> None:
         """A batch none of whose records stay: dropped, or an empty one in its place."""
         header = chunk.table.header(row)
-        if header.last_offset == last_offset or self._is_last_of_producer(header):
+        of_producer = self._is_last_of_producer(header)
+        if header.last_offset == last_offset or of_producer:
             chunk.by_hand[row] = _assembled(
                 header,
                 b"",
                 count=0,
                 base_time=-1,
-                max_time=header.max_timestamp_ms,
+                # A producer expires by it. Else it would stand in the time index for no record, and
+                # Kafka's search by timestamp ends where an entry leads to nothing.
+                max_time=header.max_timestamp_ms if of_producer else -1,
                 attributes=header.attributes
                 & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
             )

@@ -12,6 +12,7 @@ from commitlog.cleaner_choice import SegmentSizes, cleanable, group_segments, qu
 from commitlog.cleaner_io import Throttle
 from commitlog.cleaner_manager import LogCleaner
 from commitlog.cleaner_states import CleaningState, CleaningStates
+from commitlog.dump import dump_file
 from commitlog.files import Directory, OsDirectory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
@@ -129,6 +130,26 @@ class World:
             for r in records_of(log)
             if r.offset not in markers
         ]
+
+
+def test_an_empty_batch_has_no_time_that_a_search_could_be_led_to() -> None:
+    world = World()
+    for number in range(40):
+        world.now += 1000 if number == 20 else -1  # the greatest time is that of a record that goes
+        world.put((f"k{number % 5}", "v" * 90))
+    world.clean()
+    empty = [h for s in world.log().segments for h in s.headers() if not h.record_count]
+    assert empty
+    assert all(header.max_timestamp_ms == -1 for header in empty)
+    directory = world.log().directory
+    for segment in world.log().segments[:-1]:
+        for name in (segment.time_index_file, segment.offset_index_file):
+            entries = list(dump_file(directory, name))
+            assert not any(entry["kind"] in ("damage", "mismatch") for entry in entries)
+            times = [e["timestamp_ms"] for e in entries if e["kind"] == "time_index"]
+            assert times == sorted(
+                set(times) & {record.timestamp_ms for record in records_of(world.log())}
+            )
 
 
 def test_only_the_last_value_of_each_key_stays_at_its_offset() -> None:
