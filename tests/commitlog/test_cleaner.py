@@ -275,7 +275,7 @@ def test_a_follower_copies_a_cleaned_log_with_its_gaps() -> None:
     while follower.log_end_offset < leader.log_end_offset:
         fetched = leader.read(follower.log_end_offset, 300)
         assert fetched.records
-        follower.append_as_follower(fetched.records, world.now)
+        follower.append_as_follower(fetched.records, world.now, gaps_allowed=True)
     assert records_of(follower) == records_of(leader)
     assert follower.log_end_offset == leader.log_end_offset
     follower.validate()
