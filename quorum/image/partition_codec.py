@@ -106,7 +106,10 @@ def _registration(tail: bytes) -> PartitionRegistration | None:
     isr = replicas if isr_ids == replica_ids else intern_ids(isr_ids)
     rest = tail[end:]
     state = _states.get(rest) or _state(rest)
-    return None if state is None else PartitionRegistration._make((replicas, isr, *state))
+    if state is None:
+        return None
+    # As `_make` does, which is a call and a check more.
+    return tuple.__new__(PartitionRegistration, (replicas, isr, *state))
 
 
 def _state(rest: bytes) -> _States | None:
