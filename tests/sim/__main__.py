@@ -1,4 +1,5 @@
-"""`python -m tests.sim --seeds 200 [--start N] [--canary NAME] [--stats] [--verbose]`."""
+"""`python -m tests.sim --seeds 200 [--start N] [--canary NAME] [--stats | --servers] [--verbose]`
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections import Counter
 
 from tests.sim.canaries import CANARIES, Canary
 from tests.sim.kinds import KINDS
+from tests.sim.servers.world import run_servers
 from tests.sim.world import Outcome, run_seed
 
 
@@ -19,10 +21,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--canary", choices=sorted(CANARIES), help="plant this bug")
+    parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
     parser.add_argument("--stats", action="store_true", help="count each kind of fault seen")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are the point here
+    if arguments.servers:
+        return main_of_servers(arguments.start, arguments.seeds, verbose=arguments.verbose)
     canary: Canary = CANARIES[arguments.canary]() if arguments.canary else Canary()
     outcomes: list[Outcome] = []
     failed: list[int] = []
@@ -41,6 +46,25 @@ def main() -> int:
     report(outcomes, failed, elapsed_s)
     if arguments.stats:
         print_stats(outcomes)
+    return 1 if failed else 0
+
+
+def main_of_servers(start: int, seeds: int, *, verbose: bool) -> int:
+    total: Counter[str] = Counter()
+    failed = 0
+    for seed in range(start, start + seeds):
+        try:
+            outcome = run_servers(seed, verbose=verbose)
+        except Exception as error:
+            failed += 1
+            print(f"seed {seed} failed: {type(error).__name__}: {error}")
+            print(f"  repeat it: python -m tests.sim --servers --seeds 1 --start {seed} --verbose")
+        else:
+            total.update(outcome.seen)
+            total.update({f"answered {name}": n for name, n in outcome.answers.items()})
+    for name, count in sorted(total.items()):
+        print(f"{name:45} {count:9}")
+    print(f"{seeds} seeds, {failed} failed")
     return 1 if failed else 0
 
 

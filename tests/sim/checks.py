@@ -113,7 +113,7 @@ class Checks:
         epoch: int,
         voted: ReplicaKey,
     ) -> None:
-        known = votes.setdefault((node.config.key, epoch), voted)
+        known = votes.setdefault((node.key, epoch), voted)
         self._require(
             known == voted, "I2 one vote per epoch", node, epoch=epoch, first=known, then=voted
         )
@@ -216,7 +216,7 @@ class Checks:
         nodes, voters = node.world.nodes, node.replica.voters
         durable = {
             v.key.replica_id: nodes[v.key.replica_id].durable_offset
-            if nodes[v.key.replica_id].config.key.matches(v.key)
+            if nodes[v.key.replica_id].key.matches(v.key)
             else 0
             for v in voters
         }

@@ -172,6 +172,10 @@ class SimNode:
             fetch_snapshot_max_bytes=300,
         )
 
+    @property
+    def key(self) -> ReplicaKey:
+        return self.config.key
+
     # --- time -----------------------------------------------------------------------------------
 
     def clock_ms(self) -> int:

@@ -1,0 +1,65 @@
+"""Bugs planted in the controller and its edges; the simulated cluster must catch each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from quorum.controller.quorum_controller import QuorumController
+from quorum.controller.result import ControllerResult
+from quorum.metadata_loader import MetadataLoader
+from snapshot.reader import SnapshotReader
+from tidemark.errors import ApiError
+
+
+class Servers:
+    """No bug: the real ones. Subclasses break one rule each."""
+
+    controller: type[QuorumController] = QuorumController
+    loader: type[MetadataLoader] = MetadataLoader
+
+
+class _AnswersBeforeCommit(QuorumController):
+    def _process(
+        self, generate: Callable[[int], ControllerResult[Any]], future: asyncio.Future[Any]
+    ) -> None:
+        if future.done():
+            return
+        try:
+            result = generate(self._now_ms())
+            self._append(result)
+        except ApiError as error:
+            future.set_exception(error)
+            return
+        future.set_result(result.response)
+
+
+class AnswersBeforeCommit(Servers):
+    """A change is answered when it is appended, not when it is committed (rule 7)."""
+
+    controller = _AnswersBeforeCommit
+
+
+class _LeavesOutOfSnapshots(MetadataLoader):
+    def handle_load_snapshot(self, reader: SnapshotReader) -> None:
+        class AllButOne:
+            id = reader.id
+
+            def batches(self) -> Iterator[list[bytes]]:
+                for values in reader.batches():
+                    yield values[:-1]
+
+        super().handle_load_snapshot(cast(SnapshotReader, AllButOne()))
+
+
+class LeavesOutOfSnapshots(Servers):
+    """A node that loads a checkpoint misses its last record (I8)."""
+
+    loader = _LeavesOutOfSnapshots
+
+
+CANARIES: dict[str, type[Servers]] = {
+    "answers-before-commit": AnswersBeforeCommit,
+    "leaves-out-of-snapshots": LeavesOutOfSnapshots,
+}

@@ -1,0 +1,145 @@
+"""Administrators of the simulated cluster: topics as registers that are compared and set by all of
+them, and settings that each of them counts up alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from quorum.image import MetadataImage
+from quorum.image.types import ConfigResource, ConfigResourceType
+from tests.raft.linearizability import Operation
+from tests.sim.checks import Violation
+from tests.sim.servers.network import CLIENT
+from tests.sim.servers.node import LeaderCaller
+from tidemark.errors import ApiError, ErrorCode, NetworkError
+from tidemark.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from tests.sim.servers.world import ServerWorld
+
+TIMEOUT_MS = 800
+OPERATIONS_PER_TOPIC = 14
+REFUSED = {ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+COUNTED = "log.retention.ms"
+PROBE = "written-after-the-healing"
+
+
+class Clients:
+    """`run` is one client's task; `topics` and the settings' values are what they were told."""
+
+    def __init__(self, world: ServerWorld) -> None:
+        self._world = world
+        self.answers: Counter[str] = Counter()
+        self.topics: dict[str, list[Operation]] = {}
+        self.acknowledged: dict[str, int] = {}
+        self.attempted: dict[str, int] = {}
+        self.stopped = False
+        self._started = 0
+        self._probed = False
+
+    async def run(self, number: int) -> None:
+        rng = self._world.rng
+        while not self.stopped:
+            await asyncio.sleep(rng.randrange(1, 60) / 1000)
+            leader_id = self._some_leader()
+            if leader_id is None:
+                continue
+            if rng.random() < 0.6:
+                await self._topic(leader_id)
+            else:
+                await self._count_up(leader_id, str(11 + number))
+
+    def _some_leader(self) -> int | None:
+        """Who leads as a node that is asked at random has it: perhaps an old leader."""
+        nodes = [n for n in self._world.nodes.values() if n.life is not None]
+        if not nodes:
+            return None
+        return self._world.rng.choice(nodes).raft.leader_and_epoch.leader_id
+
+    async def _ask(self, leader_id: int, method: str, request: Any) -> Any:
+        """The answer; None where nothing is known of the outcome."""
+        request.timeout_ms = TIMEOUT_MS
+        caller = LeaderCaller(self._world, CLIENT, lambda: None)
+        try:
+            return await caller.once(leader_id, method, request, TIMEOUT_MS)
+        except (NetworkError, ApiError) as error:
+            self.answers[type(error).__name__] += 1
+            return None
+
+    async def _topic(self, leader_id: int) -> None:
+        rng = self._world.rng
+        key = f"register-{self._started // OPERATIONS_PER_TOPIC}"
+        self._started += 1
+        name = rng.choice(["create", "delete"])
+        called = asyncio.get_running_loop().time()
+        if name == "create":
+            create = admin_pb2.CreateTopicsRequest()
+            create.topics.add(name=key, num_partitions=rng.choice([1, 3]), replication_factor=-1)
+            answer = await self._ask(leader_id, "CreateTopics", create)
+        else:
+            delete = admin_pb2.DeleteTopicsRequest(topic_names=[key])
+            answer = await self._ask(leader_id, "DeleteTopics", delete)
+        outcome = self._outcome(answer)
+        if outcome == "no effect":
+            return
+        history = self.topics.setdefault(key, [])
+        if outcome is None:
+            history.append(Operation(name, None, called))
+        else:
+            returned = asyncio.get_running_loop().time()
+            history.append(Operation(name, outcome, called, returned))
+
+    def _outcome(self, answer: Any) -> str | None:
+        if answer is None or answer.error_code != ErrorCode.NONE or not answer.topics:
+            return None
+        error = answer.topics[0].error_code
+        self.answers[ErrorCode(error).name] += 1
+        if error == ErrorCode.NONE:
+            return "done"
+        if error in REFUSED:
+            return "refused"
+        return "no effect" if error == ErrorCode.INVALID_REPLICATION_FACTOR else None
+
+    async def _count_up(self, leader_id: int, broker: str) -> None:
+        """The next number as a broker's setting; each client has a broker of its own."""
+        value = self.attempted.get(broker, 0) + 1
+        self.attempted[broker] = value
+        request = admin_pb2.IncrementalAlterConfigsRequest()
+        resource = request.resources.add()
+        resource.resource.resource_type = ConfigResourceType.BROKER
+        resource.resource.resource_name = broker
+        resource.ops.add(name=COUNTED, value=str(value))
+        answer = await self._ask(leader_id, "IncrementalAlterConfigs", request)
+        if answer is None or answer.error_code != ErrorCode.NONE:
+            return
+        error = answer.responses[0].error_code
+        self.answers[f"setting: {ErrorCode(error).name}"] += 1
+        if error == ErrorCode.NONE:
+            self.acknowledged[broker] = value
+
+    def require_settings(self, image: MetadataImage) -> None:
+        """A setting is the last number that was acknowledged, or a later one that got no answer."""
+        for broker, attempted in self.attempted.items():
+            resource = ConfigResource(ConfigResourceType.BROKER, broker)
+            value = int(image.configs.get(resource, {}).get(COUNTED, "0"))
+            acknowledged = self.acknowledged.get(broker, 0)
+            if not acknowledged <= value <= attempted:
+                raise Violation(
+                    f"clients: setting of broker {broker} is {value}, acknowledged {acknowledged}, "
+                    f"attempted {attempted}"
+                )
+
+    async def probe(self) -> bool:
+        """Whether a change made now is acknowledged."""
+        leader_id = self._some_leader()
+        if leader_id is None:
+            return False
+        create = admin_pb2.CreateTopicsRequest()
+        create.topics.add(name=PROBE, num_partitions=1, replication_factor=3)
+        answer = await self._ask(leader_id, "CreateTopics", create)
+        if answer is None or not answer.topics:
+            return False
+        return answer.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)

@@ -1,0 +1,85 @@
+"""The event loop of the simulated servers: virtual time, disk work that takes virtual time on the
+loop itself instead of on threads, and tasks that belong to one life of one node.
+
+A node that crashes loses all its tasks and all its disk work at once, whatever they wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tests.virtual_time import VirtualTimeLoop
+
+
+class Life:
+    """One life of a process: what it started ends with it."""
+
+    def __init__(self, disk_delay_s: Callable[[], float]) -> None:
+        self.alive = True
+        self.disk_delay_s = disk_delay_s
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps the order
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts a task of this life, and looks at how it ends."""
+        context = contextvars.copy_context()
+        context.run(_LIFE.set, self)
+        task = asyncio.get_running_loop().create_task(work, context=context)
+        task.add_done_callback(_look)
+        return task
+
+    def end(self) -> None:
+        self.alive = False
+        for task in list(self.tasks):
+            task.cancel()
+
+
+_LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """An exception that is looked at is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()
+
+
+class ServerLoop(VirtualTimeLoop):
+    """`run_in_executor` does the work at the end of a delay; one after the other per executor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._busy_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self.set_task_factory(self._task_of_life)
+
+    @staticmethod
+    def _task_of_life(loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        life = (options.get("context") or contextvars.copy_context()).get(_LIFE)
+        if life is not None:
+            life.tasks[task] = None
+            task.add_done_callback(lambda ended: life.tasks.pop(ended, None))
+        return task
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self.create_future()
+        life = _LIFE.get()
+        assert life is not None, "disk work belongs to a node"
+        begin_s = max(self.time(), self._busy_until_s.get(executor, 0.0))
+        end_s = begin_s + life.disk_delay_s()
+        self._busy_until_s[executor] = end_s
+
+        def work() -> None:
+            if not life.alive or future.cancelled():
+                return
+            try:
+                result = func(*args)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call_at(end_s, work)
+        return future

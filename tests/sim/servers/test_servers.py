@@ -1,0 +1,88 @@
+"""The simulated cluster of real servers within the test suite: seeds hold, runs repeat exactly,
+planted bugs are caught.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.sim.servers.canaries import CANARIES
+from tests.sim.servers.world import ServerOutcome, run_servers
+
+SEEDS = max(10, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
+"""`scripts/test` runs 62, about 40 s."""
+
+CAUGHT_AT = {"answers-before-commit": [8, 14, 15], "leaves-out-of-snapshots": [0, 1]}
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@functools.cache
+def outcome_of(seed: int) -> ServerOutcome:
+    try:
+        return run_servers(seed)
+    except Exception as error:
+        command = f"python -m tests.sim --servers --seeds 1 --start {seed} --verbose"
+        raise AssertionError(f"seed {seed}: {error}; repeat it: {command}") from error
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_acknowledged_change_is_lost_and_all_images_are_equal(seed):
+    outcome = outcome_of(seed)
+    assert outcome.elections > 0
+    assert outcome.answers["NONE"] > 0
+
+
+def test_the_seeds_meet_what_they_are_for():
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen.update(outcome_of(seed).seen)
+    for kind in (
+        *("crash", "all crash at once", "un-synced writes lost", "write torn", "message dropped"),
+        *("message repeated", "message cut", "leader resigns", "leader shut down in order"),
+        *("checkpoint made", "ISR changed", "voters changed", "controller took over"),
+    ):
+        assert seen[kind], kind
+    assert any(seen[kind] for kind in seen if kind.startswith("fsync fails"))
+    assert any(seen[kind] for kind in seen if kind.startswith("disk full"))
+
+
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed():
+    code = (
+        "import logging; logging.disable(50); from tests.sim.servers.world import run_servers;"
+        "print([run_servers(s).trace_hash for s in (2, 6)])"
+    )
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "4242")
+    }
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_a_planted_bug_is_caught(name):
+    caught = 0
+    for seed in CAUGHT_AT[name]:
+        try:
+            run_servers(seed, CANARIES[name]())
+        except Exception:  # whatever fails is a catch
+            caught += 1
+    assert caught, f"{name} was not caught by the seeds {CAUGHT_AT[name]}"
