@@ -261,6 +261,7 @@ class JbodCluster(Cluster):
                 if code == ErrorCode.NONE:
                     break
                 refused.append(code)
+                assert len(refused) < 2_000, f"{value} is never taken: {code.name}"
                 await asyncio.sleep(0.05)
             acked.append(value)
             await asyncio.sleep(pause_s)

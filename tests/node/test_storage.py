@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from commitlog.checkpoints import MetaProperties
+from commitlog.checkpoints import CleanShutdown, MetaProperties
 from commitlog.files import OsDirectory
 from node.storage import format_storage, open_storage, random_cluster_id
 from tests.node.fakes import broker_config
@@ -83,11 +84,14 @@ def test_a_directory_of_no_use_is_left_alone_while_another_is_good(
     format_storage(config, CLUSTER)
     first, second = config.log_dirs
     assert config.metadata_directory == first
+    for path in config.log_dirs:
+        CleanShutdown(OsDirectory(path)).write(17)
+    assert open_storage(config).previous_broker_epoch(config) == 17
     Path(second, "meta.properties").unlink()
     if damage == "garbage":
         Path(second, "meta.properties").write_bytes(bytes(range(256)))
     elif damage != "not formatted":
-        Path(second).rmdir()
+        shutil.rmtree(second)
     if damage == "a file":
         Path(second).write_text("no directory")
     storage = open_storage(config)
