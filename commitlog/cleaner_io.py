@@ -35,6 +35,11 @@ class Throttle:
         self._lock = threading.Lock()
         self._free_at_s = 0.0
 
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Another rate from now on; waits under way keep theirs."""
+        with self._lock:
+            self._rate = bytes_per_second
+
     def spend(self, size_bytes: int) -> None:
         """Waits until this many bytes more are within the rate."""
         with self._lock:

@@ -74,6 +74,11 @@ class LogCleaner:
             if known > log.log_end_offset:
                 self._checkpoints[log.topic_partition] = log.log_end_offset
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """log.cleaner.* were altered: the rate counts at once, memory from the next cleaning on."""
+        self._config = config
+        self._throttle.set_rate(config.log_cleaner_io_max_bytes_per_second)
+
     # --- choice
 
     @property

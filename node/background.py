@@ -81,6 +81,11 @@ class BackgroundWork:
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Settings were altered while the broker runs."""
+        self._config = config
+        self._cleaners.reconfigure(config)
+
     def _begin(self, name: str, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
 
@@ -106,6 +111,7 @@ class BackgroundWork:
     async def expire_producers(self) -> None:
         """Forgets producers that were silent for producer.id.expiration.ms."""
         for hosted in self._partitions:
+            hosted.log.producers.expiration_ms = self._config.producer_id_expiration_ms
             hosted.log.producers.remove_expired(self._clock.wall_ms())
             await asyncio.sleep(0)
 

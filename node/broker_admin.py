@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from commitlog.future_log import FutureLog
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class BrokerAdminService(AdminService):
-    """`tier` is None without tiered storage."""
+    """`tier` is None without tiered storage; `uncleanable` are logs that the cleaner gave up, and
+    why."""
 
     def __init__(
         self,
@@ -31,9 +33,11 @@ class BrokerAdminService(AdminService):
         logs: LogManager,
         tier: RemoteLogManager | None,
         mover: DirectoryMover,
+        uncleanable: Mapping[TopicPartition, str],
         **answers: Any,
     ) -> None:
         super().__init__(**answers)
+        self._uncleanable = uncleanable
         self._mover = mover
         self._partitions = partitions
         self._logs = logs
@@ -115,6 +119,7 @@ class BrokerAdminService(AdminService):
             high_watermark=core.high_watermark,
             log_end_offset=local.log_end_offset,
             remote_log_size_bytes=remote_bytes,
+            uncleanable_reason=self._uncleanable.get(hosted.topic_partition, ""),
         )
         if self._tier is not None and hosted.config.remote_storage_enable and hosted.is_leader:
             lag = self._tier.copy_lag(core.identity)

@@ -22,6 +22,7 @@ from node.broker_admin import BrokerAdminService
 from node.clock import Clock
 from node.directory_assignments import DirectoryAssignments
 from node.directory_moves import DirectoryMover
+from node.dynamic_settings import DynamicSettings
 from node.health import Health
 from node.isr import IsrKeeper
 from node.lifecycle import BrokerLifecycle
@@ -237,6 +238,7 @@ class BrokerServer:
             logs=self._logs,
             tier=self._tier,
             mover=self.mover,
+            uncleanable=self.background.cleaner.uncleanable,
             config=self._config,
             cluster_id=self._storage.cluster_id,
             images=self._loader,
@@ -255,6 +257,7 @@ class BrokerServer:
         await asyncio.gather(asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels))
         self._logs_open = True
         self._loader.add_publisher(self.replicas)
+        self._loader.add_publisher(DynamicSettings(self._config, self.background.reconfigure))
         if self._tier is not None:
             await self._tier.start()
         self.background.start()

@@ -2,7 +2,9 @@
 
 Each of log.cleaner.threads workers takes the dirtiest log, cleans it group by group in a thread,
 and puts every group in place on the event loop, which owns the logs. An idle worker looks again
-after log.cleaner.backoff.ms. Nothing is loaded while no topic is compacted.
+after log.cleaner.backoff.ms. Nothing is loaded while no topic is compacted. All log.cleaner.*
+settings of a broker take effect while it runs (KIP-226): a worker that is one too many ends when
+its cleaning does.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from tidemark.errors import TidemarkError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_THREADS_MAX = 64
+"""More cleaners than this do not start, whatever log.cleaner.threads says."""
+
 
 class CleanerWorkers:
     """Started when the logs are open, stopped before they are closed."""
@@ -30,25 +35,45 @@ class CleanerWorkers:
         self._config = config
         self._cleaner = cleaner
         self._on_fatal = on_fatal
-        self._pool = ThreadPoolExecutor(config.log_cleaner_threads, "log-cleaner")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._pool = ThreadPoolExecutor(_THREADS_MAX, "log-cleaner")  # made when first needed
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._started = False
+
+    @property
+    def running(self) -> int:
+        """Workers that take logs."""
+        return len(self._tasks)
 
     def start(self) -> None:
         self._cleaner.start()
+        self._started = True
+        self._hire()
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """log.cleaner.* were altered. Called on the event loop."""
+        self._config = config
+        self._cleaner.reconfigure(config)
+        if self._started:
+            self._hire()
+
+    def _hire(self) -> None:
         if self._config.log_cleaner_enable:
-            for number in range(self._config.log_cleaner_threads):
-                self._tasks.append(spawn(f"log cleaner {number}", self._work(), self._on_fatal))
+            for number in range(min(self._config.log_cleaner_threads, _THREADS_MAX)):
+                if number not in self._tasks:
+                    work = self._work(number)
+                    self._tasks[number] = spawn(f"log cleaner {number}", work, self._on_fatal)
 
     async def stop(self) -> None:
         """Calls cleanings off; what they wrote and did not put in place goes at the next start."""
         self._cleaner.stop()
-        await cancel_all(*self._tasks)
+        await cancel_all(*self._tasks.values())
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
-    async def _work(self) -> None:
-        while True:
+    async def _work(self, number: int) -> None:
+        while number < self._config.log_cleaner_threads:
             if not await self.clean_one():
                 await asyncio.sleep(self._config.log_cleaner_backoff_ms / 1000)
+        del self._tasks[number]
 
     async def clean_one(self) -> bool:
         """Cleans the dirtiest log; False where none qualifies, or it could not be cleaned."""

@@ -37,6 +37,7 @@ class FakeAdmin:
         good.partitions.add(
             topic="t", partition_size=70, offset_lag=3, high_watermark=8, log_end_offset=5
         )
+        good.partitions[0].uncleanable_reason = "damaged"
         good.partitions.add(topic="t", partition_index=1, partition_size=20, is_future=True)
         bad = admin_pb2.DescribeLogDirsResponse.LogDir(
             log_dir="/b",
@@ -59,7 +60,8 @@ def test_directories_are_shown_with_their_state_and_replicas(admin: FakeAdmin) -
     assert lines[1].split("\t")[:4] == ["PARTITION", "BYTES", "LAG", "FUTURE"]
     assert lines[2].split("\t")[:4] == ["t-0", "70", "3", ""]
     assert lines[3].split("\t")[:4] == ["t-1", "20", "0", "yes"]
-    assert lines[4] == "broker 4  /b  KAFKA_STORAGE_ERROR: not mounted"
+    assert lines[4] == "t-0 is not compacted any more: damaged"
+    assert lines[5] == "broker 4  /b  KAFKA_STORAGE_ERROR: not mounted"
     shown = json.loads(runner.invoke(app, ["log-dirs", "describe", "--json"]).stdout)
     assert [d["error"] for d in shown["4"]] == [None, "KAFKA_STORAGE_ERROR"]
     assert shown["4"][0]["replicas"][0]["offset_lag"] == 3

@@ -80,6 +80,10 @@ def describe(
                     for r in directory.replicas
                 ],
             )
+            for replica in directory.replicas:
+                if replica.uncleanable_reason:
+                    reason = replica.uncleanable_reason
+                    print_line(f"{replica.topic_partition} is not compacted any more: {reason}")
 
 
 def _listed(options: list[str] | None) -> list[str]:

@@ -111,6 +111,7 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
             p.remote_copy_lag_bytes,
             p.remote_copy_lag_segments,
             p.is_future,
+            p.uncleanable_reason,
         )
         for p in sorted(message.partitions, key=lambda p: (p.topic, p.partition_index))
     )

@@ -168,6 +168,7 @@ class ReplicaDescription:
     remote_copy_lag_bytes: int
     remote_copy_lag_segments: int
     is_future: bool = False  # being copied into this directory; its lag is behind the current one
+    uncleanable_reason: str = ""  # why compaction gave it up until the broker restarts
 
 
 class TopicPartitionReplica(NamedTuple):

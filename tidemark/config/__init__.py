@@ -5,6 +5,7 @@ documentation.
 from tidemark.config.server import ServerConfig, load_server_config, parse_server_config
 from tidemark.config.topic import (
     TopicConfig,
+    altered_server,
     dynamic_settings,
     effective_topic_config,
     server_defaults,
@@ -16,6 +17,7 @@ from tidemark.config.topic import (
 __all__ = [
     "ServerConfig",
     "TopicConfig",
+    "altered_server",
     "dynamic_settings",
     "effective_topic_config",
     "load_server_config",

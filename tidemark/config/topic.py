@@ -170,13 +170,27 @@ def synonym_of(topic_key: str) -> str:
     return _SYNONYMS.get(topic_key, "log." + topic_key)
 
 
+# Settings of a broker itself that take effect while it runs (Kafka's DynamicBrokerConfig).
+_OF_BROKERS = frozenset(
+    {
+        "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size",
+        "log.cleaner.io.buffer.load.factor",
+        "log.cleaner.io.buffer.size",
+        "log.cleaner.io.max.bytes.per.second",
+        "log.cleaner.threads",
+        "producer.id.expiration.ms",
+    }
+)
+
+
 @functools.cache
 def dynamic_settings() -> Mapping[str, dataclasses.Field[Any]]:
     """The server settings that can be altered while a node runs, by Kafka's names: those topics
-    take their defaults from."""
+    take their defaults from, and some of the broker itself."""
     known = keys_of(ServerConfig)
-    synonyms = {synonym_of(key) for key in keys_of(TopicConfig)}
-    return {key: field for key, field in known.items() if key in synonyms}
+    wanted = {synonym_of(key) for key in keys_of(TopicConfig)} | _OF_BROKERS
+    return {key: field for key, field in known.items() if key in wanted}
 
 
 def validate_dynamic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
@@ -190,6 +204,17 @@ def validate_dynamic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
                 f"{key} can not be altered while the node runs: set it in server.properties"
             )
     return _converted(ServerConfig, overrides, dynamic_settings())
+
+
+def altered_server(server: ServerConfig, *dynamic: Mapping[str, str]) -> ServerConfig:
+    """The server's settings with those altered while it runs on top, the stronger ones last.
+
+    Raises InvalidConfigError for one of them that is not valid.
+    """
+    altered: dict[str, Any] = {}
+    for overrides in dynamic:
+        altered |= validate_dynamic_configs(overrides)
+    return dataclasses.replace(server, **altered) if altered else server
 
 
 def server_defaults(server: ServerConfig, *dynamic: Mapping[str, str]) -> TopicConfig:

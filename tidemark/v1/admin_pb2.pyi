@@ -612,6 +612,7 @@ class DescribeLogDirsResponse(_message.Message):
         REMOTE_COPY_LAG_BYTES_FIELD_NUMBER: _builtins.int
         REMOTE_COPY_LAG_SEGMENTS_FIELD_NUMBER: _builtins.int
         IS_FUTURE_FIELD_NUMBER: _builtins.int
+        UNCLEANABLE_REASON_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         partition_index: _builtins.int
         partition_size: _builtins.int
@@ -633,6 +634,8 @@ class DescribeLogDirsResponse(_message.Message):
         remote_copy_lag_segments: _builtins.int
         is_future: _builtins.bool
         """the copy that a move to this directory makes; offset_lag: behind the log"""
+        uncleanable_reason: _builtins.str
+        """why compaction gave it up until the broker restarts; empty: it did not"""
         def __init__(
             self,
             *,
@@ -650,10 +653,11 @@ class DescribeLogDirsResponse(_message.Message):
             remote_copy_lag_bytes: _builtins.int = ...,
             remote_copy_lag_segments: _builtins.int = ...,
             is_future: _builtins.bool = ...,
+            uncleanable_reason: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_future", b"is_future", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_copy_lag_bytes", b"remote_copy_lag_bytes", "remote_copy_lag_segments", b"remote_copy_lag_segments", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "highest_remote_offset", b"highest_remote_offset", "is_future", b"is_future", "is_leader", b"is_leader", "local_log_start_offset", b"local_log_start_offset", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_lag", b"offset_lag", "partition_index", b"partition_index", "partition_size", b"partition_size", "remote_copy_lag_bytes", b"remote_copy_lag_bytes", "remote_copy_lag_segments", b"remote_copy_lag_segments", "remote_log_size_bytes", b"remote_log_size_bytes", "topic", b"topic", "uncleanable_reason", b"uncleanable_reason"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
