@@ -83,6 +83,11 @@ class ReplicaConfig:
         return Voter(self.key, self.endpoint, self.listeners)
 
     @property
+    def deference_ms(self) -> int:
+        """How long a Prospective lets another one go first: long enough for an election."""
+        return max(1, self.election_timeout_ms // 10)
+
+    @property
     def update_voter_period_ms(self) -> int:
         return self.fetch_timeout_ms * 2
 

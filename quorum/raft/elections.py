@@ -53,6 +53,8 @@ class Elections(ReplicaCore):
             self._become_unattached(request.epoch, now_ms)
         if request.pre_vote:
             granted = self._grants_pre_vote(request)
+            if granted and isinstance(self.role, Prospective) and self._goes_first(request):
+                self.role.defers_until_ms = now_ms + self.config.deference_ms
         else:
             granted = self._grants_vote(request)
             if granted:
@@ -62,6 +64,14 @@ class Elections(ReplicaCore):
     def _is_up_to_date(self, request: VoteRequest) -> bool:
         theirs = (request.last_offset_epoch, request.last_offset)
         return theirs >= (self.log.last_epoch, self.log.end_offset)
+
+    def _goes_first(self, request: VoteRequest) -> bool:
+        """Of two that lost their leader at the same moment, and grant each other pre-votes, one
+        must begin: else both vote for themselves, and an election timeout is lost."""
+        theirs = (request.last_offset_epoch, request.last_offset)
+        if theirs == (self.log.last_epoch, self.log.end_offset):
+            return request.candidate.replica_id < self.node_id
+        return True  # a longer log: a shorter one gets no pre-vote
 
     def _grants_vote(self, request: VoteRequest) -> bool:
         role = self.role
@@ -197,10 +207,13 @@ class Elections(ReplicaCore):
     # --- timers and sending -----------------------------------------------------------------------
 
     def _poll_prospective(self, role: Prospective, now_ms: int) -> None:
-        if self.voters.has_majority(role.granted):
+        chosen = self.voters.has_majority(role.granted)
+        if chosen and now_ms >= role.defers_until_ms:
             if not self.shutting_down:
                 self._become_candidate(now_ms)
-        elif self.voters.has_majority(role.rejected) or now_ms >= role.election_deadline_ms:
+        elif not chosen and (
+            self.voters.has_majority(role.rejected) or now_ms >= role.election_deadline_ms
+        ):
             self._give_up_pre_vote(role, now_ms)
         else:
             self._ask_for_votes(role, now_ms, pre_vote=True)

@@ -248,6 +248,8 @@ class Replica(Reconfiguring):
     def _role_deadline_ms(self) -> int | None:
         role = self.role
         match role:
+            case Prospective() if self.voters.has_majority(role.granted):
+                return None if self.shutting_down else role.defers_until_ms
             case Unattached() | Prospective() | Candidate() | Resigned():
                 stopped = self.shutting_down and isinstance(role, Unattached | Resigned)
                 watching = isinstance(role, Unattached) and not self.may_elect

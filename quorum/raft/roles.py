@@ -56,6 +56,7 @@ class Prospective:
     election_deadline_ms: int
     granted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
+    defers_until_ms: int = 0  # another that is Prospective, too, goes first
 
 
 @dataclass(slots=True)

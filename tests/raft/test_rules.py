@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from quorum.quorum_state import format_state, parse_state
 from quorum.raft import messages as m
 from quorum.raft.core import RaftInvariantError, ReplicaConfig
-from quorum.raft.effects import ElectionState, RequestReceived, Tick
+from quorum.raft.effects import ElectionState, RequestReceived, ResponseReceived, Tick
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.log_view import Diverging, NeedsSnapshot, Valid, validate_offset_and_epoch
 from quorum.raft.replica import Replica
-from quorum.raft.roles import Candidate, Follower, Leader, Resigned, Unattached
+from quorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot import SnapshotId
 from tidemark.errors import ErrorCode
@@ -196,3 +196,42 @@ def test_quorum_state_reads_back(epoch, leader_id, voted):
 def test_a_broken_quorum_state_is_refused(data):
     with pytest.raises(ValueError):
         parse_state(data)
+
+
+def prospective(node, log):
+    """A replica that lost its leader, and what it asks the others."""
+    found = replica(log=log, state=ElectionState(1, 3), node=node)
+    effects = found.step(Tick(), 2000)
+    assert isinstance(found.role, Prospective)
+    return found, {send.node_id: send for send in effects.sends}
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"), [((5, 5), 1), ((6, 5), 1), ((5, 6), 2)], ids=["equal", "longer", "shorter"]
+)
+def test_of_two_that_lose_their_leader_at_the_same_moment_one_begins(ends, first):
+    (one, asks_one), (two, asks_two) = (
+        prospective(node, FakeLog([(1, 0)], end_offset=end))
+        for node, end in zip((1, 2), ends, strict=True)
+    )
+    answers = {
+        1: ask(one, asks_two[1].request, 2001)[0],
+        2: ask(two, asks_one[2].request, 2001)[0],
+    }
+    one.step(ResponseReceived(asks_one[2].correlation_id, answers[2]), 2002)
+    two.step(ResponseReceived(asks_two[1].correlation_id, answers[1]), 2002)
+    candidates = [node for node, r in ((1, one), (2, two)) if isinstance(r.role, Candidate)]
+    assert candidates == [first]
+
+
+def test_who_lets_another_go_first_does_not_wait_for_long():
+    one, asks = prospective(2, FakeLog([(1, 0)], end_offset=5))
+    ask(one, m.VoteRequest("c", KEYS[2], 1, KEYS[1], 1, 5, True), 2001)
+    granted = m.VoteResponse(m.Header(ErrorCode.NONE, None, 1), vote_granted=True)
+    one.step(ResponseReceived(asks[1].correlation_id, granted), 2002)
+    assert isinstance(one.role, Prospective)
+    due_ms = one.next_deadline_ms()
+    assert 2001 < due_ms <= 2001 + one.config.election_timeout_ms // 10
+    one.step(Tick(), due_ms)
+    assert isinstance(one.role, Candidate)
+    one.validate()
