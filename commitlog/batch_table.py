@@ -1,14 +1,15 @@
 """Many batch headers at once, as columns: what recovery and the cleaner do without an object per
 batch.
 
-The walk from batch to batch is a chain (each length says where the next one begins) and stays a
-Python loop, together with the CRC, which the C library computes; everything else of the headers is
-taken by numpy in one gather. So a batch costs well under a microsecond beside its bytes.
+The walk from batch to batch is a chain (each length says where the next one begins): a kernel, with
+the CRC. Everything else of the headers is taken by numpy in one gather. So a batch costs well under
+a microsecond beside its bytes.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
@@ -46,12 +47,29 @@ _ROW = np.dtype(
 assert _ROW.itemsize == HEADER_BYTES
 
 
-def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[list[int], int, bool]:
-    """Where the whole, undamaged batches of `view` begin, where the last of them ends, and whether
-    a damaged one (not just one that `view` cuts off) follows.
+_KERNEL = "tidemark.records.batch_kernel"
+_PLAIN_BYTES_MAX = 64 << 20
+_walked_bytes = 0
 
-    What is checked is what the bytes alone say: size, magic and CRC.
+
+def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[Any, int, bool]:
+    """Where the whole, undamaged batches of `view` begin (a list or an array), where the last of
+    them ends, and whether a damaged one (not just one that `view` cuts off) follows.
+
+    What is checked is what the bytes alone say: size, magic and CRC. By a kernel, but for the first
+    64 MiB of a process that has not loaded it: that takes longer than to walk over them here.
     """
+    global _walked_bytes
+    _walked_bytes += len(view)
+    if _walked_bytes > _PLAIN_BYTES_MAX or _KERNEL in sys.modules:
+        from tidemark.records import batch_kernel
+
+        return batch_kernel.sound_batches(view, check_crc)
+    return plain_sound_batches(view, check_crc)
+
+
+def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], int, bool]:
+    """`sound_batches` without a kernel."""
     positions: list[int] = []
     at, size = 0, len(view)
     last = size - HEADER_BYTES

@@ -275,14 +275,14 @@ class Cleaning:
             want = max(want, claimed_size(memoryview(file.pread(HEADER_BYTES, position)), 0))
         view = self._read(file, position, min(want, size - position))
         positions, end, damaged = sound_batches(view, check_crc=check_crcs)
-        if not positions and not damaged and len(view) >= HEADER_BYTES:
+        if not len(positions) and not damaged and len(view) >= HEADER_BYTES:
             want = claimed_size(view, 0)
             if want <= size - position:
                 view = self._read(file, position, want)
                 positions, end, damaged = sound_batches(view, check_crc=check_crcs)
         if damaged:
             raise crc_error(header_in(view, end).base_offset)
-        if not positions:
+        if not len(positions):
             raise CorruptMessageError(f"{file.name} ends within the batch at byte {position}")
         self._are_large = 2 * end > self.io.buffer_bytes * len(positions)
         return BatchTable(view[:end], positions)

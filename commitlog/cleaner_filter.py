@@ -17,7 +17,6 @@ control batches, compressed ones and those of transactions one by one.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,8 +46,6 @@ from tidemark.records import compact_kernels as kernels
 from tidemark.records.compression import compress, decompress
 from tidemark.records.header import CODEC_MASK, COMPRESSION_NAMES
 from tidemark.records.kernels import FAULTS
-
-_CRC = struct.Struct(">I")
 
 
 def check_crc(view: memoryview, header: Header) -> None:
@@ -152,7 +149,9 @@ class BatchFilter:
         if not kernels.decide(rows, outcomes, horizon_ms, last_offset, chunk.fates):
             return Filtered(table, False)
         actions = chunk.fates[:, kernels.ACTION].tolist()
-        self._check_touched(chunk, actions)
+        damaged = kernels.first_damaged(data, rows, chunk.fates)
+        if damaged >= 0:  # it is never signed anew, and never dropped
+            raise crc_error(int(rows[damaged, kernels.BASE_OFFSET]))
         for row, action in enumerate(actions):
             if action == kernels.SPECIAL and row not in chunk.by_hand:
                 self._leave_empty(chunk, row, last_offset)
@@ -163,16 +162,6 @@ class BatchFilter:
         kept, keyless = outcomes[:, (kernels.KEPT, kernels.KEYLESS)].sum(axis=0).tolist()
         self.stats.records_kept += kept
         self.stats.keyless_dropped += keyless
-
-    def _check_touched(self, chunk: _Chunk, actions: list[int]) -> None:
-        """Damage is never signed anew, and never dropped."""
-        view = chunk.table.view
-        ends = chunk.rows[:, kernels.END].tolist()
-        for row, begin in enumerate(chunk.table.positions.tolist()):
-            if actions[row] != kernels.WHOLE and row not in chunk.by_hand:
-                (crc,) = _CRC.unpack_from(view, begin + CRC_POSITION)
-                if crc32c(view[begin + ATTRIBUTES_POSITION : ends[row]]) != crc:
-                    raise crc_error(int(chunk.rows[row, kernels.BASE_OFFSET]))
 
     def _leave_empty(self, chunk: _Chunk, row: int, last_offset: int) -> None:
         """A batch none of whose records stay: dropped, or an empty one in its place."""
@@ -272,7 +261,6 @@ class BatchFilter:
     def _assemble(self, chunk: _Chunk, marks: Any) -> BatchTable:
         """The batches that stay, one behind the other."""
         rows, fates = chunk.rows, chunk.fates
-        actions = fates[:, kernels.ACTION]
         growth = int(fates[:, kernels.NEW_COUNT].sum()) * kernels.GROWTH_BYTES_MAX
         room = len(chunk.table.view) + growth + sum(map(len, chunk.by_hand.values()))
         if room > len(self._out):
@@ -290,12 +278,7 @@ class BatchFilter:
                 positions[written] = used
                 state[:] = row + 1, used + len(batch), written + 1
         _, used, written = state.tolist()
-        view = memoryview(self._out)[:used]
-        kept = actions[actions != kernels.DROP]
-        ends = np.append(positions[1:written], used)
-        fresh = kept == kernels.REWRITE
-        _sign(view, positions[:written][fresh].tolist(), ends[fresh].tolist())
-        return BatchTable(view, positions[:written])
+        return BatchTable(memoryview(self._out)[:used], positions[:written])
 
     def _rewritten(
         self,
@@ -338,12 +321,6 @@ class BatchFilter:
         )
 
 
-def _sign(view: memoryview, begins: list[int], ends: list[int]) -> None:
-    """Gives each batch its CRC."""
-    for begin, end in zip(begins, ends, strict=True):
-        _CRC.pack_into(view, begin + CRC_POSITION, crc32c(view[begin + ATTRIBUTES_POSITION : end]))
-
-
 def _assembled(
     header: Header,
     body: bytes | memoryview,
@@ -363,5 +340,6 @@ def _assembled(
     )
     batch = bytearray(changed.packed)
     batch += body
-    _sign(memoryview(batch), [0], [len(batch)])
+    crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
+    batch[CRC_POSITION:ATTRIBUTES_POSITION] = crc.to_bytes(4, "big")
     return bytes(batch)

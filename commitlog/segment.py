@@ -378,7 +378,7 @@ class Segment:
         while is_sound and self._size - end >= HEADER_BYTES:
             got = view[: self.file.pread_into(view, end)]
             positions, stop, is_damaged = sound_batches(got)
-            if not positions:
+            if not len(positions):
                 wanted = 0 if is_damaged or len(got) < HEADER_BYTES else claimed_size(got, 0)
                 if not len(view) < wanted <= self._size - end:
                     break
@@ -387,7 +387,7 @@ class Segment:
             table = BatchTable(got, positions)
             count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
             if count < len(positions):
-                stop, is_damaged = positions[count], True
+                stop, is_damaged = int(positions[count]), True
                 table.keep(count)
             if count:
                 self._index_table(table, end)

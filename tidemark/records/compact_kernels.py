@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from tidemark.records.crc_kernel import crc_of, load_word
 from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
 from tidemark.records.kernels import (
     FAULT_FIELD,
@@ -96,9 +97,7 @@ def _siphash(data: Bytes, at: int, size: int, key0: int, key1: int) -> tuple[int
     v2 = wide(0x6C7967656E657261) ^ key0
     v3 = wide(0x7465646279746573) ^ key1
     for _ in range(size >> 3):
-        word = wide(0)
-        for byte in range(8):
-            word |= wide(data[at + byte]) << (8 * byte)
+        word = load_word(data, at)
         v3 ^= word
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
@@ -334,6 +333,20 @@ def mark(
     return 0
 
 
+@kernel(INT64(readable(UINT8), _ROWS, _ROWS))
+def first_damaged(data: Bytes, rows: Ints64, fates: Ints64) -> int:
+    """The first batch that does not stay WHOLE and fails its CRC; -1 where there is none."""
+    for row in range(len(rows)):
+        if fates[row, ACTION] != WHOLE:
+            begin, end = rows[row, BEGIN] - _HEADER_BYTES, rows[row, END]
+            if begin < 0 or end > len(data):
+                return row
+            crc = _big_endian(data, begin + 17, 4) & 0xFFFFFFFF
+            if crc_of(data, begin + 21, end) != crc:
+                return row
+    return -1
+
+
 @kernel(INT64(_ROWS, _ROWS, INT64, INT64, types.Array(INT64, 2, "C")))
 def decide(rows: Ints64, outcomes: Ints64, horizon_ms: int, last_offset: int, fates: Ints64) -> int:
     """What becomes of the batches that `mark` looked at; how many of all do not stay WHOLE.
@@ -460,8 +473,8 @@ def assemble(
 
     Goes on where `state` says (row, bytes of `out` used, batches written), and ends behind the last
     row or at one that is SPECIAL. `positions` gets where each batch begins. A row's records begin
-    61 bytes behind its batch. Rewritten batches keep their header but for the fields in `fates`,
-    and have a CRC of 0: whoever calls signs them.
+    61 bytes behind its batch. Rewritten batches keep their header but for the fields in `fates`
+    and the CRC.
     """
     row, used, written = state[AT_ROW], state[USED], state[WRITTEN]
     while row < len(rows) and fates[row, ACTION] != SPECIAL:
@@ -492,11 +505,11 @@ def assemble(
         if end < 0:
             return end
         _put_big_endian(out, used + 8, end - used - 12, 4)
-        _put_big_endian(out, used + 17, 0, 4)
         _put_big_endian(out, used + 21, fate[NEW_ATTRIBUTES], 2)
         _put_big_endian(out, used + 27, fate[NEW_BASE_TIME], 8)
         _put_big_endian(out, used + 35, fate[NEW_MAX_TIME], 8)
         _put_big_endian(out, used + 57, fate[NEW_COUNT], 4)
+        _put_big_endian(out, used + 17, crc_of(out, used + 21, end), 4)
         used = end
     state[AT_ROW], state[USED], state[WRITTEN] = row, used, written
     return 0

@@ -1,0 +1,147 @@
+"""CRC-32C for kernels: the checksum of batches, without a call from Python for each of them.
+
+The processor's own instruction where it has one (SSE 4.2, ARMv8 CRC), tables of slicing-by-8
+otherwise. Three parts of a buffer go side by side, since the instruction gives its result three
+cycles after it can take the next word; their sums are joined by a table that says what a sum
+becomes when `LANE_BYTES` zeros follow (the polynomial is linear: Adler, crc32c.c, zlib). For single
+buffers of Python the crc32c package does the same.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import binding, ir  # type: ignore[import-untyped, unused-ignore]
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from tidemark.records.jit import INT64, UINT8, helper, kernel, readable
+from tidemark.records.kernels import Bytes, wide
+
+LANE_BYTES = 512
+_POLYNOMIAL = 0x82F63B78  # reversed
+_MASK = 0xFFFFFFFF
+
+
+def _instruction() -> tuple[str, int]:
+    """LLVM's name of the instruction and the bits of its sum; ("", 0) where there is none."""
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return "", 0  # numba compiles for another processor than this one
+    features = binding.get_host_cpu_features()
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
+        return "llvm.x86.sse42.crc32.64.64", 64
+    if machine in ("aarch64", "arm64") and features.get("crc"):
+        return "llvm.aarch64.crc32cx", 32
+    return "", 0
+
+
+_NAME, _BITS = _instruction()
+
+
+def _tables() -> npt.NDArray[np.int64]:
+    """Row k: what a byte becomes when k bytes follow it."""
+    tables = np.zeros((8, 256), np.int64)
+    row = np.arange(256, dtype=np.int64)
+    for _ in range(8):
+        row = np.where(row & 1, (row >> 1) ^ _POLYNOMIAL, row >> 1)
+    tables[0] = row
+    for k in range(1, 8):
+        tables[k] = tables[0][tables[k - 1] & 0xFF] ^ (tables[k - 1] >> 8)
+    return tables
+
+
+def _shifts(tables: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Row k: what byte k of a sum becomes when LANE_BYTES zeros follow."""
+    sums = np.arange(256, dtype=np.int64) << (8 * np.arange(4, dtype=np.int64))[:, None]
+    for _ in range(LANE_BYTES):
+        sums = tables[0][sums & 0xFF] ^ (sums >> 8)
+    return sums
+
+
+_TABLES = _tables()
+_SHIFTS = _shifts(_TABLES)
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def load_word(_context: Any, data: Any, at: Any) -> Any:
+    """Eight bytes as a little-endian number; the caller has checked the bounds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        pointer = builder.gep(array.data, [args[1]])
+        word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()), align=1)
+        return word if sys.byteorder == "little" else builder.bswap(word)
+
+    return types.int64(data, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _by_instruction(_context: Any, crc: Any, word: Any) -> Any:
+    """The sum with eight bytes more."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide, own = ir.IntType(64), ir.IntType(_BITS)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(own, [own, wide]), _NAME
+        )
+        before = args[0] if _BITS == 64 else builder.trunc(args[0], own)
+        after = builder.call(function, [before, args[1]])
+        return after if _BITS == 64 else builder.zext(after, wide)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _by_tables(crc: int, word: int) -> int:
+    word ^= crc
+    after = wide(0)
+    for k in range(8):
+        after ^= _TABLES[7 - k, (word >> (8 * k)) & 0xFF]
+    return after
+
+
+_step: Callable[[int, int], int] = _by_instruction if _NAME else helper(_by_tables)
+
+
+@helper
+def _shifted(crc: int) -> int:
+    after = wide(0)
+    for k in range(4):
+        after ^= _SHIFTS[k, (crc >> (8 * k)) & 0xFF]
+    return after
+
+
+@helper
+def crc_of(data: Bytes, at: int, end: int) -> int:
+    """The CRC-32C of data[at:end]; the caller has checked the bounds."""
+    crc = wide(_MASK)
+    while end - at >= 3 * LANE_BYTES:
+        second, third = wide(0), wide(0)
+        for _ in range(LANE_BYTES // 8):
+            crc = _step(crc, load_word(data, at))
+            second = _step(second, load_word(data, at + LANE_BYTES))
+            third = _step(third, load_word(data, at + 2 * LANE_BYTES))
+            at += 8
+        crc = _shifted(_shifted(crc) ^ second) ^ third
+        at += 2 * LANE_BYTES
+    while end - at >= 8:
+        crc = _step(crc, load_word(data, at))
+        at += 8
+    while at < end:
+        crc = _TABLES[0, (crc ^ data[at]) & 0xFF] ^ (crc >> 8)
+        at += 1
+    return crc ^ _MASK
+
+
+@kernel(INT64(readable(UINT8), INT64, INT64))
+def crc32c(data: Bytes, begin: int, end: int) -> int:
+    """The CRC-32C of data[begin:end]; -1 where those are no bounds of it."""
+    if begin < 0 or begin > end or end > len(data):
+        return -1
+    return crc_of(data, begin, end)
