@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from commitlog.log_directory import LogDirectory
 from node.server import Server
 from node.storage import format_storage
+from quorum.image import PartitionRegistration
 from tests.node.cluster import batch, values_of
 from tests.node.fakes import CLUSTER_ID
 from tests.node.test_server import Client, combined_config, serve
@@ -52,15 +54,19 @@ async def codes(client: Client, *topics: str) -> list[int]:
     return [answer.responses[0].error_code for answer in answers]
 
 
-async def until_noted(server: Server, *topics: str) -> None:
-    """Until the image knows in which directories the replicas are."""
+def partition_of(server: Server, topic: str) -> PartitionRegistration:
     assert server.loader is not None
+    found = server.loader.image.topics.get(topic)
+    assert found is not None
+    return found.partitions[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
     for _ in range(500):
-        found = [server.loader.image.topics.get(topic) for topic in topics]
-        if all(topic and topic.partitions[0].directory_of(1) for topic in found):
+        if condition():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError("the directories are not noted")
+    raise AssertionError("it does not come about")
 
 
 async def errors_of_directories(client: Client) -> dict[str, tuple[int, str]]:
@@ -76,17 +82,13 @@ def test_a_directory_is_pulled_out_stays_away_and_comes_back(tmp_path: Path) -> 
         await client.create("x", flush_messages="1")
         await client.create("y", flush_messages="1")
         assert await codes(client, "x", "y") == [0, 0]
-        await until_noted(server, "x", "y")
+        await until(
+            lambda: all(partition_of(server, topic).directory_of(1) is not None for topic in "xy")
+        )
         assert directory_of(server, "y").path[-1] == "b"
         pull_out(directory_of(server, "y"))
-        assert server.loader is not None
-        for _ in range(500):
-            y = server.loader.image.topics.get("y")
-            assert y is not None
-            if y.partitions[0].leader is None:
-                break
-            await asyncio.sleep(0.02)
-        assert (y.partitions[0].leader, y.partitions[0].isr) == (None, (1,))
+        await until(lambda: partition_of(server, "y").leader is None)
+        assert partition_of(server, "y").isr == (1,)
         assert await codes(client, "x", "y") == [0, ErrorCode.KAFKA_STORAGE_ERROR]
         assert await errors_of_directories(client) == {
             "a": (0, ""),
