@@ -8,6 +8,7 @@ a microsecond beside its bytes.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from bisect import bisect_right
@@ -44,6 +45,7 @@ _ROW = np.dtype(
         ("record_count", ">i4"),
     ]
 )
+_BYTES = np.dtype((np.void, HEADER_BYTES))
 assert _ROW.itemsize == HEADER_BYTES
 
 
@@ -107,21 +109,24 @@ class IndexEntries(NamedTuple):
 
 
 class BatchTable:
-    """The headers of whole batches that begin at `positions` of `view`, in that order.
+    """The headers of the whole batches that `view` consists of; they begin at `positions`.
 
-    The columns are copies: the view may be filled anew while a table lives.
+    The columns are copied when one is first asked for.
     """
 
     def __init__(self, view: memoryview, positions: Any) -> None:
-        starts = max(0, len(view) - HEADER_BYTES + 1)
-        # a header at each byte, none copied; void: a gather of structs goes field by field
-        every = np.ndarray((starts,), np.dtype((np.void, HEADER_BYTES)), view, 0, (1,))
         self.view = view
-        self.positions: Any = np.array(positions, np.int64)
-        self._rows: Any = every[self.positions].view(_ROW)
+        self.positions: Any = np.asarray(positions, np.int64)
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @functools.cached_property
+    def _rows(self) -> Any:
+        starts = max(0, len(self.view) - HEADER_BYTES + 1)
+        # a header at each byte, none copied; void: a gather of structs goes field by field
+        every = np.ndarray((starts,), _BYTES, self.view, 0, (1,))
+        return every[self.positions].view(_ROW)
 
     def column(self, name: str) -> Any:
         """A header field of all batches, as int64."""
@@ -144,14 +149,11 @@ class BatchTable:
         good &= (relative <= reach) & (relative + delta <= reach)
         return len(good) if good.all() else int(good.argmin())
 
-    @property
-    def end_position(self) -> int:
-        """Where the last batch ends in the view; there must be one."""
-        return int(self.positions[-1]) + int(self._rows[-1]["batch_length"]) + OVERHEAD_BYTES
-
     def fitting(self, room_bytes: int) -> int:
         """How many batches, from the first on, are together no larger than this."""
-        ends = self.positions + self.column("batch_length") + (OVERHEAD_BYTES - self.positions[0])
+        if len(self.view) <= room_bytes:
+            return len(self)
+        ends = np.append(self.positions[1:], len(self.view))
         return int(np.searchsorted(ends, room_bytes, "right"))
 
     def split(self, count: int) -> tuple[BatchTable, BatchTable]:
@@ -166,13 +168,13 @@ class BatchTable:
 
     def keep(self, count: int) -> None:
         """Forgets the batches behind the first `count`."""
+        self.view = self.view[: int(self.positions[count])]
         self.positions, self._rows = self.positions[:count], self._rows[:count]
 
     @property
     def next_offset(self) -> int:
         """The offset after the last batch; there must be one."""
-        row = self._rows[-1]
-        return int(row["base_offset"]) + int(row["last_offset_delta"]) + 1
+        return self.header(-1).next_offset
 
     @property
     def has_producers(self) -> bool:
@@ -217,10 +219,10 @@ class BatchTable:
 
 def _spaced(positions: Any, last_indexed: int, interval_bytes: int) -> Any:
     """The rows of the positions that are more than the interval behind the one taken before."""
-    listed: list[int] = positions.tolist()
-    row = bisect_right(listed, last_indexed + interval_bytes)
-    if (np.diff(positions[row:]) > interval_bytes).all():
+    row = int(np.searchsorted(positions, last_indexed + interval_bytes, "right"))
+    if len(positions) < row + 2 or np.diff(positions[row:]).min() > interval_bytes:
         return slice(row, None)
+    listed: list[int] = positions.tolist()
     rows: list[int] = []
     while row < len(listed):
         rows.append(row)

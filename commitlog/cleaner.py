@@ -114,6 +114,7 @@ class Cleaning:
         self._prepare_groups(offset_map)
 
     def _prepare_groups(self, offset_map: OffsetMap) -> None:
+        offset_map.seal(self._first_dirty)
         self._sizes = [item for item in self._sizes if item[0].base_offset < self.end_offset]
         self._filter = BatchFilter(
             offset_map,
@@ -145,7 +146,7 @@ class Cleaning:
         self, segment: Segment, size: int, offset_map: OffsetMap, walk: TransactionWalk
     ) -> None:
         for table, _ in self._chunks(segment, size, check_crcs=True):
-            self.stats.bytes_mapped += table.end_position
+            self.stats.bytes_mapped += len(table.view)
             data, rows, _ = rows_of(table, self.now_ms)
             for row in np.nonzero(rows[:, kernels.SKIP])[0].tolist():
                 header = table.header(row)
@@ -192,7 +193,7 @@ class Cleaning:
         target = self._new_target(group, group.old[0].base_offset)
         for segment, size in members:
             for table, is_last in self._chunks(segment, size):
-                self.stats.bytes_read += table.end_position
+                self.stats.bytes_read += len(table.view)
                 is_end = is_last and segment is filled[-1]
                 last_offset = table.next_offset - 1 if is_end else -1
                 target = self._filter_chunk(group, target, table, last_offset)
@@ -263,8 +264,8 @@ class Cleaning:
             while position < size:
                 self.io.check()
                 table = self._read_chunk(file, position, size, check_crcs)
-                position += table.end_position
-                self.io.throttle.spend(table.end_position)
+                position += len(table.view)
+                self.io.throttle.spend(len(table.view))
                 yield table, position == size
         finally:
             file.close()

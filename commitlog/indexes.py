@@ -14,7 +14,6 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 from commitlog.files import Directory
@@ -114,13 +113,13 @@ class OffsetIndex(_IndexFile):
 
     def load(self) -> None:
         """Reads the file; CorruptIndexError where it is no index."""
-        flat = array("i")
-        flat.frombytes(self._read())
-        flat.byteswap()
-        self._offsets, self._positions = flat[0::2], flat[1::2]
-        for values in (self._offsets, self._positions):
-            if any(a >= b for a, b in pairwise(values)) or (values and values[0] < 0):
-                raise CorruptIndexError(f"the entries of {self.name} do not rise")
+        import numpy as np
+
+        entries = np.frombuffer(self._read(), ">i4").astype("i4").reshape(-1, 2)
+        if len(entries) and (entries[0].min() < 0 or not (entries[1:] > entries[:-1]).all()):
+            raise CorruptIndexError(f"the entries of {self.name} do not rise")
+        self._offsets = array("i", entries[:, 0].tobytes())
+        self._positions = array("i", entries[:, 1].tobytes())
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -208,14 +207,19 @@ class TimeIndex(_IndexFile):
 
     def load(self) -> None:
         """Reads the file; CorruptIndexError where it is no index."""
-        timestamps, offsets = array("q"), array("i")
-        for timestamp, offset in TIME_ENTRY.iter_unpack(self._read()):
-            previous = timestamps[-1] if timestamps else -1
-            if timestamp <= previous or offset < (offsets[-1] if offsets else 0):
-                raise CorruptIndexError(f"the entries of {self.name} do not rise")
-            timestamps.append(timestamp)
-            offsets.append(offset)
-        self._timestamps, self._offsets = timestamps, offsets
+        import numpy as np
+
+        entries = np.frombuffer(self._read(), np.dtype([("timestamp", ">i8"), ("offset", ">i4")]))
+        timestamps, offsets = entries["timestamp"].astype("i8"), entries["offset"].astype("i4")
+        if len(entries) and (
+            timestamps[0] < 0
+            or offsets[0] < 0
+            or not (timestamps[1:] > timestamps[:-1]).all()
+            or not (offsets[1:] >= offsets[:-1]).all()
+        ):
+            raise CorruptIndexError(f"the entries of {self.name} do not rise")
+        self._timestamps = array("q", timestamps.tobytes())
+        self._offsets = array("i", offsets.tobytes())
 
     def __len__(self) -> int:
         return len(self._timestamps)

@@ -36,6 +36,7 @@ class OffsetMap:
         self.entries = 0
         self.latest_offset = -1
         self._table = np.zeros((min(_SLOTS_MIN, self._slots_max), 3), np.int64)
+        self._live, self._live_from = np.zeros(0, np.uint8), 0
         secret = secrets.token_bytes(16) if secret is None else secret
         self._key0 = int.from_bytes(secret[:8], "little", signed=True)
         self._key1 = int.from_bytes(secret[8:16], "little", signed=True)
@@ -82,11 +83,30 @@ class OffsetMap:
         self.entries = kernels.rehash(self._table, larger)
         self._table = larger
 
+    def seal(self, first_offset: int) -> None:
+        """All keys from `first_offset` to `latest_offset` are in: from then on a bit per offset
+        says which are the last of their key, and `mark` need not look for keys again. Left out
+        where offsets are so sparse that the bits would be more than an eighth of the map.
+        """
+        size = (self.latest_offset - first_offset) // 8 + 1
+        if 0 < size <= len(self._table) * ENTRY_BYTES // 8:
+            self._live, self._live_from = np.zeros(size, np.uint8), first_offset
+            kernels.note_live(self._table, first_offset, self._live)
+
     def mark(self, data: Any, rows: Any, keep: Any) -> Any:
         """Marks the records that stay in `keep`; an outcome row per batch. CorruptMessageError."""
         outcomes = np.zeros((len(rows), kernels.OUTCOME_FIELDS), np.int64)
         result = kernels.mark(
-            data, rows, self.latest_offset, self._key0, self._key1, self._table, keep, outcomes
+            data,
+            rows,
+            self.latest_offset,
+            self._key0,
+            self._key1,
+            self._table,
+            self._live,
+            self._live_from,
+            keep,
+            outcomes,
         )
         if result < 0:
             raise CorruptMessageError(f"a batch to be compacted has {FAULTS[result]}")

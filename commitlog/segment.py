@@ -384,7 +384,7 @@ class Segment:
                     break
                 view = memoryview(bytearray(wanted))  # one batch is larger than the chunk
                 continue
-            table = BatchTable(got, positions)
+            table = BatchTable(got[:stop], positions)
             count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
             if count < len(positions):
                 stop, is_damaged = int(positions[count]), True

@@ -63,10 +63,10 @@ GROWTH_BYTES_MAX = 14
 _ROWS = types.Array(INT64, 2, "C", readonly=True)
 _MAP = types.Array(INT64, 2, "C")
 _HEADER_BYTES = 61
+_BLOCK = 64  # keys that are looked up one right after the other, so that cache misses overlap
 DELETE_HORIZON = 0x40
 _APPEND_TIME = 0x08
 _NO_PLAIN_DATA = 0x37  # a codec, a transaction, control records
-_LOW_63 = 0x7FFFFFFFFFFFFFFF
 
 
 @helper
@@ -130,7 +130,7 @@ def siphash(data: Bytes, key0: int, key1: int, out: Ints64) -> None:
 def _slot_of(table: Ints64, first: int, second: int) -> int:
     """The row of a key, or the free row where it belongs. The table is never full."""
     slots = len(table)
-    slot = (first & _LOW_63) % slots
+    slot = (((first >> 32) & 0xFFFFFFFF) * slots) >> 32  # less than 2^31 slots
     while table[slot, 2] != 0 and (table[slot, 0] != first or table[slot, 1] != second):
         slot += 1
         if slot == slots:
@@ -206,6 +206,23 @@ def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, i
     return end, time_delta, delta, at, length
 
 
+@helper
+def _put_hashes(hashes: Ints64, count: int, table: Ints64, entries: int, entries_max: int) -> int:
+    """Puts hashes with their offsets + 1 into the map; the number of entries, or FAULT_FULL."""
+    for index in range(count):
+        first, second = hashes[index, 0], hashes[index, 1]
+        slot = _slot_of(table, first, second)
+        if table[slot, 2] == 0:
+            if entries >= entries_max:
+                return FAULT_FULL
+            table[slot, 0] = first
+            table[slot, 1] = second
+            entries += 1
+        # plain batches of a chunk may come after later, compressed ones
+        table[slot, 2] = max(table[slot, 2], hashes[index, 2])
+    return entries
+
+
 @kernel(INT64(readable(UINT8), _ROWS, INT64, INT64, INT64, _MAP, INT64, INT64))
 def put_keys(
     data: Bytes,
@@ -222,6 +239,8 @@ def put_keys(
     Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault. Rows
     with SKIP are left out.
     """
+    hashes = np.empty((_BLOCK, 3), np.int64)
+    waiting = 0
     for row in range(len(rows)):
         batch = rows[row]
         if batch[SKIP]:
@@ -236,19 +255,19 @@ def put_keys(
             offset = batch[BASE_OFFSET] + delta
             if length >= 0 and offset >= start_offset:
                 first, second = _siphash(data, key_at, length, key0, key1)
-                slot = _slot_of(table, first, second)
-                if table[slot, 2] == 0:
-                    if entries >= entries_max:
-                        return FAULT_FULL
-                    table[slot, 0] = first
-                    table[slot, 1] = second
-                    entries += 1
-                # plain batches of a chunk may come after later, compressed ones
-                table[slot, 2] = max(table[slot, 2], offset + 1)
+                hashes[waiting, 0] = first
+                hashes[waiting, 1] = second
+                hashes[waiting, 2] = offset + 1
+                waiting += 1
+                if waiting == _BLOCK:
+                    entries = _put_hashes(hashes, waiting, table, entries, entries_max)
+                    if entries < 0:
+                        return entries
+                    waiting = 0
             at = end
         if at != batch_end:
             return FAULT_TAIL
-    return entries
+    return _put_hashes(hashes, waiting, table, entries, entries_max)
 
 
 @kernel(INT64(_MAP, _MAP))
@@ -264,6 +283,18 @@ def rehash(table: Ints64, larger: Ints64) -> int:
     return entries
 
 
+@kernel(INT64(_MAP, INT64, writable(UINT8)))
+def note_live(table: Ints64, first_offset: int, live: Bytes) -> int:
+    """Sets the bits of the last offsets of all keys, bit 0 being `first_offset`; how many."""
+    noted = 0
+    for row in range(len(table)):
+        bit = table[row, 2] - 1 - first_offset
+        if table[row, 2] != 0 and 0 <= bit < 8 * len(live):
+            live[bit >> 3] |= 1 << (bit & 7)
+            noted += 1
+    return noted
+
+
 @kernel(
     INT64(
         readable(UINT8),
@@ -272,6 +303,8 @@ def rehash(table: Ints64, larger: Ints64) -> int:
         INT64,
         INT64,
         _MAP,
+        readable(UINT8),
+        INT64,
         writable(UINT8),
         types.Array(INT64, 2, "C"),
     )
@@ -283,6 +316,8 @@ def mark(
     key0: int,
     key1: int,
     table: Ints64,
+    live: Bytes,
+    live_from: int,
     keep: Bytes,
     outcomes: Ints64,
 ) -> int:
@@ -290,7 +325,7 @@ def mark(
 
     A record stays when the map does not reach it (its offset is above `latest_offset`), or when it
     is the last of its key and no tombstone whose time is over (the row's DROP_DELETES). Rows with
-    SKIP are left out.
+    SKIP are left out. From `live_from` on the bits of `note_live` say it without the key.
     """
     for row in range(len(rows)):
         batch = rows[row]
@@ -313,9 +348,13 @@ def mark(
             if length < 0:
                 outcome[KEYLESS] += 1
             elif not stays:
-                first, second = _siphash(data, key_at, length, key0, key1)
-                found = table[_slot_of(table, first, second), 2] - 1
-                stays = offset >= found and (value >= 0 or batch[DROP_DELETES] == 0)
+                bit = offset - live_from
+                if 0 <= bit < 8 * len(live):
+                    is_last = (live[bit >> 3] >> (bit & 7)) & 1 != 0
+                else:
+                    first, second = _siphash(data, key_at, length, key0, key1)
+                    is_last = offset >= table[_slot_of(table, first, second), 2] - 1
+                stays = is_last and (value >= 0 or batch[DROP_DELETES] == 0)
             keep[batch[FIRST_MARK] + index] = 1 if stays else 0
             if stays:
                 timestamp = batch[BASE_TIME] + time_delta
