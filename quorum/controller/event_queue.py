@@ -1,4 +1,7 @@
-"""One piece of work at a time, urgent ones first, with room for the event loop in between.
+"""Pieces of work in order, urgent ones first, some to a turn of the event loop.
+
+What is appended to the log within one turn is one batch of it, so a turn takes several pieces as
+long as they are small; then the event loop has room for other things.
 
 Heartbeats go ahead of everything else: a controller that is busy creating topics must not fence its
 cluster meanwhile. The queue is bounded; when it is full the caller gets a retriable error.
@@ -12,7 +15,12 @@ from collections.abc import Callable
 
 from tidemark.errors import ThrottlingQuotaExceededError
 
-Work = Callable[[], None]
+Work = Callable[[], int]
+"""Gives how many records it wrote."""
+
+WORK_PER_TURN_MAX = 32
+RECORDS_PER_TURN = 100
+"""After so many records the rest waits for the next turn."""
 
 
 class EventQueue:
@@ -42,14 +50,14 @@ class EventQueue:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_one)
+            asyncio.get_running_loop().call_soon(self._run_some)
 
-    def _run_one(self) -> None:
+    def _run_some(self) -> None:
         self._scheduled = False
-        queue = self._urgent or self._normal
-        if not queue:
-            return
-        work = queue.popleft()
+        written = 0
+        for _ in range(min(len(self), WORK_PER_TURN_MAX)):
+            written += (self._urgent or self._normal).popleft()()
+            if written >= RECORDS_PER_TURN:
+                break
         if len(self):
             self._schedule()
-        work()

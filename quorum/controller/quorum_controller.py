@@ -159,9 +159,14 @@ class QuorumController:
             self._claim(leader.epoch)
 
     def stop(self) -> None:
-        """Answers nobody any more; who waits gets NotControllerError."""
+        """Answers nobody any more; who waits gets NotControllerError. Another voter takes over at
+        once, before this node's listener is closed."""
         self._stopped = True
+        epoch = self._core.epoch if self._core.is_active else None
         self._renounce("this node is shutting down")
+        own_id = self._raft.node_id
+        if epoch is not None and any(v.replica_id != own_id for v in self._raft.describe().voters):
+            self._raft.resign(epoch)
 
     def _claim(self, epoch: int) -> None:
         _log.info("node %d is the active controller of epoch %d", self._raft.node_id, epoch)
@@ -198,25 +203,27 @@ class QuorumController:
                 f"not committed within {wanted_ms} ms; it may be yet"
             ) from None
 
-    def _process(self, generate: Generate[R], future: asyncio.Future[R]) -> None:
+    def _process(self, generate: Generate[R], future: asyncio.Future[R]) -> int:
+        """Carries one event out; gives the number of records it wrote."""
         if future.done():
-            return
+            return 0
         try:
             result = generate(self._now_ms())
             self._append(result)
         except ApiError as error:
             future.set_exception(error)
-            return
+            return 0
         except Exception as error:
             _log.exception("a controller event failed")
             future.set_exception(UnknownServerError(str(error)))
-            return
+            return 0
         # Without records of its own it waits for those before it (the image it read from).
         offset = self._core.image.offset
         if offset <= self._loader.image.offset:
             future.set_result(result.response)
         else:
             self._pending.append(_Pending(offset, future, result.response))
+        return sum(map(len, result.groups))
 
     def _append(self, result: ControllerResult[Any]) -> None:
         """Appends and replays; raises ApiError. What can not be replayed ends the leadership."""

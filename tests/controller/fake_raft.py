@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from quorum.raft_client import CommittedBatch, LeaderAndEpoch, QuorumInfo, RaftListener
+from quorum.raft_client import CommittedBatch, LeaderAndEpoch, QuorumInfo, RaftListener, ReplicaInfo
 from snapshot.names import SnapshotId
 from tidemark.errors import NotControllerError
 from tidemark.types import Endpoint
@@ -162,8 +162,9 @@ class FakeRaft:
         self.snapshots.append(FakeSnapshot(SnapshotId(end_offset, epoch), list(values)))
 
     def describe(self) -> QuorumInfo:
+        voters = tuple(ReplicaInfo(n, None, None, None, None) for n in sorted(self._quorum.nodes))
         return QuorumInfo(
-            self._quorum.leader_id, self.epoch, self.high_watermark, (), (), self.endpoints
+            self._quorum.leader_id, self.epoch, self.high_watermark, voters, (), self.endpoints
         )
 
     def leader_endpoint(self) -> Endpoint | None:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from quorum.controller.core import ControllerCore
-from quorum.controller.event_queue import EventQueue
+from quorum.controller.event_queue import RECORDS_PER_TURN, WORK_PER_TURN_MAX, EventQueue
 from quorum.controller.quorum_controller import QuorumController
 from quorum.features import ranges_to_wire
 from quorum.metadata_loader import MetadataLoader
@@ -89,6 +89,27 @@ def test_the_epoch_of_a_broker_is_the_offset_of_its_record_in_the_log() -> None:
         assert b"127.0.0.1" in batch.values[epoch - batch.base_offset]
 
     in_virtual_time(scenario)
+
+
+def test_a_controller_that_stops_gives_the_leadership_up_at_once() -> None:
+    async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
+        second.controller.stop()
+        assert quorum.leader_id == 1, "who does not lead has nothing to give up"
+        first.controller.stop()
+        assert quorum.leader_id is None
+
+    in_virtual_time(scenario)
+
+
+def test_a_controller_that_stops_alone_does_not_elect_itself_again() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum()
+        only = Node(quorum, 1)
+        quorum.elect(1)
+        only.controller.stop()
+        assert (quorum.leader_id, quorum.epoch) == (1, 1)
+
+    virtual_time.run(main())
 
 
 def test_an_answer_comes_only_with_the_commit() -> None:
@@ -238,13 +259,41 @@ def test_an_append_refused_by_the_log_ends_the_leadership() -> None:
 def test_urgent_work_goes_first_and_a_full_queue_says_so() -> None:
     async def main() -> None:
         queue, ran = EventQueue(limit=2), list[str]()
+
+        def work(name: str) -> Callable[[], int]:
+            return lambda: len(ran.append(name) or ())
+
         for name in ("a", "b"):
-            queue.add(lambda name=name: ran.append(name))  # type: ignore[misc]
+            queue.add(work(name))
         with pytest.raises(ThrottlingQuotaExceededError):
-            queue.add(lambda: None)
-        queue.add(lambda: ran.append("heartbeat"), urgent=True)
+            queue.add(work("c"))
+        queue.add(work("heartbeat"), urgent=True)
         await asyncio.sleep(1)
         assert ran == ["heartbeat", "a", "b"]
         assert len(queue) == 0
+
+    virtual_time.run(main())
+
+
+def test_small_pieces_share_a_turn_and_large_ones_leave_room_in_between() -> None:
+    async def main() -> None:
+        queue, turns = EventQueue(limit=1000), [0]
+
+        def work(records: int) -> int:
+            turns[-1] += 1
+            return records
+
+        async def drained(pieces: int, records: int) -> list[int]:
+            turns[:] = [0]
+            for _ in range(pieces):
+                queue.add(lambda: work(records))
+            while len(queue):
+                await asyncio.sleep(0)
+                turns.append(0)
+            return [count for count in turns if count]
+
+        assert await drained(3, 1) == [3]
+        assert await drained(3, RECORDS_PER_TURN) == [1, 1, 1]
+        assert await drained(WORK_PER_TURN_MAX + 1, 0) == [WORK_PER_TURN_MAX, 1]
 
     virtual_time.run(main())
