@@ -9,6 +9,7 @@ the high watermark is read. Source: KIP-630, KIP-631.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 from commitlog.files import Directory, OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from snapshot import FileSnapshotReader, SnapshotId, list_snapshots, parse_name, write_piece
+from snapshot.values import decode_values
 from tidemark.cli.metadata_tree import MetadataView
 from tidemark.errors import (
     ApiError,
@@ -44,6 +46,7 @@ _PREFIX_BYTES = 12
 _BATCH_BYTES_LEAST = 61
 _FETCH_BYTES_MAX = 8 << 20
 _ATTEMPTS_MAX = 5
+_SHOWN_BYTES_LEAST = 4 << 20
 _CALL_TIMEOUT_S = 30.0
 
 
@@ -62,15 +65,14 @@ class _Replayer:
 
     def load(self, snapshot_id: SnapshotId, batches: Iterator[bytes]) -> None:
         """A checkpoint, from its beginning."""
-        image = EMPTY_IMAGE
+        delta = MetadataDelta(EMPTY_IMAGE)
         for raw in batches:
             header = read_header(raw)
             if header.is_control:
                 self._control(header, raw)
-            else:
-                values = [record.value or b"" for record in decode_batch(raw)]
-                image = _applied(image, values, snapshot_id.end_offset - 1, snapshot_id.epoch)
-        delta = MetadataDelta(image)
+                continue
+            for value in decode_values(raw):
+                delta.replay_value(value)
         self.image = delta.apply(snapshot_id.end_offset - 1, snapshot_id.epoch)
         self.quorum["snapshot"] = snapshot_id.name
 
@@ -117,7 +119,6 @@ def _voter(voter: Any) -> dict[str, Any]:
 
 
 def _applied(image: MetadataImage, values: list[bytes], offset: int, epoch: int) -> MetadataImage:
-    """One delta per batch: a delta of a whole checkpoint would be slow to search."""
     delta = MetadataDelta(image)
     for value in values:
         delta.replay_value(value)
@@ -168,7 +169,7 @@ def _of_checkpoint(path: Path, as_of: int | None) -> MetadataView:
     directory = OsDirectory(path.parent, create=False)
     FileSnapshotReader(directory, snapshot_id, name=path.name).verify()
     replayer = _Replayer(None)
-    replayer.load(snapshot_id, _batches(directory, path.name))
+    replayer.load(snapshot_id, _shown(_batches(directory, path.name), path.stat().st_size))
     return _view(replayer, str(path), {}, [])
 
 
@@ -204,7 +205,7 @@ def _replay_directory(directory: Directory, path: str, as_of: int | None) -> Met
             notes.append(f"not used: {error}")
             continue
         name = snapshot_id.name if directory.exists(snapshot_id.name) else _long(snapshot_id)
-        replayer.load(snapshot_id, _batches(directory, name))
+        replayer.load(snapshot_id, _shown(_batches(directory, name), directory.size_of(name)))
         break
     first = _base_offset(logs[0]) if logs else None
     if first is not None and first > replayer.image.offset + 1:
@@ -267,6 +268,22 @@ def _batches(directory: Directory, name: str, *, torn_end: bool = False) -> Iter
             position += length
     finally:
         file.close()
+
+
+def _shown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+    """The batches of a large file, with a bar on a terminal: a million partitions take seconds."""
+    if size_bytes < _SHOWN_BYTES_LEAST or not sys.stderr.isatty():
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress
+
+    columns = ("reading the checkpoint", BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=size_bytes)
+        for raw in batches:
+            yield raw
+            progress.advance(task, len(raw))
 
 
 # --- a live cluster -----------------------------------------------------------------------------
