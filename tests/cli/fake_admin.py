@@ -178,7 +178,9 @@ class FakeAdmin:
     def unregister_broker(self, broker_id: int) -> None:
         self.calls.append(("unregister", broker_id))
 
-    def add_raft_voter(self, voter_id: int, directory_id: UUID, endpoint: Endpoint) -> None:
+    def add_raft_voter(
+        self, voter_id: int, directory_id: UUID, endpoint: Mapping[str, Endpoint]
+    ) -> None:
         self.calls.append(("add_voter", voter_id, directory_id, endpoint))
 
     def remove_raft_voter(self, voter_id: int, directory_id: UUID) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tidemark.cli import session
 from tidemark.cli.consume import json_record, text_record, timestamp_of
 from tidemark.cli.dev import choose_ports, existing_cluster_id, tier_settings
 from tidemark.cli.main import app
 from tidemark.cli.output import settings_of
 from tidemark.cli.produce import split_line
 from tidemark.cli.quorum import replication_of, status_of
-from tidemark.client import sync
 from tidemark.client.models import ConsumerRecord, QuorumDescription, QuorumReplica
 from tidemark.errors import ConfigError
 from tidemark.records import Record, encode_batch
@@ -99,11 +98,16 @@ def test_a_broken_properties_file_is_one_line_and_a_traceback_with_debug(tmp_pat
 
 
 def test_an_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient = functools.partial(sync.Admin, default_api_timeout_ms=50)
-    monkeypatch.setattr(sync, "Admin", impatient)
-    result = runner.invoke(app, ["topics", "list", "--bootstrap-server", "127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("tidemark: NetworkError: 127.0.0.1:1")
+    monkeypatch.setattr(session, "_REACH_S", 0)
+    for command in (["topics", "list"], ["metadata", "ls"], ["quorum", "describe", "--status"]):
+        result = runner.invoke(app, [*command, "--bootstrap-server", "127.0.0.1:1,127.0.0.1:2"])
+        assert result.exit_code == 1
+        assert "no node answers (127.0.0.1:1: " in result.stderr
+        assert "127.0.0.1:2: " in result.stderr
+        assert result.stderr.count("\n") == 1
+    for wrong in ("nonsense", ",", "h:x"):
+        result = runner.invoke(app, ["topics", "list", "--bootstrap-server", wrong])
+        assert result.stderr.startswith("tidemark: ConfigError: --bootstrap-server")
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tidemark.cli import session
 from tidemark.cli.main import app
 from tidemark.client import decoding, sync
 from tidemark.errors import ErrorCode
@@ -51,6 +52,7 @@ class FakeAdmin:
 def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     fake = FakeAdmin()
     monkeypatch.setattr(sync, "Admin", fake)
+    monkeypatch.setattr(session, "check_reachable", lambda _: None)
     return fake
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.fake_admin import NOW_MS, FakeAdmin, broker, entry, quorum, topic, voter
+from tidemark.cli import session
 from tidemark.cli.cluster import broker_problems, partition_problems, quorum_problems, status_of
 from tidemark.cli.main import app
 from tidemark.cli.quorum import age_text
@@ -31,6 +32,7 @@ runner = CliRunner()
 def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     fake = FakeAdmin()
     monkeypatch.setattr(sync, "Admin", fake)
+    monkeypatch.setattr(session, "check_reachable", lambda _: None)
     return fake
 
 
@@ -122,9 +124,14 @@ def test_a_plan_goes_from_generate_to_execute_to_verify(admin: FakeAdmin, tmp_pa
     moves = json.loads(call("reassign", "execute", "--plan", str(plan), "--wait", "--json"))
     assert moves["moves"][1] == {"partition": "t-1", "before": [5, 4], "after": [5, 6]}
     wanted = {TopicPartition("t", 0): (5, 6), TopicPartition("t", 1): (5, 6)}
-    assert admin.calls == [("reassign", wanted), ("wait", wanted, 3_600_000)]
+    assert admin.calls[0] == ("reassign", wanted)
+    assert admin.calls[1][:2] == ("wait", wanted)
+    assert 3_500_000 < admin.calls[1][2] <= 3_600_000
     first = TopicPartition("t", 0)
+    del admin.calls[1:]
     admin.under_way[first] = PartitionReassignment((5, 6, 4), (6,), (4,))
+    too_long = ("reassign", "verify", "--plan", str(plan), "--wait", "--timeout", "0")
+    assert "1 of 2 partitions are still on the move" in call(*too_long, exit_code=1)
     states = call("reassign", "verify", "--plan", str(plan), exit_code=1)
     assert "t-0\tin progress: adding [6], not in sync [6]" in states
     assert "t-1\tnot as planned: replicas are [5, 4]" in states
@@ -287,12 +294,16 @@ def test_controllers_are_added_by_their_own_properties_or_by_hand(
     assert not admin.calls
     told = json.loads(call(*options, "--json"))
     kind, number, directory, endpoint = admin.calls.pop()
-    assert (kind, number, endpoint) == ("add_voter", 3, Endpoint("127.0.0.1", 9193))
+    where = {"CONTROLLER": Endpoint("127.0.0.1", 9193)}
+    assert (kind, number, endpoint) == ("add_voter", 3, where)
+    assert told["endpoints"] == ["CONTROLLER://127.0.0.1:9193"]
     assert told["directory_id"] == uuid_to_text(directory)
     by_hand = ["--controller-id", "7", "--directory-id", uuid_to_text(UUID(int=7 << 64))]
-    call("quorum", "add-controller", *by_hand, "--endpoint", "h:1")
-    assert admin.calls.pop() == ("add_voter", 7, UUID(int=7 << 64), Endpoint("h", 1))
-    for wrong in (by_hand, [*by_hand, "--endpoint", "h"], ["-c", str(properties), *by_hand]):
+    call("quorum", "add-controller", *by_hand, "--endpoint", "h:1", "--endpoint", "OUTER://o:2")
+    both = {"CONTROLLER": Endpoint("h", 1), "OUTER": Endpoint("o", 2)}
+    assert admin.calls.pop() == ("add_voter", 7, UUID(int=7 << 64), both)
+    twice = [*by_hand, "--endpoint", "h:1", "--endpoint", "h:2"]
+    for wrong in (by_hand, [*by_hand, "--endpoint", "h"], ["-c", str(properties), *by_hand], twice):
         assert "ConfigError" in call("quorum", "add-controller", *wrong, exit_code=1)
 
 
@@ -320,7 +331,7 @@ def test_the_quorum_for_people(admin: FakeAdmin) -> None:
     assert "MaxFollowerLagTimeMs:   unknown" in status
     assert f"CurrentVoters:          1 {uuid_to_text(UUID(int=1))} c:1" in status
     told = json.loads(call("quorum", "describe", "--status", "--json"))
-    assert told["CurrentVoters"][1]["endpoint"] == "c:2"
+    assert told["CurrentVoters"][1]["endpoints"] == ["c:2"]
     ages = [age_text(ms) for ms in (999, 1000, 60_000, 7_200_000)]
     assert ages == ["999 ms ago", "1.0 s ago", "1 min ago", "2 h ago"]
 

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,41 +20,32 @@ app = typer.Typer(help="The brokers of the cluster.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_(bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+@with_session
+def list_(session: Session) -> None:
     """List registered brokers with how many partitions they lead and hold."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         cluster = admin.describe_cluster()
         rows = rows_of(cluster, all_topics(admin))
-    if as_json:
-        print_json(rows)
-    else:
-        columns = ("BROKER", "ADDRESS", "RACK", "STATE", "LEADS", "REPLICAS", "IN SYNC")
-        print_table(columns, [list(row.values()) for row in rows])
+    columns = ("BROKER", "ADDRESS", "RACK", "STATE", "LEADS", "REPLICAS", "IN SYNC")
+    session.show(rows, columns, [list(row.values()) for row in rows], empty="no broker")
 
 
 @app.command("unregister")
+@with_session
 def unregister(
+    session: Session,
     broker_id: Annotated[int, typer.Argument(metavar="BROKER")],
     force: Annotated[
         bool, typer.Option("--force", help="Even if it is alive or still holds replicas.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Forget a broker that will not come back; refused while it is alive or holds replicas."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         if not force:
             rows = rows_of(admin.describe_cluster(), all_topics(admin))
             _check(broker_id, next((r for r in rows if r["broker"] == broker_id), None))
         admin.unregister_broker(broker_id)
-    if as_json:
-        print_json({"unregistered": broker_id})
-    else:
-        print_line(f"unregistered broker {broker_id}")
+    session.tell({"unregistered": broker_id}, [f"unregistered broker {broker_id}"])
 
 
 def _check(broker_id: int, row: dict[str, Any] | None) -> None:

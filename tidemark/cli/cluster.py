@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from tidemark.client.models import ClusterDescription, QuorumDescription, TopicDescription
@@ -49,18 +42,17 @@ def group() -> None:
 
 
 @app.command("health")
+@with_session
 def health(
+    session: Session,
     max_lag_ms: Annotated[
         int, typer.Option(help="How long a controller may be behind, in ms.", min=0)
     ] = 10_000,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Tell what is wrong with brokers, partitions and controllers; 0 healthy, 1 not."""
     from tidemark.cli.brokers import all_topics
-    from tidemark.client.sync import Admin
 
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         cluster, quorum, topics = (
             admin.describe_cluster(),
             admin.describe_quorum(),
@@ -79,7 +71,7 @@ def health(
         "topics": len(topics),
         "partitions": sum(len(topic.partitions) for topic in topics),
     }
-    if as_json:
+    if session.as_json:
         print_json({**facts, "problems": json_of(problems)})
     else:
         for name, value in facts.items():

@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +30,9 @@ BrokerDefault = Annotated[
 
 
 @app.command("describe")
+@with_session
 def describe(
+    session: Session,
     names: Annotated[list[str] | None, typer.Argument(metavar="[SETTING]...")] = None,
     topic: TopicNames = None,
     broker: BrokerIds = None,
@@ -49,15 +44,12 @@ def describe(
     documentation: Annotated[
         bool, typer.Option("--documentation", help="What each setting means.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Show settings: what was set for a resource, or (--all, or named ones) what is in effect."""
-    from tidemark.client.sync import Admin
 
     resources = resources_of(topic, broker, broker_defaults)
     everything = all_ or bool(names)
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         found = admin.describe_configs(
             resources, names or (), include_synonyms=True, include_documentation=documentation
         )
@@ -69,7 +61,7 @@ def describe(
         ]
         for resource, entries in found.items()
     }
-    if as_json:
+    if session.as_json:
         print_json([{**_title(resource), "configs": json_of(e)} for resource, e in shown.items()])
         return
     for resource, entries in shown.items():
@@ -79,7 +71,9 @@ def describe(
 
 
 @app.command("alter")
+@with_session
 def alter(
+    session: Session,
     topic: TopicNames = None,
     broker: BrokerIds = None,
     broker_defaults: BrokerDefault = False,
@@ -96,17 +90,14 @@ def alter(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check whether it would be accepted.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Change settings one by one; those of a resource change together or not at all."""
-    from tidemark.client.sync import Admin
 
     resources = resources_of(topic, broker, broker_defaults)
     ops = operations_of(set_ or (), delete or (), append or (), subtract or ())
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         admin.incremental_alter_configs(dict.fromkeys(resources, ops), validate_only=dry_run)
-    if as_json:
+    if session.as_json:
         print_json({"dry_run": dry_run, "altered": [_title(resource) for resource in resources]})
         return
     verb = "would alter" if dry_run else "altered"

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, Json, print_json, print_table
+from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError
 from tidemark.types import TopicPartition
 
 
+@with_session
 def delete_records(
+    session: Session,
     offsets: Annotated[
         list[str],
         typer.Argument(
@@ -19,20 +21,18 @@ def delete_records(
             help="The first offset to keep; -1: the high watermark.",
         ),
     ],
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Delete the records below an offset; they are gone on all live replicas when this returns."""
-    from tidemark.client.sync import Admin
 
     wanted = dict(map(_offset_of, offsets))
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         found = admin.delete_records(wanted)
     rows = [(str(partition), low_watermark) for partition, low_watermark in found.items()]
-    if as_json:
-        print_json([{"partition": name, "low_watermark": low} for name, low in rows])
-    else:
-        print_table(("PARTITION", "LOW WATERMARK"), rows)
+    session.show(
+        [{"partition": name, "low_watermark": low} for name, low in rows],
+        ("PARTITION", "LOW WATERMARK"),
+        rows,
+    )
 
 
 def _offset_of(text: str) -> tuple[TopicPartition, int]:

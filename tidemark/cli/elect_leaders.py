@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    print_json,
-    print_table,
-    read_text,
-)
+from tidemark.cli.output import read_text
+from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError, ElectionNotNeededError
 
 if TYPE_CHECKING:
@@ -27,7 +21,9 @@ if TYPE_CHECKING:
 _TYPES = ("preferred", "unclean")
 
 
+@with_session
 def elect_leaders(
+    session: Session,
     partitions: Annotated[
         list[str] | None, typer.Argument(metavar="[PARTITION]...", help="flights-0")
     ] = None,
@@ -44,24 +40,23 @@ def elect_leaders(
     all_: Annotated[
         bool, typer.Option("--all", help="Every partition that needs an election.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Elect leaders; exit status 1 if an election that was needed failed."""
-    from tidemark.client.sync import Admin
 
     if election_type not in _TYPES:
         raise ConfigError(f"--election-type {election_type!r} is none of {', '.join(_TYPES)}")
     if all_ == bool(partitions or topic or file):
         raise ConfigError("name partitions, --topic or --file, or say --all")
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         chosen = None if all_ else _chosen(admin, partitions or [], topic or [], file)
         outcome = admin.elect_leaders(election_type.upper(), chosen)
     rows = [(str(partition), result_of(error)) for partition, error in sorted(outcome.items())]
-    if as_json:
-        print_json([{"partition": name, "result": result} for name, result in rows])
-    else:
-        print_table(("PARTITION", "RESULT"), rows)
+    session.show(
+        [{"partition": name, "result": result} for name, result in rows],
+        ("PARTITION", "RESULT"),
+        rows,
+        empty="no partition needs an election",
+    )
     if any(map(_failed, outcome.values())):
         raise typer.Exit(1)
 

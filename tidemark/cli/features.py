@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    levels_of,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.output import json_of, levels_of
+from tidemark.cli.session import DryRun, Session, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,29 +31,24 @@ Release = Annotated[
         "--release-version", "-r", help="The levels of a release: `storage version-mapping`."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check whether it would be accepted.")]
 
 
 @app.command("describe")
+@with_session
 def describe(
+    session: Session,
     nodes: Annotated[
         bool, typer.Option("--nodes", help="What each registered node supports instead.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Show the levels in effect, and what the node that answers supports."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         if nodes:
-            _show_nodes(admin.describe_node_features(), as_json)
+            _show_nodes(session, admin.describe_node_features())
             return
         found = admin.describe_features()
-    if as_json:
-        print_json(json_of(list(found.values())))
-        return
-    print_table(
+    session.show(
+        json_of(list(found.values())),
         ("FEATURE", "LEVEL", "SUPPORTED", "RELEASE"),
         [
             (f.name, f.level or "off", f"{f.supported_min} to {f.supported_max}", f.release or "-")
@@ -70,34 +57,33 @@ def describe(
     )
 
 
-def _show_nodes(nodes: Sequence[NodeFeatures], as_json: bool) -> None:
-    if as_json:
-        print_json(json_of(nodes))
-        return
+def _show_nodes(session: Session, nodes: Sequence[NodeFeatures]) -> None:
     rows = [
         (node.node_id, node.role, name, f"{low} to {high}")
         for node in nodes
         for name, (low, high) in sorted(node.features.items())
     ]
-    print_table(("NODE", "ROLE", "FEATURE", "SUPPORTED"), rows)
+    session.show(json_of(nodes), ("NODE", "ROLE", "FEATURE", "SUPPORTED"), rows)
 
 
 @app.command("upgrade")
+@with_session
 def upgrade(
+    session: Session,
     levels: Levels = None,
     feature: Feature = None,
     release: Release = None,
     dry_run: DryRun = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Raise levels, all of them or none; FEATURE=latest is the highest supported."""
     texts = _texts(levels, feature, release)
-    _update(texts, None, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+    _update(session, texts, None, dry_run=dry_run)
 
 
 @app.command("downgrade")
+@with_session
 def downgrade(
+    session: Session,
     levels: Levels = None,
     feature: Feature = None,
     release: Release = None,
@@ -105,29 +91,27 @@ def downgrade(
         bool, typer.Option("--unsafe", help="Even where metadata is lost by it.")
     ] = False,
     dry_run: DryRun = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Lower levels, all of them or none; level 0 switches a feature off."""
     kind = "UNSAFE" if unsafe else "SAFE"
     texts = _texts(levels, feature, release)
-    _update(texts, kind, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+    _update(session, texts, kind, dry_run=dry_run)
 
 
 @app.command("disable")
+@with_session
 def disable(
+    session: Session,
     features: Annotated[list[str], typer.Argument(metavar="FEATURE...")],
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Even where metadata is lost by it.")
     ] = False,
     dry_run: DryRun = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Switch features off: a downgrade to level 0."""
     texts = [f"{name}=0" for name in features]
     kind = "UNSAFE" if unsafe else "SAFE"
-    _update(texts, kind, dry_run=dry_run, bootstrap=bootstrap_server, as_json=as_json)
+    _update(session, texts, kind, dry_run=dry_run)
 
 
 def _texts(
@@ -144,20 +128,17 @@ def _texts(
 
 
 def _update(
-    texts: Sequence[str], downgrade: str | None, *, dry_run: bool, bootstrap: str, as_json: bool
+    session: Session, texts: Sequence[str], downgrade: str | None, *, dry_run: bool
 ) -> None:
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap) as admin:
+    with session.admin() as admin:
         before = admin.describe_features()
         levels = wanted_levels(texts, before)
         admin.update_features(levels, downgrade=downgrade, validate_only=dry_run)
     old = {name: before[name].level if name in before else 0 for name in levels}
-    if as_json:
-        print_json({"dry_run": dry_run, "before": old, "levels": levels})
-        return
-    for name, level in levels.items():
-        print_line(_told(name, old[name], level, dry_run))
+    session.tell(
+        {"dry_run": dry_run, "before": old, "levels": levels},
+        [_told(name, old[name], level, dry_run) for name, level in levels.items()],
+    )
 
 
 def _told(name: str, old: int, level: int, dry_run: bool) -> str:

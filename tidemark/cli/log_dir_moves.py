@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    print_json,
-    print_table,
-)
+from tidemark.cli.output import print_json, print_table
+from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError, RequestTimedOutError
 
 if TYPE_CHECKING:
@@ -29,7 +24,9 @@ COMPLETE = "complete"
 _POLL_S = 0.3
 
 
+@with_session
 def move(
+    session: Session,
     broker: Annotated[int, typer.Option(help="The broker that has the replicas.")],
     topic_partition: Annotated[
         list[str], typer.Option("--topic-partition", help="e.g. flights-0; repeatable.")
@@ -39,22 +36,19 @@ def move(
         bool, typer.Option("--wait/--no-wait", help="Show progress, return when it is done.")
     ] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait at most.", min=0)] = 3600,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Move replicas to another directory of their broker. Naming the directory they are in ends
     moves under way."""
     from tidemark.cli.reassignment import parse_partition
     from tidemark.client.models import TopicPartitionReplica
-    from tidemark.client.sync import Admin
 
     wanted = {TopicPartitionReplica(parse_partition(text), broker): to for text in topic_partition}
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         answers = admin.alter_replica_log_dirs(wanted)
         for error in filter(None, answers.values()):
             raise error
         states = wait_until_moved(admin, wanted, timeout) if wait else states_of(admin, wanted)
-    if as_json:
+    if session.as_json:
         print_json(
             {
                 str(replica.topic_partition): {"broker": broker, "log_dir": to, "state": state}
@@ -90,7 +84,10 @@ def wait_until_moved(
 
     deadline = time.monotonic() + timeout_s
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task("moving", total=None)
         while True:
             described = _described(admin, wanted)

@@ -9,15 +9,8 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.log_dir_moves import move
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.session import Session, with_session
 
 app = typer.Typer(help="The log directories of brokers.", no_args_is_help=True)
 
@@ -31,7 +24,9 @@ app.command("move")(move)
 
 
 @app.command("describe")
+@with_session
 def describe(
+    session: Session,
     broker: Annotated[
         list[str] | None,
         typer.Option("--broker", "--broker-list", help="Of these only: 1,2,3; repeatable."),
@@ -40,17 +35,14 @@ def describe(
         list[str] | None,
         typer.Option("--topic", "--topic-list", help="Of these only: a,b,c; repeatable."),
     ] = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Describe log directories: whether they work, their replicas' sizes, offsets and lag, and what
     of them is in the tier."""
-    from tidemark.client.sync import Admin
 
     brokers = [_broker_id(text) for text in _listed(broker)]
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         found = admin.describe_log_dirs(brokers or None, _listed(topic))
-    if as_json:
+    if session.as_json:
         print_json(json_of(found))
         return
     for directories in found.values():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, Json, print_json, print_line
+from tidemark.cli.output import print_json, print_line
+from tidemark.cli.session import Session, check_reachable, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,23 +38,23 @@ Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Ma
 
 
 @app.command("ls")
+@with_session
 def ls(
+    session: Session,
     paths: Paths = None,
     snapshot: Snapshot = None,
     as_of: AsOf = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """List what is in a branch; a path to a value lists itself."""
     from tidemark.cli.metadata_tree import Branch, children, find
 
-    root = _root(snapshot, bootstrap_server, as_of)
+    root = _root(snapshot, session.bootstrap, as_of)
     found = [match for path in paths or ["/"] for match in find(root, path)]
     listed: dict[str, list[str]] = {}
     for path, node in found:
         below = [_name(child) + _mark(sub) for child, sub in children(path, node)]
         listed[path] = below if isinstance(node, Branch) else [_name(path)]
-    if as_json:
+    if session.as_json:
         print_json(listed)
         return
     for path, names in listed.items():
@@ -64,19 +65,19 @@ def ls(
 
 
 @app.command("cat")
+@with_session
 def cat(
+    session: Session,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="May hold * and ?.")],
     snapshot: Snapshot = None,
     as_of: AsOf = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Print values; of a branch all that is below it, as one object."""
     from tidemark.cli.metadata_tree import find, value_of
 
-    root = _root(snapshot, bootstrap_server, as_of)
+    root = _root(snapshot, session.bootstrap, as_of)
     values = {path: value_of(node) for name in paths for path, node in find(root, name)}
-    if as_json:
+    if session.as_json:
         print_json(values)
         return
     for path, value in values.items():
@@ -87,20 +88,20 @@ def cat(
 
 
 @app.command("tree")
+@with_session
 def tree(
+    session: Session,
     path: Annotated[str, typer.Argument()] = "/",
     depth: Annotated[int | None, typer.Option(help="Levels below the path.", min=1)] = None,
     snapshot: Snapshot = None,
     as_of: AsOf = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Show a branch and everything below it."""
     from tidemark.cli.metadata_tree import Leaf, find, value_of, walk
 
-    root = _root(snapshot, bootstrap_server, as_of)
+    root = _root(snapshot, session.bootstrap, as_of)
     for top, start in find(root, path):
-        if as_json:
+        if session.as_json:
             shown = walk(top, start, depth)
             print_json({p: value_of(n) for p, n in shown if isinstance(n, Leaf)})
             continue
@@ -113,21 +114,21 @@ def tree(
 
 
 @app.command("find")
+@with_session
 def find_(
+    session: Session,
     path: Annotated[str, typer.Argument()] = "/",
     name: Annotated[str | None, typer.Option(help="Names to find; may hold * and ?.")] = None,
     contains: Annotated[str | None, typer.Option(help="Text that the value holds.")] = None,
     snapshot: Snapshot = None,
     as_of: AsOf = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Find paths by name and by what their value holds; one path a line."""
     from fnmatch import fnmatchcase
 
     from tidemark.cli.metadata_tree import Leaf, find, walk
 
-    root = _root(snapshot, bootstrap_server, as_of)
+    root = _root(snapshot, session.bootstrap, as_of)
     for top, start in find(root, path):
         for at, node in walk(top, start):
             if name is not None and not fnmatchcase(_name(at), name):
@@ -135,22 +136,22 @@ def find_(
             value = _compact(node.value) if isinstance(node, Leaf) else ""
             if contains is not None and contains not in value:
                 continue
-            if as_json:
+            if session.as_json:
                 print_json({"path": at, "value": node.value if isinstance(node, Leaf) else None})
             else:
                 print_line(at)
 
 
 @app.command("diff")
+@with_session
 def diff(
+    session: Session,
     before: Annotated[str, typer.Argument(metavar="A")],
     after: Annotated[str, typer.Argument(metavar="B")],
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 1 when they differ.")
     ] = False,
     snapshot: Snapshot = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Tell what differs between A and B.
 
@@ -159,10 +160,10 @@ def diff(
     """
     from tidemark.cli.metadata_tree import changes
 
-    default = str(snapshot) if snapshot is not None else bootstrap_server
+    default = str(snapshot) if snapshot is not None else session.bootstrap
     first, second = (_loaded(*parse_side(text, default)) for text in (before, after))
     found = list(changes(first, second))
-    if as_json:
+    if session.as_json:
         print_json(
             {
                 "before": _side(first),
@@ -229,6 +230,8 @@ def readable(value: Any, indent: str = "") -> list[str]:
 def _root(snapshot: Path | None, bootstrap: str, as_of: int | None) -> Any:
     from tidemark.cli.metadata_tree import tree_of
 
+    if snapshot is None:
+        check_reachable(bootstrap)
     return tree_of(_loaded(str(snapshot) if snapshot is not None else bootstrap, as_of))
 
 

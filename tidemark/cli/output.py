@@ -20,7 +20,7 @@ Bootstrap = Annotated[
     str,
     typer.Option(
         "--bootstrap-server",
-        help="host:port of brokers, comma-separated.",
+        help="host:port of brokers or controllers, comma-separated.",
         envvar="TIDEMARK_BOOTSTRAP_SERVER",
     ),
 ]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-)
+from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.session import DryRun, Session, with_session
 from tidemark.errors import ConfigError
 from tidemark.types import uuid_to_text
 
@@ -28,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The metadata quorum.", no_args_is_help=True)
 
+_LISTENER = "CONTROLLER"
 _TIMES = ("LastFetchTimestamp", "LastCaughtUpTimestamp")
 
 ControllerConfig = Annotated[
@@ -37,7 +31,6 @@ ControllerId = Annotated[int | None, typer.Option("--controller-id", help="Its n
 DirectoryId = Annotated[
     str | None, typer.Option("--directory-id", help="Of its metadata directory: storage info.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")]
 
 
 class Controller(NamedTuple):
@@ -45,7 +38,7 @@ class Controller(NamedTuple):
 
     controller_id: int
     directory_id: UUID
-    endpoint: Endpoint | None
+    endpoints: Mapping[str, Endpoint]
 
 
 @app.callback()
@@ -54,7 +47,9 @@ def group() -> None:
 
 
 @app.command("describe")
+@with_session
 def describe(
+    session: Session,
     status: Annotated[
         bool, typer.Option("--status", help="Leader, epoch, high watermark, who votes.")
     ] = False,
@@ -64,20 +59,16 @@ def describe(
     human_readable: Annotated[
         bool, typer.Option("--human-readable", "-hr", help="Times as how long ago.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Describe the quorum by --status or by --replication."""
     if status == replication:
         raise ConfigError("say either --status or --replication")
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         cluster_id = admin.describe_cluster().cluster_id
         quorum = admin.describe_quorum()
     if status:
         facts = status_of(quorum, cluster_id)
-        if as_json:
+        if session.as_json:
             print_json(facts)
         else:
             _print_status(facts)
@@ -86,7 +77,7 @@ def describe(
     if human_readable:
         now_ms = leader_time_ms(quorum)
         replicas = [_with_ages(row, now_ms) for row in replicas]
-    if as_json:
+    if session.as_json:
         print_json(replicas)
     else:
         columns = list(replicas[0]) if replicas else []
@@ -94,70 +85,60 @@ def describe(
 
 
 @app.command("add-controller")
+@with_session
 def add_controller(
+    session: Session,
     config: ControllerConfig = None,
     controller_id: ControllerId = None,
     directory_id: DirectoryId = None,
     endpoint: Annotated[
-        str | None, typer.Option(help="host:port of its controller listener.")
+        list[str] | None,
+        typer.Option(help="host:port, or NAME://host:port, of a controller listener; repeatable."),
     ] = None,
     dry_run: DryRun = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Make a controller that runs a voter: by its --config, on its host, or by id, directory id and
     endpoint.
     """
-    from tidemark.client.sync import Admin
-    from tidemark.types import Endpoint
 
     if config is not None:
-        if controller_id is not None or directory_id is not None or endpoint is not None:
+        if controller_id is not None or directory_id is not None or endpoint:
             raise ConfigError("--config says it all: leave the other options out")
         new = controller_of(config)
-    elif controller_id is None or directory_id is None or endpoint is None:
+    elif controller_id is None or directory_id is None or not endpoint:
         raise ConfigError("say --config, or --controller-id, --directory-id and --endpoint")
     else:
-        try:
-            where = Endpoint.parse(endpoint)
-        except ValueError as error:
-            raise ConfigError(f"--endpoint: {error}") from None
-        new = Controller(controller_id, _directory_id(directory_id), where)
-    assert new.endpoint is not None
+        new = Controller(controller_id, _directory_id(directory_id), endpoints_of(endpoint))
     if not dry_run:
-        with Admin(bootstrap_server) as admin:
-            admin.add_raft_voter(new.controller_id, new.directory_id, new.endpoint)
-    _say_changed("added" if not dry_run else "would add", new, as_json=as_json, dry_run=dry_run)
+        with session.admin() as admin:
+            admin.add_raft_voter(new.controller_id, new.directory_id, new.endpoints)
+    _say_changed(session, "added" if not dry_run else "would add", new, dry_run=dry_run)
 
 
 @app.command("remove-controller")
+@with_session
 def remove_controller(
+    session: Session,
     config: ControllerConfig = None,
     controller_id: ControllerId = None,
     directory_id: DirectoryId = None,
     dry_run: DryRun = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Make a voter an observer; its directory id is looked up where the quorum has one voter of
     that id.
     """
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         if config is not None:
             old = controller_of(config)
         elif controller_id is None:
             raise ConfigError("say --controller-id, or --config")
         elif directory_id is not None:
-            old = Controller(controller_id, _directory_id(directory_id), None)
+            old = Controller(controller_id, _directory_id(directory_id), {})
         else:
             old = voter_of(admin.describe_quorum(), controller_id)
         if not dry_run:
             admin.remove_raft_voter(old.controller_id, old.directory_id)
-    _say_changed(
-        "removed" if not dry_run else "would remove", old, as_json=as_json, dry_run=dry_run
-    )
+    _say_changed(session, "removed" if not dry_run else "would remove", old, dry_run=dry_run)
 
 
 def controller_of(config: Path) -> Controller:
@@ -176,10 +157,10 @@ def controller_of(config: Path) -> Controller:
         raise ConfigError(
             f"{settings.metadata_directory} is not formatted: tidemark storage format"
         )
-    listener = settings.controller_listener_names[0]
-    return Controller(
-        settings.node_id, found.directory_id, settings.advertised_endpoints()[listener]
-    )
+    advertised = settings.advertised_endpoints()
+    names = [name for name in settings.controller_listener_names if name in advertised]
+    endpoints = {name: advertised[name] for name in names}
+    return Controller(settings.node_id, found.directory_id, endpoints)
 
 
 def voter_of(quorum: QuorumDescription, controller_id: int) -> Controller:
@@ -191,7 +172,24 @@ def voter_of(quorum: QuorumDescription, controller_id: int) -> Controller:
     directory = found[0].directory_id
     if len(found) > 1 or directory is None:
         raise ConfigError(f"controller {controller_id}: say --directory-id as well")
-    return Controller(controller_id, directory, None)
+    return Controller(controller_id, directory, {})
+
+
+def endpoints_of(texts: Iterable[str]) -> dict[str, Endpoint]:
+    """Listeners by name, `CONTROLLER` where none is said; raises ConfigError."""
+    from tidemark.types import Endpoint
+
+    found: dict[str, Endpoint] = {}
+    for text in texts:
+        name, _, address = text.rpartition("://")
+        name = name or _LISTENER
+        if name in found:
+            raise ConfigError(f"--endpoint: listener {name} is named more than once")
+        try:
+            found[name] = Endpoint.parse(address)
+        except ValueError as error:
+            raise ConfigError(f"--endpoint: {error}") from None
+    return found
 
 
 def _directory_id(text: str) -> UUID:
@@ -203,21 +201,24 @@ def _directory_id(text: str) -> UUID:
         raise ConfigError(f"--directory-id: {error}") from None
 
 
-def _say_changed(verb: str, who: Controller, *, as_json: bool, dry_run: bool) -> None:
-    where = None if who.endpoint is None else who.endpoint.address
-    if as_json:
-        print_json(
-            {
-                "dry_run": dry_run,
-                "controller_id": who.controller_id,
-                "directory_id": uuid_to_text(who.directory_id),
-                "endpoint": where,
-            }
-        )
-        return
-    at = "" if where is None else f" at {where}"
+def _say_changed(session: Session, verb: str, who: Controller, *, dry_run: bool) -> None:
+    where = _urls(who.endpoints)
     directory = uuid_to_text(who.directory_id)
-    print_line(f"{verb} controller {who.controller_id} with directory id {directory}{at}")
+    at = f" at {', '.join(where)}" if where else ""
+    session.tell(
+        {
+            "dry_run": dry_run,
+            "controller_id": who.controller_id,
+            "directory_id": directory,
+            "endpoints": where,
+        },
+        [f"{verb} controller {who.controller_id} with directory id {directory}{at}"],
+    )
+
+
+def _urls(endpoints: Mapping[str, Endpoint]) -> list[str]:
+    """`CONTROLLER://host:port` of each listener, as Kafka writes them."""
+    return [f"{name}://{endpoint.address}" for name, endpoint in endpoints.items()]
 
 
 def lag_of(quorum: QuorumDescription, replica: QuorumReplica) -> int | None:
@@ -249,14 +250,15 @@ def lag_time_ms(quorum: QuorumDescription) -> int | None:
 def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
     """The facts of --status, by Kafka's names."""
     lags = [lag for r in quorum.voters if (lag := lag_of(quorum, r)) is not None]
-    addresses = {node.node_id: node.endpoint.address for node in quorum.nodes}
+
+    addresses = {node.node_id: [node.endpoint.address] for node in quorum.nodes}
 
     def members(replicas: Iterable[QuorumReplica]) -> list[dict[str, Any]]:
         return [
             {
                 "id": r.replica_id,
                 "directoryId": json_of(r.directory_id),
-                "endpoint": addresses.get(r.replica_id),
+                "endpoints": _urls(r.listeners) or addresses.get(r.replica_id, []),
             }
             for r in replicas
         ]
@@ -277,8 +279,7 @@ def _print_status(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         if isinstance(value, list):
             texts = [
-                " ".join(str(part) for part in member.values() if part is not None)
-                for member in value
+                " ".join([str(m["id"]), m["directoryId"] or "-", *m["endpoints"]]) for m in value
             ]
             value = f"\n{'':24}".join(texts) or "none"
         print_line(f"{name + ':':24}{'unknown' if value is None else value}")

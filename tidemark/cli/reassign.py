@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemark.cli import log_dir_moves
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-    read_text,
-)
-from tidemark.errors import ConfigError, ReplicaNotAvailableError
+from tidemark.cli.output import json_of, print_json, read_text
+from tidemark.cli.session import Session, progress, with_session
+from tidemark.errors import ConfigError, ReplicaNotAvailableError, RequestTimedOutError
 from tidemark.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -50,7 +42,9 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait at most.", min=0)]
 
 
 @app.command("generate")
+@with_session
 def generate(
+    session: Session,
     topic: Annotated[list[str] | None, typer.Option(help="Of this topic; repeatable.")] = None,
     topics_file: Annotated[
         Path | None, typer.Option(help='Kafka\'s {"topics": [{"topic": "t"}], "version": 1}.')
@@ -67,17 +61,14 @@ def generate(
     current: Annotated[
         bool, typer.Option("--current", help="The present assignment, to roll back to.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Make a plan and print it as JSON: partitions that change, with as few moves as needed."""
     from tidemark.cli import reassignment
-    from tidemark.client.sync import Admin
 
     if drain is not None and (brokers is not None or replication_factor is not None):
         raise ConfigError("--drain goes with neither --brokers nor --replication-factor")
     names = [*(topic or []), *(_topics_of(topics_file) if topics_file is not None else [])]
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         assigned = _assigned(admin, names)
         known = {b.node_id: b.rack for b in admin.describe_cluster().brokers if not b.fenced}
     if current:
@@ -98,7 +89,9 @@ def generate(
 
 
 @app.command("execute")
+@with_session
 def execute(
+    session: Session,
     moves: Annotated[
         list[str] | None, typer.Argument(metavar="[PARTITION=IDS]...", help="flights-0=4,5,6")
     ] = None,
@@ -109,17 +102,14 @@ def execute(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")] = False,
     wait: Wait = False,
     timeout: Timeout = 3600,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Begin to move replicas; shows what each partition's replicas are now and will be."""
     import json
 
     from tidemark.cli.reassignment import plan_document
-    from tidemark.client.sync import Admin
 
     wanted, log_dirs = _plan_of(moves, plan)
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         now = _assigned(admin, sorted({p.topic for p in wanted}))
         unknown = sorted(set(wanted) - set(now))
         if unknown:
@@ -130,84 +120,79 @@ def execute(
             _write(rollback, text + "\n")
         if not dry_run:
             _begin(admin, wanted, log_dirs)
-        _show_moves(before, wanted, as_json=as_json, dry_run=dry_run)
+        _show_moves(session, before, wanted, dry_run=dry_run)
         if wait and not dry_run:
             _wait(admin, wanted, log_dirs, timeout)
 
 
 @app.command("verify")
+@with_session
 def verify(
+    session: Session,
     moves: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION=IDS]...")] = None,
     plan: PlanFile = None,
     wait: Wait = False,
     timeout: Timeout = 3600,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Tell how far a plan is; exit status 1 unless all of it is done."""
-    from tidemark.client.sync import Admin
 
     wanted, log_dirs = _plan_of(moves, plan)
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         if wait:
             _wait(admin, wanted, log_dirs, timeout)
         states = states_of(admin, wanted)
         for replica, state in log_dir_moves.states_of(admin, log_dirs).items():
             if state != "complete" and states[replica.topic_partition] == "complete":
                 states[replica.topic_partition] = f"replica {replica.broker_id} {state}"
-    if as_json:
-        print_json({str(partition): state for partition, state in states.items()})
-    else:
-        print_table(("PARTITION", "STATE"), list(states.items()))
+    session.show(
+        {str(partition): state for partition, state in states.items()},
+        ("PARTITION", "STATE"),
+        list(states.items()),
+    )
     if any(state != "complete" for state in states.values()):
         raise typer.Exit(1)
 
 
 @app.command("cancel")
+@with_session
 def cancel(
+    session: Session,
     partitions: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION]...")] = None,
     plan: PlanFile = None,
     all_: Annotated[bool, typer.Option("--all", help="Whatever is under way.")] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Stop moves under way and go back to the replicas of before."""
     from tidemark.cli.reassignment import parse_partition, parse_plan
-    from tidemark.client.sync import Admin
 
     if sum((bool(partitions), plan is not None, all_)) != 1:
         raise ConfigError("name partitions, or give --plan, or --all")
     named: Collection[TopicPartition] = [parse_partition(text) for text in partitions or ()]
     if plan is not None:
         named = parse_plan(read_text(plan))
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         under_way = admin.list_partition_reassignments(None if all_ else list(named))
         if under_way:
             admin.alter_partition_reassignments(dict.fromkeys(under_way))
     cancelled = sorted(under_way)
-    if as_json:
-        print_json({"cancelled": [str(partition) for partition in cancelled]})
-        return
-    for partition in cancelled:
-        print_line(f"cancelled the reassignment of {partition}")
-    if not cancelled:
-        print_line("no reassignment of these was under way")
+    session.tell(
+        {"cancelled": [str(partition) for partition in cancelled]},
+        [f"cancelled the reassignment of {partition}" for partition in cancelled]
+        or ["no reassignment of these was under way"],
+    )
 
 
 @app.command("list")
-def list_(bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+@with_session
+def list_(session: Session) -> None:
     """List the reassignments under way."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         found = admin.list_partition_reassignments()
-    if as_json:
-        print_json(json_of(found))
-    else:
-        print_table(
-            ("PARTITION", "REPLICAS", "ADDING", "REMOVING"),
-            [(p, r.replicas, r.adding, r.removing) for p, r in sorted(found.items())],
-        )
+    session.show(
+        json_of(found),
+        ("PARTITION", "REPLICAS", "ADDING", "REMOVING"),
+        [(p, r.replicas, r.adding, r.removing) for p, r in sorted(found.items())],
+        empty="no reassignment is under way",
+    )
 
 
 def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
@@ -249,8 +234,20 @@ def _begin(admin: Admin, wanted: Plan, log_dirs: LogDirs) -> None:
 
 
 def _wait(admin: Admin, wanted: Plan, log_dirs: LogDirs, timeout_s: float) -> None:
-    admin.wait_until_reassigned(wanted, timeout_ms=int(timeout_s * 1000))
-    log_dir_moves.wait_until_moved(admin, log_dirs, timeout_s)
+    """Shows the progress; RequestTimedOutError, and the moves go on, when it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    with progress("moving partitions", len(wanted)) as report:
+        while under_way := admin.list_partition_reassignments(list(wanted)):
+            report(len(wanted) - len(under_way))
+            if time.monotonic() >= deadline:
+                raise RequestTimedOutError(
+                    f"{len(under_way)} of {len(wanted)} partitions are still on the move after "
+                    f"{timeout_s:g} s, and go on: `tidemark reassign verify` tells how far they are"
+                )
+            time.sleep(_POLL_S)
+    left_s = max(1.0, deadline - time.monotonic())
+    admin.wait_until_reassigned(wanted, timeout_ms=int(left_s * 1000))
+    log_dir_moves.wait_until_moved(admin, log_dirs, left_s)
 
 
 def _plan_of(moves: list[str] | None, plan: Path | None) -> tuple[Plan, LogDirs]:
@@ -284,15 +281,17 @@ def _assigned(admin: Admin, names: list[str]) -> Plan:
     }
 
 
-def _show_moves(before: Plan, after: Plan, *, as_json: bool, dry_run: bool) -> None:
+def _show_moves(session: Session, before: Plan, after: Plan, *, dry_run: bool) -> None:
     rows: list[dict[str, Any]] = [
         {"partition": str(p), "before": list(before[p]), "after": list(after[p])}
         for p in sorted(after)
     ]
-    if as_json:
-        print_json({"dry_run": dry_run, "moves": rows})
-    else:
-        print_table(("PARTITION", "BEFORE", "AFTER"), [tuple(row.values()) for row in rows])
+    session.show(
+        {"dry_run": dry_run, "moves": rows},
+        ("PARTITION", "BEFORE", "AFTER"),
+        [tuple(row.values()) for row in rows],
+        empty="nothing to move",
+    )
 
 
 def _write(path: Path, text: str) -> None:

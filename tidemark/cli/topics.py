@@ -6,16 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.output import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Json,
-    json_of,
-    print_json,
-    print_line,
-    print_table,
-    settings_of,
-)
+from tidemark.cli.output import json_of, print_json, print_line, print_table, settings_of
+from tidemark.cli.session import Session, with_session
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
@@ -23,7 +15,9 @@ Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...")]
 
 
 @app.command("create")
+@with_session
 def create(
+    session: Session,
     topics: Topics,
     partitions: Annotated[
         int | None, typer.Option(help="Number of partitions; default: the cluster's.")
@@ -37,17 +31,14 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="An existing topic is no error.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Create topics; they can be written to when this returns."""
     from tidemark.client.models import NewTopic
-    from tidemark.client.sync import Admin
     from tidemark.errors import TopicAlreadyExistsError
 
     configs = settings_of(config or [])
     created: list[str] = []
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         for name in topics:
             try:
                 admin.create_topics(
@@ -58,48 +49,38 @@ def create(
                     raise
             else:
                 created.append(name)
-    if as_json:
-        print_json({"created": created})
-    else:
-        for name in created:
-            print_line(f"created topic {name}")
+    session.tell({"created": created}, [f"created topic {name}" for name in created])
 
 
 @app.command("list")
+@with_session
 def list_(
+    session: Session,
     internal: Annotated[
         bool, typer.Option("--internal", help="Topics whose name begins with __ as well.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """List topics."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         found = admin.list_topics(include_internal=internal)
-    if as_json:
-        print_json(json_of(found))
-    else:
-        columns = ("TOPIC", "PARTITIONS", "REPLICATION")
-        rows = [(t.name, t.num_partitions, t.replication_factor) for t in found]
-        print_table(columns, rows)
+    columns = ("TOPIC", "PARTITIONS", "REPLICATION")
+    rows = [(t.name, t.num_partitions, t.replication_factor) for t in found]
+    session.show(json_of(found), columns, rows)
 
 
 @app.command("describe")
+@with_session
 def describe(
+    session: Session,
     topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...")] = None,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Describe topics (all by default): settings, and leader, replicas and ISR per partition."""
-    from tidemark.client.sync import Admin
     from tidemark.types import uuid_to_text
 
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         names = topics or [topic.name for topic in admin.list_topics()]
         found = admin.describe_topics(names) if names else {}
-    if as_json:
+    if session.as_json:
         print_json(json_of(list(found.values())))
         return
     for topic in found.values():
@@ -115,7 +96,9 @@ def describe(
 
 
 @app.command("alter")
+@with_session
 def alter(
+    session: Session,
     topics: Topics,
     partitions: Annotated[
         int, typer.Option(help="Number of partitions afterwards: more than now.", min=1)
@@ -127,21 +110,18 @@ def alter(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check whether it would be accepted.")
     ] = False,
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Json = False,
 ) -> None:
     """Add partitions; records that are there stay, new ones of a key may go elsewhere."""
     from tidemark.cli.reassignment import parse_ids
-    from tidemark.client.sync import Admin
 
     placed = [parse_ids(text) for text in assignment or ()]
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         admin.create_partitions(
             dict.fromkeys(topics, partitions),
             assignments=dict.fromkeys(topics, placed) if placed else None,
             validate_only=dry_run,
         )
-    if as_json:
+    if session.as_json:
         print_json({"dry_run": dry_run, "partitions": dict.fromkeys(topics, partitions)})
     else:
         for name in topics:
@@ -150,16 +130,12 @@ def alter(
 
 
 @app.command("delete")
+@with_session
 def delete(
-    topics: Topics, bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False
+    session: Session,
+    topics: Topics,
 ) -> None:
     """Delete topics and all their records."""
-    from tidemark.client.sync import Admin
-
-    with Admin(bootstrap_server) as admin:
+    with session.admin() as admin:
         admin.delete_topics(topics)
-    if as_json:
-        print_json({"deleted": topics})
-    else:
-        for name in topics:
-            print_line(f"deleted topic {name}")
+    session.tell({"deleted": topics}, [f"deleted topic {name}" for name in topics])

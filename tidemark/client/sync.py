@@ -469,7 +469,7 @@ class Admin(_Face):
         self,
         voter_id: int,
         directory_id: UUID,
-        endpoint: Endpoint,
+        endpoint: Endpoint | Mapping[str, Endpoint],
         *,
         timeout_ms: int | None = None,
     ) -> None:
