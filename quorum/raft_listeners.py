@@ -20,7 +20,7 @@ from quorum.raft_client import RaftListener
 from quorum.replicated_log import ReplicatedLog
 from snapshot.names import SnapshotId
 
-DELIVERY_MAX_BYTES = 1 << 20
+DELIVERY_MAX_BYTES = 1 << 18
 """What one round gives to one listener: other work of the event loop gets its turn in between."""
 
 

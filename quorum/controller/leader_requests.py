@@ -33,7 +33,7 @@ def elect_leaders(
         raise InvalidRequestError(f"no election of type {request.election_type}")
     response = admin_pb2.ElectLeadersResponse()
     result = ControllerResult(response)
-    asked = _all(rules.image) if request.all_partitions else _named(request)
+    asked = _all(rules.image, election) if request.all_partitions else _named(request)
     seen: set[tuple[str, int]] = set()
     for name, index in asked:
         if (name, index) in seen:
@@ -41,9 +41,6 @@ def elect_leaders(
         seen.add((name, index))
         try:
             record = _elect(rules, election, *find_partition(rules.image, name, index))
-        except ElectionNotNeededError as error:
-            if not request.all_partitions:
-                _answer(response, name, index, error)
         except ApiError as error:
             _answer(response, name, index, error)
         else:
@@ -63,8 +60,18 @@ def find_partition(
     return topic, index, partition
 
 
-def _all(image: MetadataImage) -> Iterator[tuple[str, int]]:
-    return ((topic.name, index) for topic in image.topics.ordered() for index, _ in topic.ordered())
+def _all(image: MetadataImage, election: Election) -> Iterator[tuple[str, int]]:
+    """The partitions that need an election, in order."""
+    for topic in image.topics.ordered():
+        needing = [i for i, p in topic.partitions.items() if _needs(p, election)]
+        for index in sorted(needing):
+            yield topic.name, index
+
+
+def _needs(partition: PartitionRegistration, election: Election) -> bool:
+    if election is Election.PREFERRED:
+        return not partition.has_preferred_leader
+    return partition.leader is None
 
 
 def _named(request: admin_pb2.ElectLeadersRequest) -> Iterator[tuple[str, int]]:
@@ -79,7 +86,7 @@ def _elect(
     partition: PartitionRegistration,
 ) -> pb.MetadataRecord:
     preferred = election is Election.PREFERRED
-    if partition.has_preferred_leader if preferred else partition.leader is not None:
+    if not _needs(partition, election):
         what = "its preferred leader" if preferred else "a leader"
         raise ElectionNotNeededError(f"{topic.name}-{index} has {what}")
     record = rules.builder(topic, index, partition, election=election).build()

@@ -62,7 +62,7 @@ def by_protobuf(value: bytes) -> tuple[int, PartitionRegistration]:
     return record.partition_id, r.partition_from_record(record)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(indexes, partitions())
 def test_the_bytes_are_protobufs_and_are_read_as_protobuf_does(
     index: int, partition: PartitionRegistration
@@ -82,7 +82,7 @@ def test_what_nearly_every_partition_looks_like_needs_no_protobuf() -> None:
             assert partition_from_value(value, FIELD) == (index, partition)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     partitions(),
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=3),

@@ -54,7 +54,7 @@ def test_other_kinds_of_batches_are_read_too() -> None:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     values_lists,
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
