@@ -27,18 +27,18 @@ ENOUGH_FOR_ALL = 500
 # runs each bug from seed 0 on, and writes how many seeds it took.
 CAUGHT_AT = {
     "skips-fsync": (range(3), "I3"),
-    "retries-fsync": (range(4), "synced survives"),
+    "retries-fsync": (range(10, 14), "synced survives"),
     "forgets-its-vote": (range(3), "I2"),
     "commits-old-epochs": (range(3), "I3"),
     "counts-itself-unsynced": (range(8), "I3"),
     "votes-twice": (range(9, 13), "I2"),
     "cuts-too-much": (range(12), "I6"),
     "resumes-leadership": (range(3), "I1"),
-    "counts-old-voters": (range(6), "I3"),
-    "changes-without-waiting": (range(20, 26), "liveness"),
+    "counts-old-voters": (range(14, 18), "I3"),
+    "changes-without-waiting": (range(40, 44), "I7"),
     "counts-removed-leader": (range(20, 26), "I3"),
-    "keeps-truncated-voters": (range(63, 67), "I8"),
-    "snapshots-without-voters": (range(29, 33), "liveness"),
+    "keeps-truncated-voters": (range(31, 35), "I8"),
+    "snapshots-without-voters": (range(33, 37), "liveness"),
     "snapshots-uncommitted": (range(2), "SnapshotId"),
 }
 
