@@ -4,9 +4,12 @@ loses its power between two operations.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID, uuid4
 
+from commitlog import directory_moves, future_log, log_manager
 from commitlog.files import Directory
 from commitlog.future_log import FutureLog
 from commitlog.log_directory import LogDirectory
@@ -24,6 +27,19 @@ SERVER = parse_server_config(
         "log.cleaner.io.buffer.size": "1024",
     }
 )
+
+
+def number_names(seed: int) -> None:
+    """Names of directories that are otherwise drawn at random: the same in each run of a seed."""
+    rng = random.Random(seed)
+    for module in (directory_moves, future_log, log_manager):
+        module.uuid4 = lambda: UUID(int=rng.getrandbits(128))  # type: ignore[attr-defined]
+
+
+def random_names() -> None:
+    """Takes `number_names` back."""
+    for module in (directory_moves, future_log, log_manager):
+        module.uuid4 = uuid4  # type: ignore[attr-defined]
 
 
 class PowerLoss(BaseException):

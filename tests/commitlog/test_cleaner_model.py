@@ -57,6 +57,7 @@ class CompactionMachine(RuleBasedStateMachine):
         )
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
         self.aborted: set[int] = set()
+        self.decided: dict[int, bool] = {}  # by the first offset of a transaction: is it committed?
         self.sequence = 0
         self.open()
 
@@ -105,6 +106,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(pairs=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3), committed=st.booleans())
     def transaction(self, pairs: list[tuple[int, int | None]], committed: bool) -> None:
         offsets = self.append(pairs, "none", transactional=True)
+        self.decided[offsets[0]] = committed
         self.put([(0, 1)], "none")
         marker = encode_control_batch(
             [EndTransactionMarker(committed, 0)],
@@ -194,19 +196,18 @@ class CompactionMachine(RuleBasedStateMachine):
         if known is not None:
             self.sequence = known.last_sequence + 1
             if known.current_txn_first_offset is not None:  # its marker was lost
-                self.aborted.update(o for o in self.written if o == known.current_txn_first_offset)
                 self.finish_lost_transaction(known.current_txn_first_offset)
 
     def finish_lost_transaction(self, first: int) -> None:
+        """As it was decided: a cleaning may have acted on it, and its segments are durable."""
         marker = encode_control_batch(
-            [EndTransactionMarker(True, 0)],
+            [EndTransactionMarker(self.decided[first], 0)],
             base_offset=0,
             timestamp_ms=self.now,
             partition_leader_epoch=1,
             producer_id=PRODUCER,
             producer_epoch=0,
         )
-        self.aborted.discard(first)
         self.log.append_as_leader(marker, 1, self.now, origin=AppendOrigin.COORDINATOR)
         self.log.update_high_watermark(self.log.log_end_offset)
 

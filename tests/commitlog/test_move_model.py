@@ -25,6 +25,8 @@ from tests.commitlog.moving import (
     begin_move,
     copy_all,
     manager,
+    number_names,
+    random_names,
     two_directories,
 )
 from tests.commitlog.test_cleaner_model import CompactionMachine
@@ -40,7 +42,10 @@ class _Moves:
     log: Log
     power: Power
     piece: tuple[Piece, tuple[int, int | None]] | None = None
-    crash: Any
+    lose_power: Any
+
+    def teardown(self) -> None:
+        random_names()
 
     @property
     def is_moving(self) -> bool:
@@ -99,6 +104,7 @@ class _Moves:
     @rule(after=st.integers(0, 60))
     def lose_power_in_a_move(self, after: int) -> None:
         self.take_piece()
+        self.before_a_loss()
         self.power.left = after
         try:
             if not self.is_moving:
@@ -110,7 +116,10 @@ class _Moves:
         except PowerLoss:
             assert self.power.left == 0
         self.power.left = None
-        self.crash()
+        self.lose_power()
+
+    def before_a_loss(self) -> None:
+        """What is not flushed may be lost, and the model knows."""
 
     @invariant()
     def one_directory_has_the_log(self) -> None:
@@ -129,6 +138,7 @@ class MovingLogMachine(_Moves, LogMachine):
 
     @initialize(seed=st.integers(0, 2**32), density=st.sampled_from([0, 100, 300, 4096]))
     def begin(self, seed: int, density: int) -> None:
+        number_names(seed)
         self.disk = MemoryDirectory(seed=seed)
         self.settings = config(segment_bytes=900, index_interval_bytes=density)
         self.batches = []
@@ -155,7 +165,10 @@ class MovingLogMachine(_Moves, LogMachine):
         assert self.log.recovered_bytes_cut == 0
 
     @rule(use_checkpoint=st.booleans(), short=st.booleans())
-    def crash(self, use_checkpoint: bool = True, short: bool = False) -> None:
+    def crash(self, use_checkpoint: bool, short: bool) -> None:
+        self.lose_power(use_checkpoint, short)
+
+    def lose_power(self, use_checkpoint: bool = True, short: bool = False) -> None:
         start, end = self.log.log_start_offset, self.end
         if use_checkpoint:
             self.logs._write_recovery_points(self.logs.directories)
@@ -177,8 +190,11 @@ class MovingCompactionMachine(_Moves, CompactionMachine):
     """The machine of a compacted log, in two directories."""
 
     topic: TopicConfig
+    opened = 0
 
     def open(self) -> None:
+        self.opened += 1
+        number_names(self.opened)
         self.power, self.piece = Power(), None
         self.logs = LogManager(
             two_directories(self.directory, self.power),
@@ -201,6 +217,18 @@ class MovingCompactionMachine(_Moves, CompactionMachine):
             assert self.cleaning is not None
             self.cleaner.finish(self.cleaning, error)
             self.cleaning = None
+
+    def before_a_loss(self) -> None:
+        """The model can not tell what compaction left of a log that lost its end."""
+        self.log.flush()
+
+    @rule()
+    def crash(self) -> None:
+        self.before_a_loss()
+        self.lose_power()
+
+    def lose_power(self) -> None:
+        CompactionMachine.crash(self)
 
     @rule()
     def purge(self) -> None:
