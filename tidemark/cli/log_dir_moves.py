@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.output import print_json, print_table
 from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError, RequestTimedOutError
 
@@ -48,18 +48,14 @@ def move(
         for error in filter(None, answers.values()):
             raise error
         states = wait_until_moved(admin, wanted, timeout) if wait else states_of(admin, wanted)
-    if session.as_json:
-        print_json(
-            {
-                str(replica.topic_partition): {"broker": broker, "log_dir": to, "state": state}
-                for replica, state in states.items()
-            }
-        )
-    else:
-        print_table(
-            ("PARTITION", "BROKER", "LOG DIR", "STATE"),
-            [(r.topic_partition, r.broker_id, to, state) for r, state in states.items()],
-        )
+    session.show(
+        {
+            str(replica.topic_partition): {"broker": broker, "log_dir": to, "state": state}
+            for replica, state in states.items()
+        },
+        ("PARTITION", "BROKER", "LOG DIR", "STATE"),
+        [(r.topic_partition, r.broker_id, to, state) for r, state in states.items()],
+    )
     if wait and any(state != COMPLETE for state in states.values()):
         raise typer.Exit(1)
 
@@ -168,11 +164,11 @@ def _state(
     replica: TopicPartitionReplica, path: str, described: Mapping[int, list[LogDirDescription]]
 ) -> str:
     current, future = _places(replica, described)
-    if future is not None and future[0].log_dir == path:
+    if future is not None and PurePath(future[0].log_dir) == PurePath(path):
         return f"in progress: {future[1].offset_lag} offsets left to copy"
     if current is None:
         return "the broker has no such replica (online)"
-    if current[0].log_dir == path:
+    if PurePath(current[0].log_dir) == PurePath(path):
         return COMPLETE
     moving = "" if future is None else f", moving to {future[0].log_dir}"
     return f"not as planned: it is in {current[0].log_dir}{moving}"
