@@ -391,10 +391,22 @@ def test_controllers_and_brokers_that_are_missing() -> None:
     never = quorum(1, voter(1, 9), voter(2, None, None))
     assert quorum_problems(never, 10_000)[0].detail == "it has never caught up"
     assert quorum_problems(quorum(None, voter(1, 9)), 1)[0].severity == "critical"
+    unheard = quorum(1, voter(1, None, None), voter(2, None, None))
+    assert [(p.severity, p.kind) for p in quorum_problems(unheard, 1)] == [
+        ("critical", "active controller is silent")
+    ]
     fake = FakeAdmin()
     fake.brokers = [broker(4, fenced=True)]
     kinds = [p.kind for p in broker_problems(fake.describe_cluster())]
     assert kinds == ["fenced broker", "no active broker"]
+
+
+def test_a_quorum_whose_leader_is_silent_is_told_as_hearsay(admin: FakeAdmin) -> None:
+    for leader, text in ((1, "the leader does not answer"), (None, "nobody leads")):
+        admin.quorum = quorum(leader, voter(1, None, None), voter(2, None, None))
+        result = runner.invoke(app, ["quorum", "describe", "--status"])
+        assert result.exit_code == 0
+        assert text in result.stderr
 
 
 # --- completion ---------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
         (r.last_caught_up_timestamp_ms for r in quorum.voters if r.replica_id == quorum.leader_id),
         None,
     )
+    if now_ms is None:
+        what = "it is said to lead, but does not answer: no metadata change is possible meanwhile"
+        where = f"controller {quorum.leader_id}"
+        return [Problem("critical", "active controller is silent", where, what)]
     found: list[Problem] = []
     for voter in quorum.voters:
         if voter.replica_id == quorum.leader_id:
@@ -110,7 +114,7 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
         where = f"controller {voter.replica_id}"
         if voter.last_caught_up_timestamp_ms is None:
             found.append(Problem("warning", "controller lags", where, "it has never caught up"))
-        elif now_ms is not None and now_ms - voter.last_caught_up_timestamp_ms > max_lag_ms:
+        elif now_ms - voter.last_caught_up_timestamp_ms > max_lag_ms:
             behind_ms = now_ms - voter.last_caught_up_timestamp_ms
             detail = f"last caught up {behind_ms} ms ago"
             found.append(Problem("warning", "controller lags", where, detail))

@@ -230,14 +230,14 @@ def readable(value: Any, indent: str = "") -> list[str]:
 def _root(snapshot: Path | None, bootstrap: str, as_of: int | None) -> Any:
     from tidemark.cli.metadata_tree import tree_of
 
-    if snapshot is None:
-        check_reachable(bootstrap)
     return tree_of(_loaded(str(snapshot) if snapshot is not None else bootstrap, as_of))
 
 
 def _loaded(source: str, as_of: int | None) -> MetadataView:
     from tidemark.cli.metadata_source import load
 
+    if ":" in source and not Path(source).exists():
+        check_reachable(source)
     view = load(source, as_of)
     for note in view.notes:
         typer.echo(f"tidemark: {note}", err=True)

@@ -66,6 +66,10 @@ def describe(
     with session.admin() as admin:
         cluster_id = admin.describe_cluster().cluster_id
         quorum = admin.describe_quorum()
+    if quorum.leader_id is None or leader_time_ms(quorum) is None:
+        who = "nobody leads" if quorum.leader_id is None else "the leader does not answer"
+        note = f"tidemark: {who}: this is what another node last heard, without offsets"
+        typer.echo(note, err=True)
     if status:
         facts = status_of(quorum, cluster_id)
         if session.as_json:
