@@ -85,7 +85,8 @@ class DirectoryMoves:
                         logs.setdefault(topic_partition, []).append(directory)
         for topic_partition, homes in logs.items():
             if len(homes) > 1:
-                self._settle(topic_partition, homes)
+                with suppress(LogDirectoryOfflineError):  # the other one is all there is then
+                    self._settle(topic_partition, homes)
 
     def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
         """Renames the logs that moved less often than another of their lineage. Others stay: the
