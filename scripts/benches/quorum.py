@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -40,43 +39,10 @@ ELECTION_TIMEOUT_MS = 500
 BROKERS = (101, 102, 103)
 PARTITIONS = 10_000
 CLUSTER_ID = "benchmarked-cluster-id"
+NODE = Path(__file__).with_name("_quorum_node.py")
 
 
-# --- one controller -------------------------------------------------------------------------------
-
-
-class Committed:
-    """Wakes who waits for the commit of an offset."""
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self.leads = asyncio.Event()
-
-    def handle_commit(self, batches: Any) -> None:
-        end = batches[-1].last_offset
-        done = [w for w in self.waiting if w[0] <= end]
-        self.waiting = [w for w in self.waiting if w[0] > end]
-        for _, future in done:
-            if not future.done():
-                future.set_result(None)
-
-    def handle_load_snapshot(self, reader: Any) -> None:
-        return None
-
-    def handle_leader_change(self, leader: Any) -> None:
-        if leader.is_leader(self.node_id):
-            self.leads.set()
-        else:
-            self.leads.clear()
-        for _, future in self.waiting:
-            future.cancel()
-        self.waiting = []
-
-    async def wait(self, offset: int) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self.waiting.append((offset, future))
-        await future
+# --- the processes --------------------------------------------------------------------------------
 
 
 def settings(node_id: int, ports: list[int], directory: str) -> dict[str, str]:
@@ -91,124 +57,6 @@ def settings(node_id: int, ports: list[int], directory: str) -> dict[str, str]:
         "controller.quorum.election.timeout.ms": str(ELECTION_TIMEOUT_MS),
         "log.dirs": directory,
     }
-
-
-def raft_server(node_id: int, ports: list[int], directory: str) -> Any:
-    from commitlog.files import OsDirectory
-    from quorum.raft_server import RaftServer
-    from tidemark.config import parse_server_config
-
-    return RaftServer(
-        parse_server_config(settings(node_id, ports, directory)),
-        cluster_id=CLUSTER_ID,
-        directory=OsDirectory(directory),
-        directory_id=UUID(int=node_id),
-        rng=random.Random(),
-        now_ms=lambda: int(time.time() * 1000),
-    )
-
-
-async def raft_alone(node_id: int, ports: list[int], directory: str) -> None:
-    """Runs a Raft server; commands on stdin are carried out by whoever leads."""
-    import grpc.aio
-
-    from tidemark.wire import CHANNEL_OPTIONS
-
-    raft = raft_server(node_id, ports, directory)
-    committed = Committed(node_id)
-    raft.register(committed)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    raft.add_to_server(server)
-    server.add_insecure_port(f"127.0.0.1:{ports[node_id - 1]}")
-    await server.start()
-    await raft.start()
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGTERM, lambda: asyncio.ensure_future(raft.shutdown())
-    )
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        command = json.loads(line)
-        if command["name"] == "probe":
-            await committed.leads.wait()
-        if committed.leads.is_set():
-            answer = await load(raft, committed, command)
-            sys.stdout.write(json.dumps(answer | {"node": node_id}) + "\n")
-            sys.stdout.flush()
-
-
-async def load(raft: Any, committed: Committed, command: dict[str, Any]) -> dict[str, Any]:
-    writers, per_append = command["writers"], command["records"]
-    end = time.perf_counter() + command["seconds"]
-    latencies: list[float] = []
-    values = [os.urandom(RECORD_BYTES)] * per_append
-
-    async def writer() -> None:
-        while True:
-            begin = time.perf_counter()
-            try:
-                await committed.wait(raft.append(raft.epoch, values))
-            except (asyncio.CancelledError, Exception):
-                if command["name"] != "probe":
-                    raise
-                await asyncio.sleep(0.001)
-                continue
-            latencies.append(time.perf_counter() - begin)
-            if time.perf_counter() >= end:
-                return
-
-    begin = time.perf_counter()
-    await asyncio.gather(*(writer() for _ in range(writers)))
-    return summary(latencies, per_append, time.perf_counter() - begin) | {"at": time.time()}
-
-
-def summary(latencies: list[float], per_call: int, seconds: float) -> dict[str, Any]:
-    latencies.sort()
-    return {
-        "count": len(latencies) * per_call,
-        "rate": len(latencies) * per_call / seconds,
-        "p50_ms": statistics.median(latencies) * 1000,
-        "p99_ms": latencies[int(len(latencies) * 0.99)] * 1000,
-    }
-
-
-def whole_controller(node_id: int, ports: list[int], directory: str) -> int:
-    """Runs a controller as a node, until it is killed."""
-    from node.server import run as run_node
-    from node.storage import format_storage
-    from tidemark.config import parse_server_config
-
-    config = parse_server_config(settings(node_id, ports, directory))
-    format_storage(config, CLUSTER_ID)
-    return run_node(config)
-
-
-async def echo(port: int) -> None:
-    """Answers what it is asked, over single calls and over open ones."""
-    import grpc.aio
-
-    from tidemark.wire import CHANNEL_OPTIONS
-    from tidemark.wire.exchange import answer_each
-
-    async def same(request: bytes, context: Any = None) -> bytes:
-        return request
-
-    async def stream(_: Any, context: Any) -> None:
-        await answer_each(context, same)
-
-    handlers = {
-        "Call": grpc.unary_unary_rpc_method_handler(same),
-        "Stream": grpc.stream_stream_rpc_method_handler(stream),
-    }
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-
-
-# --- the processes --------------------------------------------------------------------------------
 
 
 def free_ports(count: int) -> list[int]:
@@ -235,7 +83,8 @@ class Controllers:
     def start(self, node_id: int) -> None:
         path = self.directory / str(node_id)
         path.mkdir(exist_ok=True, parents=True)
-        self.processes[node_id] = child(self.role, str(node_id), *map(str, self.ports), str(path))
+        what = {"settings": settings(node_id, self.ports, str(path)), "cluster_id": CLUSTER_ID}
+        self.processes[node_id] = child(self.role, what)
 
     def tell(self, line: dict[str, Any]) -> None:
         for process in self.processes.values():
@@ -245,14 +94,15 @@ class Controllers:
 
     def ask(self, name: str, writers: int, records: int, seconds: float) -> dict[str, Any]:
         """The first answer, with the CPU time of all; while nobody leads it is asked again."""
-        line = {"name": name, "writers": writers, "records": records, "seconds": seconds}
+        line = command(name, writers, records, seconds)
         deadline = time.monotonic() + seconds + 30
         while time.monotonic() < deadline:
             before = self.cpu_seconds()
             self.tell(line)
             found = self.answer(seconds + 2)
             if found is not None:
-                return found | {"cpu_us": (self.cpu_seconds() - before) / found["count"] * 1e6}
+                cpu_s = self.cpu_seconds() - before
+                return found | summary(found["latencies"], records, found["seconds"], cpu_s)
         raise RuntimeError("no controller leads")
 
     def answer(self, timeout_s: float) -> dict[str, Any] | None:
@@ -280,15 +130,37 @@ class Controllers:
             process.wait()
 
 
-def child(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, __file__, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def child(role: str, what: dict[str, Any]) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, str(NODE), role, json.dumps(what)]
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def command(name: str, writers: int, records: int, seconds: float) -> dict[str, Any]:
+    """What whoever leads is to append."""
+    return {
+        "name": name,
+        "writers": writers,
+        "records": records,
+        "seconds": seconds,
+        "bytes": RECORD_BYTES,
+    }
+
+
+def summary(latencies: list[float], per_call: int, seconds: float, cpu_s: float) -> dict[str, Any]:
+    latencies.sort()
+    count = len(latencies) * per_call
+    return {
+        "rate": count / seconds,
+        "p50_ms": statistics.median(latencies) * 1000,
+        "p99_ms": latencies[int(len(latencies) * 0.99)] * 1000,
+        "cpu_us": cpu_s / count * 1e6,
+    }
 
 
 # --- ceilings -------------------------------------------------------------------------------------
 
 
-def raw_appends(directory: Path, appends: int, record_bytes: int, seconds: float = 1.0) -> float:
+def raw_appends(directory: Path, appends: int, record_bytes: int, seconds: float = 0.5) -> float:
     """Appends per second of one file, `appends` of them before each fsync."""
     data = os.urandom(record_bytes + 70)
     descriptor = os.open(directory / "raw", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -316,7 +188,7 @@ async def raw_calls(seconds: float = 1.0) -> tuple[float, float]:
     from tidemark.wire.exchange import Exchange
 
     [port] = free_ports(1)
-    process = child("echo", str(port))
+    process = child("echo", {"port": port})
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
     data = os.urandom(RECORD_BYTES)
     try:
@@ -350,13 +222,11 @@ class Administrator:
     """Brokers and an administrator in one: asks the active controller over gRPC."""
 
     def __init__(self, controllers: Controllers) -> None:
-        import grpc.aio
-
         from quorum.controller_client import ControllerClient
         from tidemark.types import Endpoint
         from tidemark.v1 import admin_pb2, controller_pb2
 
-        self._grpc, self.admin, self.controller = grpc, admin_pb2, controller_pb2
+        self._controllers, self.admin, self.controller = controllers, admin_pb2, controller_pb2
         endpoints = itertools.cycle([Endpoint("127.0.0.1", port) for port in controllers.ports])
         self._endpoint = next(endpoints)
         self._endpoints = endpoints
@@ -444,6 +314,7 @@ class Administrator:
         self, topic_ids: list[bytes], partitions: int, seconds: float
     ) -> dict[str, Any]:
         """Shrinks and expands ISRs in batches, several under way at once, as brokers do."""
+        before = self._controllers.cpu_seconds()
         every = [(topic_id, index) for topic_id in topic_ids for index in range(partitions)]
         size = min(CHANGES_PER_BATCH, len(every) // BATCH_WRITERS)
         end = time.perf_counter() + seconds
@@ -473,7 +344,8 @@ class Administrator:
         begin = time.perf_counter()
         shares = [every[i * size : (i + 1) * size] for i in range(BATCH_WRITERS)]
         await asyncio.gather(*map(broker, shares))
-        return summary(latencies, size, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        return summary(latencies, size, seconds, self._controllers.cpu_seconds() - before)
 
 
 # --- the bench ------------------------------------------------------------------------------------
@@ -502,15 +374,20 @@ def run_raft(directory: Path) -> tuple[list[dict[str, Any]], float]:
     ).controller_quorum_append_linger_ms
     group = BATCH_WRITERS * CHANGES_PER_BATCH
     controllers = Controllers(directory, "raft")
+
+    def phase(name: str, writers: int, records: int) -> tuple[dict[str, Any], float]:
+        """What Raft committed, and raw appends of such groups per second before and after."""
+        raw = [raw_appends(directory, writers * records, RECORD_BYTES)]
+        found = controllers.ask(name, writers, records, PHASE_S)
+        raw.append(raw_appends(directory, writers * records, RECORD_BYTES))
+        return found, statistics.mean(raw)
+
     try:
         controllers.ask("warm", 1, 1, 1.0)
         call, streamed = asyncio.run(raw_calls())
-        one = raw_appends(directory, 1, RECORD_BYTES)
-        single = controllers.ask("one", 1, 1, PHASE_S)
-        many = raw_appends(directory, WRITERS, RECORD_BYTES)
-        shared = controllers.ask("many", WRITERS, 1, PHASE_S)
-        batched = raw_appends(directory, group, RECORD_BYTES)
-        bulk = controllers.ask("bulk", BATCH_WRITERS, CHANGES_PER_BATCH, PHASE_S)
+        single, one = phase("one", 1, 1)
+        shared, many = phase("many", WRITERS, 1)
+        bulk, batched = phase("bulk", BATCH_WRITERS, CHANGES_PER_BATCH)
     finally:
         controllers.stop()
     rows = [
@@ -544,9 +421,7 @@ async def run_controllers(directory: Path, raft_rate: float) -> list[dict[str, A
         many_s, _ = await asker.create(PARTITIONS // 10, 10, "many")
         large_s, ids = await asker.create(PARTITIONS // 100, 100, "large")
         added_s = await asker.add_partitions("many", 500, 20)
-        before = controllers.cpu_seconds()
         changed = await asker.alter_partitions(ids, 100, PHASE_S)
-        changed["cpu_us"] = (controllers.cpu_seconds() - before) / changed["count"] * 1e6
     finally:
         await asker.end()
         controllers.stop()
@@ -566,7 +441,7 @@ def failovers(controllers: Controllers, end: int) -> list[float]:
         process = controllers.processes.pop(leader)
         ended = time.time()
         process.send_signal(end)
-        controllers.tell({"name": "probe", "writers": 1, "records": 1, "seconds": 0})
+        controllers.tell(command("probe", 1, 1, 0))
         answer = controllers.answer(30)
         assert answer is not None, "nobody took over"
         found.append(answer["at"] - ended)
@@ -606,19 +481,3 @@ def run() -> list[dict[str, Any]]:
         rows += asyncio.run(run_controllers(directory, raft_rate))
         rows += run_failovers(directory)
     return rows
-
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])  # benches are named after packages
-    import uvloop  # as a node does
-
-    role, *arguments = sys.argv[1:]
-    if role == "controller":
-        node_id, *ports, path = arguments
-        sys.exit(whole_controller(int(node_id), [int(port) for port in ports], path))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if role == "echo":
-            runner.run(echo(int(arguments[0])))
-        else:
-            node_id, *ports, path = arguments
-            runner.run(raft_alone(int(node_id), [int(port) for port in ports], path))
