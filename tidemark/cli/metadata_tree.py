@@ -49,9 +49,15 @@ class MetadataView:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A JSON value."""
+    """A value of the image. As JSON it is made when asked for: who looks for a name among a million
+    partitions needs none of theirs.
+    """
 
-    value: Any
+    of: Any
+
+    @property
+    def value(self) -> Any:
+        return json_value(self.of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ def _by_id(registrations: Mapping[int, Any]) -> Branch:
     def child(name: str) -> Node | None:
         number = _number(name)
         found = None if number is None else registrations.get(number)
-        return None if found is None else Leaf(json_value(found))
+        return None if found is None else Leaf(found)
 
     return Branch(lambda: _sorted_ids(registrations), child)
 
@@ -167,7 +173,7 @@ def _topic(topic: TopicImage | None) -> Branch | None:
             return Leaf(topic.name)
         number = _number(name)
         found = None if number is None else topic.partitions.get(number)
-        return None if found is None else Leaf(json_value(found))
+        return None if found is None else Leaf(found)
 
     return Branch(lambda: ["id", "name", *_sorted_ids(topic.partitions)], child)
 
