@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from commitlog.batches import HEADER_BYTES, crc_is_valid, header_in
+from commitlog.batches import HEADER_BYTES, header_at, header_in
 from commitlog.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     PARTITION_METADATA,
@@ -132,6 +132,8 @@ class Piece:
 
     def _read(self) -> tuple[bytes | memoryview, int | None]:
         wanted = min(self.end - self.begin, PIECE_BYTES)
+        from commitlog.batch_table import sound_batches
+
         try:
             file = self.source.open_read_only(self.copied.source.log_file)
             try:
@@ -144,28 +146,14 @@ class Piece:
                 file.close()
         except StorageError as error:
             raise SourceError(str(error)) from error
-        end, following = _whole_sound_batches(data, self.begin)
-        if end == 0:
+        view = memoryview(data)
+        positions, end, is_damaged = sound_batches(view)
+        if is_damaged or not end:
             raise CorruptMessageError(
-                f"{self.source.path}/{self.copied.source.log_file}: no whole batch at {self.begin}"
+                f"{self.source.path}/{self.copied.source.log_file}: the batch at"
+                f" {self.begin + end} is damaged, or fails its CRC check"
             )
-        return memoryview(data)[:end], following
-
-
-def _whole_sound_batches(data: bytes, position: int) -> tuple[int, int | None]:
-    """How far `data` holds whole batches, and the offset after them.
-
-    CorruptMessageError at the first batch that fails its CRC check.
-    """
-    end, following = 0, None
-    while len(data) - end >= HEADER_BYTES:
-        header = header_in(data, end)
-        if header.end_position > len(data):
-            break
-        if not crc_is_valid(data, header):
-            raise CorruptMessageError(f"the batch at {position + end} fails its CRC check")
-        end, following = header.end_position, header.next_offset
-    return end, following
+        return view[:end], header_at(view, int(positions[-1])).next_offset
 
 
 def copy_file(source: Directory, target: Directory, name: str) -> None:
