@@ -18,7 +18,6 @@ import random
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from uuid import UUID
 
 from commitlog import invariants, lookup, retention
@@ -74,14 +73,12 @@ class Log:
         self._fences = lookup.TimestampFences()
         self._log_start_offset = self._log_end_offset = 0
         self._high_watermark = self._recovery_point = 0
+        self._opened_end = -1  # of one that was closed cleanly before
         self._names_changed = True
         self.truncations = 0
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
         self._failed: FatalError | None = None
-        self._unflushed_messages = 0
-        self.last_flush_ms = 0
-        self._now_ms = 0
-        self.recovered_bytes_cut = 0
+        self._unflushed_messages = self.last_flush_ms = self._now_ms = self.recovered_bytes_cut = 0
         self._deleted = retention.DeletedFiles(directory)
         jitter = config.segment_jitter_ms
         self._jitter_ms = random.Random(str(topic_partition)).randrange(jitter) if jitter else 0
@@ -115,6 +112,7 @@ class Log:
         log._names_changed = not clean or loaded.recovered_segments > 0
         log._begin(loaded.segments, log_start_offset, now_ms)
         log._recovery_point = log.log_end_offset if clean else 0
+        log._opened_end = log.log_end_offset if clean else -1
         if not clean or loaded.recovered_segments:
             log._recovery_point = min(recovery_point, log.log_end_offset)
             log.flush()
@@ -264,8 +262,7 @@ class Log:
         pieces = split_by_segment(prepared, limit - size if size else limit, limit)
         with self._lock:
             infos = [self._append(piece, now_ms) for piece in pieces]
-        return replace(
-            infos[-1],
+        return infos[-1]._replace(
             first_offset=infos[0].first_offset,
             max_timestamp_ms=prepared.max_timestamp_ms,
             size_bytes=prepared.size_bytes,
@@ -585,11 +582,12 @@ class Log:
                 self._unflushed_messages = 0
 
     def close(self, clean: bool = True) -> None:
-        """Gives the files back; a clean close writes indexes and producers, and flushes first."""
+        """Gives the files back; a clean close writes indexes and producers, syncs what is new."""
+        same = self._recovery_point == self._log_end_offset == self._opened_end
         if clean:
             self.active_segment.finish_indexes()
             self.producers.take_snapshot()
-            self._names_changed = True
+            self._names_changed |= not same or self.truncations > 0
             self.flush()
         for segment in self._segments:
             segment.close()

@@ -280,10 +280,14 @@ class Segment:
         if self._loaded:
             return
         self._loaded = True
+        names = (self.offset_index_file, self.time_index_file)
         try:
-            for name in (self.offset_index_file, self.time_index_file):
+            for name in names:
                 if not self.directory.exists(name):
                     raise CorruptIndexError(f"{name} is missing")
+            if not self._size and not any(self.directory.size_of(name) for name in names):
+                self._reset()  # nothing to learn: an idle log costs a start no open file
+                return
             self.offset_index.load()
             self.time_index.load()
             self._learn_end()
@@ -463,6 +467,8 @@ class Segment:
 
     def headers(self, offset: int | None = None) -> Iterator[Header]:
         """The headers of the batches from the one that holds `offset` (default: the first) on."""
+        if not self._size:
+            return iter(())
         position = 0 if offset is None else self.position_of(offset)
         return scan_headers(self.file, position, self._size)
 

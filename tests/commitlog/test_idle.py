@@ -74,7 +74,7 @@ def test_a_clean_start_opens_only_the_ends_of_logs(
     opened = [name for kind, name in seen if kind == "open"]
     assert len(second.logs()) == LOGS
     assert [name for name in opened if not name.endswith(".log")] == []
-    assert len(opened) <= LOGS  # the newest segment of each, none of the rolled ones
+    assert opened == []  # the newest segments are empty, the rolled ones are not needed
     for work in _passes(second):
         work()  # retention looks at the oldest segment of a log, once
     seen.clear()
@@ -83,6 +83,26 @@ def test_a_clean_start_opens_only_the_ends_of_logs(
     assert {name for kind, name in seen if kind != "fsync"} <= _checkpoints()
     assert sum(kind == "fsync" for kind, _ in seen) <= 3
     second.close(clean=False)
+
+
+def test_a_clean_stop_syncs_only_logs_that_something_happened_to(
+    tmp_path: Path, seen: list[tuple[str, str]]
+) -> None:
+    fill(tmp_path)
+    second = manager(tmp_path, seen)
+    second.open()
+    changed = second.get(TopicPartition("idle", 7))
+    assert changed is not None
+    changed.append_as_leader(batch(2), 1, NOW)
+    seen.clear()
+    second.close()
+    of_logs = [kind for kind, name in seen if kind == "fsync"]
+    assert len(of_logs) <= 1 + 10  # the log's own directory, and those of checkpoints and marker
+    third = manager(tmp_path, [])
+    third.open()
+    ends = {log.topic_partition.partition: log.log_end_offset for log in third.logs()}
+    assert ends == {n: 6 if n % 10 == 0 else 2 if n == 7 else 0 for n in range(LOGS)}
+    third.close()
 
 
 def _passes(manager: LogManager) -> list[Any]:
