@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 LOADED_PER_STEP = 1_000
 """Records of a snapshot that are applied before other work of the event loop has its turn."""
-_FROZEN_AT_ONCE = 50_000
+_FROZEN_AT_ONCE = 10_000
 """Loaded records after which the garbage collector is told to leave alone what there is. No cycle
 runs through an image, but each full collection walks over all of it: a second, in which nothing
 else happens, at a million partitions."""
