@@ -24,8 +24,7 @@ class AppendOrigin(Enum):
     RAFT_LEADER = "raft_leader"  # the metadata quorum: control batches, no timestamp bounds
 
 
-@dataclass(frozen=True, slots=True)
-class AppendInfo:
+class AppendInfo(NamedTuple):
     """What an append did. Offsets are those of the whole call's first and last record.
 
     For a `duplicate` (an idempotent producer sent a batch again) nothing was written and the
@@ -42,8 +41,7 @@ class AppendInfo:
     batches: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
+class FetchResult(NamedTuple):
     """Whole batches read from one segment.
 
     The first batch may begin below the offset asked for (the batch that holds it is returned

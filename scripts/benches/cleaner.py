@@ -64,8 +64,8 @@ def _fill(path: Path, records_per_batch: int) -> int:
     offset = 0
     while offset < records:
         batch = [
-            Record(0, NOW_MS, b"key-%016d" % rng.randrange(keys), rng.randbytes(1000))
-            for _ in range(records_per_batch)
+            Record(0, NOW_MS + offset + i, b"key-%016d" % rng.randrange(keys), rng.randbytes(1000))
+            for i in range(records_per_batch)
         ]
         log.append_as_leader(encode_batch(batch), 1, NOW_MS)
         offset += records_per_batch

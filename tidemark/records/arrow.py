@@ -85,7 +85,7 @@ def warm_up() -> None:
     _kernels()
     from tidemark.records import batch_kernel, compact_kernels, walk_kernel
 
-    assert walk_kernel.NOTES and compact_kernels.ROW_FIELDS and batch_kernel.DAMAGED
+    assert walk_kernel.NONE_FOUND and compact_kernels.ROW_FIELDS and batch_kernel.DAMAGED
 
 
 def encode_arrow(

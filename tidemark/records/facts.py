@@ -78,21 +78,13 @@ def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
 
 def _of_kernel(kernel: Any, buffer: BytesLike, header: BatchHeader) -> RecordFacts:
     source, begin, end = _plain_body(buffer, header.position, header)
-    notes, totals = kernel.new_notes()
-    fault = kernel.walk(
-        kernel.bytes_of(source),
-        begin,
-        end,
-        header.record_count,
-        header.base_timestamp_ms,
-        notes,
-        totals,
+    fault, least, most, keyless = kernel.walk(
+        kernel.bytes_of(source), begin, end, header.record_count, header.base_timestamp_ms
     )
     if fault == kernel.FAULT_OFFSET:
         raise _not_in_sequence(header)
     if fault < 0:
         raise CorruptMessageError(f"a batch can not be read: {kernel.FAULTS[fault]}")
-    least, most, keyless = notes.tolist()
     if header.timestamp_type == LOG_APPEND_TIME:
         least = most = header.max_timestamp_ms
     return RecordFacts(least, most, keyless > 0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from tidemark.records.jit import INT64, UINT8, kernel, readable, writable
+from tidemark.records.jit import INT64, UINT8, kernel, readable
 from tidemark.records.kernels import (
     FAULT_FIELD,
     FAULT_HEADERS,
@@ -22,32 +22,30 @@ from tidemark.records.kernels import (
     FAULT_TIMESTAMP,
     FAULT_VARINT,
     FAULTS,
+    TOTALS,
     Bytes,
-    Ints64,
     _get_varint,
     _get_varlong,
     _scan_headers,
     wide,
 )
 
-__all__ = ["FAULTS", "FAULT_OFFSET", "NONE_FOUND", "NOTES", "bytes_of", "new_notes", "seek", "walk"]
-
-# What `walk` notes.
-MIN_TIME, MAX_TIME, NULL_KEYS = range(3)
-NOTES = 3
+__all__ = ["FAULTS", "FAULT_OFFSET", "NONE_FOUND", "bytes_of", "seek", "walk"]
 
 NONE_FOUND = -200  # what `seek` gives where no record fits; no fault
 
 
-@kernel(INT64(readable(UINT8), INT64, INT64, INT64, INT64, writable(INT64), writable(INT64)))
+@kernel(types.UniTuple(INT64, 4)(readable(UINT8), INT64, INT64, INT64, INT64))
 def walk(
-    data: Bytes, at: int, batch_end: int, count: int, base_time: int, notes: Ints64, totals: Ints64
-) -> int:
-    """Walks over `count` records in data[at:batch_end]; 0, or a fault of `kernels.FAULTS`.
+    data: Bytes, at: int, batch_end: int, count: int, base_time: int
+) -> tuple[int, int, int, int]:
+    """Walks over `count` records in data[at:batch_end]; 0, or a fault of `kernels.FAULTS`, then
+    the least and the greatest timestamp, and how many records have no key.
 
-    FAULT_OFFSET also where offsets do not go up by one from the first. Timestamps in `notes` are
-    the records' own: the base's plus their deltas.
+    FAULT_OFFSET also where offsets do not go up by one from the first. Timestamps are the records'
+    own: the base's plus their deltas.
     """
+    totals = np.empty(0, np.int64)  # the sums of headers, which nobody asks for
     least, most, keyless = 0x7FFFFFFFFFFFFFFF, -0x7FFFFFFFFFFFFFFF, 0
     for index in range(count):
         if at < batch_end and data[at] < 0x80:
@@ -57,52 +55,53 @@ def walk(
         else:
             size, at = _get_varint(data, at, batch_end)
             if at < 0:
-                return FAULT_VARINT
+                return FAULT_VARINT, 0, 0, 0
         end = at + size
         if size < 1 or end > batch_end:
-            return FAULT_RECORD_SIZE
+            return FAULT_RECORD_SIZE, 0, 0, 0
         delta, at = _get_varlong(data, at + 1, end)  # after the attributes
         if at < 0:
-            return FAULT_VARINT
+            return FAULT_VARINT, 0, 0, 0
         timestamp = base_time + delta
         if ((base_time ^ timestamp) & (delta ^ timestamp)) < 0:
-            return FAULT_TIMESTAMP
+            return FAULT_TIMESTAMP, 0, 0, 0
         least, most = min(least, timestamp), max(most, timestamp)
         offset, at = _get_varint(data, at, end)
         if at < 0:
-            return FAULT_VARINT
+            return FAULT_VARINT, 0, 0, 0
         if offset != index:
-            return FAULT_OFFSET
+            return FAULT_OFFSET, 0, 0, 0
         length, at = _get_varint(data, at, end)
         if at < 0:
-            return FAULT_VARINT
+            return FAULT_VARINT, 0, 0, 0
         if length < -1 or length > end - at:
-            return FAULT_FIELD
+            return FAULT_FIELD, 0, 0, 0
         if length < 0:
             keyless += 1
         else:
             at += length
         length, at = _get_varint(data, at, end)
         if at < 0:
-            return FAULT_VARINT
+            return FAULT_VARINT, 0, 0, 0
         if length < -1 or length > end - at:
-            return FAULT_FIELD
+            return FAULT_FIELD, 0, 0, 0
         at += max(length, 0)
         headers, at = _get_varint(data, at, end)
         if at < 0:
-            return FAULT_VARINT
+            return FAULT_VARINT, 0, 0, 0
         if headers < 0 or headers > end - at:
-            return FAULT_HEADERS
+            return FAULT_HEADERS, 0, 0, 0
         if headers:
+            if len(totals) == 0:
+                totals = np.zeros(TOTALS, np.int64)
             at = _scan_headers(data, at, end, headers, totals, 0)
             if at < 0:
-                return at
+                return at, 0, 0, 0
         if at != end:
-            return FAULT_TAIL
+            return FAULT_TAIL, 0, 0, 0
     if at != batch_end:
-        return FAULT_TAIL
-    notes[MIN_TIME], notes[MAX_TIME], notes[NULL_KEYS] = least, most, keyless
-    return 0
+        return FAULT_TAIL, 0, 0, 0
+    return 0, least, most, keyless
 
 
 @kernel(types.UniTuple(INT64, 2)(readable(UINT8), INT64, INT64, INT64, INT64, INT64, INT64, INT64))
@@ -143,11 +142,6 @@ def seek(
             return delta, timestamp
         at = end
     return NONE_FOUND, 0
-
-
-def new_notes() -> tuple[Any, Any]:
-    """Room for what `walk` notes, and for the sums of headers that it does not use."""
-    return np.zeros(NOTES, np.int64), np.zeros(8, np.int64)
 
 
 def bytes_of(data: Any) -> Bytes:
