@@ -289,7 +289,8 @@ def test_a_copy_of_the_same_size_is_not_taken_for_the_same_segment() -> None:
     assert records_of(found) == before
 
 
-def test_what_a_log_has_of_the_tier_moves_along() -> None:
+@pytest.mark.parametrize("batches", [2, 30])
+def test_what_a_log_has_of_the_tier_moves_along(batches: int) -> None:
     disk = MemoryDirectory()
     settings = config(remote_storage_enable=True)
     logs = manager(disk, topic_config=lambda _: settings)
@@ -297,7 +298,7 @@ def test_what_a_log_has_of_the_tier_moves_along() -> None:
     epochs = [(0, 0), (1, 60), (4, 90)]
     snapshot = encode_snapshot([ProducerEntry(7, 3, -1, NOW)])
     log.rebuild_from_remote(epochs, snapshot, 100, log_start_offset=20)
-    add(log, 30, epoch=4)
+    add(log, batches, epoch=4)
     log.highest_remote_offset = 99
     move(logs)
     assert log.highest_remote_offset == 99
@@ -306,7 +307,7 @@ def test_what_a_log_has_of_the_tier_moves_along() -> None:
     assert found is not None
     assert found.epochs.entries() == ((0, 20), (1, 60), (4, 90))
     assert (found.log_start_offset, found.local_log_start_offset) == (20, 100)
-    assert found.log_end_offset == 190
+    assert found.log_end_offset == 100 + 3 * batches
     assert found.producers.producers[7].producer_epoch == 3
 
 
