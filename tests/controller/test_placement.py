@@ -10,14 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorum.controller.placement import StripedReplicaPlacer, UsableBroker
-from tidemark.errors import InvalidReplicationFactorError
+from quorum.image import PartitionRegistration
+from tests.controller.scenario import Scenario
+from tidemark.errors import ErrorCode, InvalidReplicationFactorError
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[UsableBroker], int, int, int]:
     """(brokers, partitions, replication factor, seed); at least one broker is in service."""
     count = draw(st.integers(1, 24))
-    racks = draw(st.sampled_from([[None], ["a"], ["a", "b"], ["a", "b", "c"], list("abcdef")]))
+    names = ["", "a", "ab", "abc", "abcdef"]
+    racks: list[str | None] = [*draw(st.sampled_from(names))] or [None]
+    if draw(st.booleans()):
+        racks.append(None)  # some brokers do not say their rack
     fenced_share = draw(st.sampled_from([0.0, 0.0, 0.3, 0.9]))
     seed = draw(st.integers(0, 2**32))
     rng = random.Random(seed)
@@ -89,6 +94,111 @@ def test_equal_racks_make_replicas_and_leaders_even(
     assert max(spread) - min(spread) <= 2
     led = [leaders[b.broker_id] for b in brokers]
     assert max(led) - min(led) <= 2 + partitions // 20
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 90), st.integers(0, 2**32)
+)
+def test_uneven_racks_get_their_share_by_the_number_of_their_brokers(
+    sizes: list[int], partitions: int, seed: int
+) -> None:
+    racks = [rack for rack, size in enumerate(sizes) for _ in range(size)]
+    brokers = [UsableBroker(i, f"r{rack}", False) for i, rack in enumerate(racks)]
+    placed = StripedReplicaPlacer(random.Random(seed)).place(brokers, partitions, 1)
+    held = Counter(replicas[0] for replicas in placed)
+    spread = [held[b.broker_id] for b in brokers]
+    assert max(spread) - min(spread) <= 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 40), st.integers(0, 2**32))
+def test_replicas_on_fenced_brokers_count_for_their_rack(
+    racks: int, partitions: int, seed: int
+) -> None:
+    """Each rack has a broker in service and a fenced one; one replica more than there are racks."""
+    brokers = [UsableBroker(i, f"r{i % racks}", i >= racks) for i in range(2 * racks)]
+    placed = StripedReplicaPlacer(random.Random(seed)).place(brokers, partitions, racks + 1)
+    second = Counter(r % racks for replicas in placed for r in replicas if r >= racks)
+    assert sum(second.values()) == partitions
+    assert max(second.values()) - min(second[rack] for rack in range(racks)) <= 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 3), st.integers(1, 12), st.integers(0, 12), st.data())
+def test_new_partitions_make_up_for_lopsided_old_ones(
+    racks: int, per_rack: int, old: int, more: int, data: st.DataObject
+) -> None:
+    """All that was there lies on one broker: afterwards every broker holds and leads the same."""
+    brokers = [UsableBroker(i, f"r{i % racks}", False) for i in range(racks * per_rack)]
+    crowded = data.draw(st.sampled_from(brokers)).broker_id
+    existing = [(crowded,)] * old
+    wanted = (len(brokers) - 1) * old + len(brokers) * more
+    placer = StripedReplicaPlacer(random.Random(data.draw(st.integers(0, 2**32))))
+    placed = placer.place(brokers, wanted, 1, existing)
+    held = Counter(replicas[0] for replicas in [*existing, *placed])
+    assert set(held.values()) == {old + more}
+
+
+def test_leaderships_of_old_partitions_count() -> None:
+    brokers = [UsableBroker(i, None, False) for i in (1, 2)]
+    placed = StripedReplicaPlacer(random.Random(1)).place(brokers, 4, 2, [(1, 2)] * 4)
+    assert {replicas[0] for replicas in placed} == {2}
+
+
+def test_who_is_behind_has_its_turn_in_a_random_order() -> None:
+    placer = StripedReplicaPlacer(random.Random(1))
+    brokers = [UsableBroker(i, None, False) for i in range(6)]
+    firsts = Counter(placer.place(brokers, 1, 1, [(0,)])[0][0] for _ in range(500))
+    assert set(firsts) == set(range(1, 6))
+    assert max(firsts.values()) < 150
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from("asf"), min_size=1, max_size=9),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_topics_on_clusters_with_fenced_and_leaving_brokers(
+    states: list[str], partitions: int, factor: int, seed: int, data: st.DataObject
+) -> None:
+    """a: active, s: shutting down, f: fenced; placed by the controller, and by hand."""
+    s = Scenario(seed)
+    ids = range(len(states))
+    s.start_brokers(*ids, racks="".join("abc"[i % 3] for i in ids))
+    s.create("leads", *[(i,) for i in ids])  # who leads something does not go at once
+    active = {i for i in ids if states[i] == "a"}
+    for i in ids:
+        if states[i] != "a":
+            s.heartbeat(i, want_shut_down=states[i] == "s", want_fence=states[i] == "f")
+    usable = {i for i in ids if states[i] != "s"}
+    answer = s.try_create("t", partitions=partitions, factor=factor)
+    if not active or factor > len(usable):
+        assert answer.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    else:
+        assert answer.error_code == 0, answer.error_message
+        for index in range(partitions):
+            _check_placed(s.partition("t", index), active)
+            assert set(s.partition("t", index).replicas) <= usable
+    by_hand = tuple(data.draw(st.permutations(list(ids)))[:factor])
+    answer = s.try_create("h", by_hand)
+    if active & set(by_hand):
+        assert s.partition("h").replicas == by_hand
+        _check_placed(s.partition("h"), active)
+    else:
+        assert answer.error_code != 0
+    assert s.try_create("unknown", (*by_hand, 77)).error_code != 0
+    assert s.try_create("twice", (by_hand[0], by_hand[0])).error_code != 0
+
+
+def _check_placed(partition: PartitionRegistration, active: set[int]) -> None:
+    """Only who is in service is in sync; the first of them leads."""
+    in_sync = [replica for replica in partition.replicas if replica in active]
+    assert sorted(partition.isr) == sorted(in_sync)
+    assert partition.leader == in_sync[0]
 
 
 def test_the_start_is_random_so_small_topics_do_not_pile_up_on_one_broker() -> None:
