@@ -22,10 +22,14 @@ from tidemark.errors import (
     InvalidTimestampError,
     MessageTooLargeError,
     RecordListTooLargeError,
+    UnsupportedCompressionTypeError,
 )
+from tidemark.records import decode_batch
 from tidemark.records.facts import record_facts
-from tidemark.records.header import HEADER_BYTES, TIMESTAMP_TYPE_FLAG
+from tidemark.records.header import COMPRESSION_NAMES, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
 from tidemark.records.header import BatchHeader as Header
+
+NO_TIMESTAMP_MS = -1
 
 
 @dataclass(slots=True)
@@ -68,7 +72,9 @@ def prepare_leader(
     """Checks a leader's append and assigns offsets from `next_offset` on.
 
     CorruptMessageError (CRC, shape), MessageTooLargeError, RecordListTooLargeError (more than a
-    segment), InvalidTimestampError, InvalidRecordError.
+    segment), InvalidTimestampError, UnsupportedCompressionTypeError, InvalidRecordError (also for
+    records that can not be read although the CRC agrees: only what a wire may have done is worth
+    another try, as CORRUPT_MESSAGE says).
     """
     prepared = Prepared()
     stamp = config.message_timestamp_type == "LogAppendTime"
@@ -81,11 +87,14 @@ def prepare_leader(
             _check_leader_batch(view, header, config, origin)
             source, body = buffer, view
             if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
-                if codec is not None and codec != header.attributes & COMPRESSION_MASK:
-                    source = recompress(view, header, codec)
-                    body, header = memoryview(source), header_at(source)
-                    _check_size(header, config)
-                header = _check_records(body, header, config, now_ms, stamp)
+                try:
+                    if codec is not None and codec != header.attributes & COMPRESSION_MASK:
+                        source = recompress(view, header, codec)
+                        body, header = memoryview(source), header_at(source)
+                        _check_size(header, config)
+                    header = _check_records(body, header, config, now_ms, stamp)
+                except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
+                    raise InvalidRecordError(str(error)) from error
             time = now_ms if stamp else header.max_timestamp_ms
             if stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0:
                 head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
@@ -116,6 +125,15 @@ def _check_leader_batch(
     _check_size(header, config)
     if not crc_is_valid(view, header):
         raise CorruptMessageError(f"the batch at byte {header.position} fails its CRC check")
+    codec = header.attributes & COMPRESSION_MASK
+    if codec >= len(COMPRESSION_NAMES):
+        raise UnsupportedCompressionTypeError(
+            f"codec {codec} is none of {', '.join(COMPRESSION_NAMES)}"
+        )
+    if header.base_offset and origin is AppendOrigin.CLIENT:
+        raise InvalidRecordError(
+            f"a client's batch begins at offset 0, not {header.base_offset}: the log gives offsets"
+        )
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
         raise InvalidRecordError(
             f"a batch says {header.record_count} records and {header.last_offset_delta + 1} offsets"
@@ -150,7 +168,10 @@ def _check_records(
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
     if not compressed or config.is_compacted:
         facts = record_facts(view, header)
-        oldest, newest = facts.min_timestamp_ms, facts.max_timestamp_ms
+        oldest, newest = facts.min_timestamp_ms, max(facts.max_timestamp_ms, NO_TIMESTAMP_MS)
+        if oldest == NO_TIMESTAMP_MS < newest:  # a record without a timestamp is not too old
+            times = (record.timestamp_ms for record in decode_batch(view, header.position))
+            oldest = min(time for time in times if time != NO_TIMESTAMP_MS)
         if facts.has_null_key and config.is_compacted:
             raise InvalidRecordError(
                 "a record without a key: a compacted topic keeps the last record of each key;"

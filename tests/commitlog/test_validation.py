@@ -10,7 +10,14 @@ from crc32c import crc32c
 
 from commitlog.log import Log
 from tests.commitlog.builders import NOW, batch, config, open_log
-from tidemark.errors import InvalidRecordError, InvalidTimestampError, MessageTooLargeError
+from tidemark.errors import (
+    CorruptMessageError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    MessageTooLargeError,
+    TidemarkError,
+    UnsupportedCompressionTypeError,
+)
 from tidemark.records import Record, decode_batch, encode_batch, read_header
 from tidemark.records import arrow as arrow_path
 
@@ -34,6 +41,64 @@ def with_field(data: bytes, layout: str, position: int, value: int) -> bytes:
     struct.pack_into(layout, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
     return bytes(changed)
+
+
+# What a broker of Kafka 4.3 answers to the same batches is INVALID_RECORD too, but for the codec
+# (UNKNOWN_SERVER_ERROR) and the offset delta (it does not look at it).
+REFUSED: dict[str, tuple[bytes, type[TidemarkError]]] = {
+    "more records than there are": (
+        with_field(with_field(batch(3), ">i", 57, 4), ">i", 23, 3),
+        InvalidRecordError,
+    ),
+    "fewer records than there are": (
+        with_field(with_field(batch(3), ">i", 57, 2), ">i", 23, 1),
+        InvalidRecordError,
+    ),
+    "no records": (with_field(batch(3), ">i", 57, 0), InvalidRecordError),
+    "a last offset of its own": (with_field(batch(3), ">i", 23, 5), InvalidRecordError),
+    "offsets of its own": (with_field(batch(3), ">q", 0, 7), InvalidRecordError),
+    "a record longer than the batch": (with_field(batch(3), ">b", 61, 0x7E), InvalidRecordError),
+    "an offset delta out of order": (with_field(batch(3), ">b", 64, 4), InvalidRecordError),
+    "the control bit": (with_field(batch(3), ">h", 21, 0x20), InvalidRecordError),
+    "codec 5": (with_field(batch(3), ">h", 21, 5), UnsupportedCompressionTypeError),
+    "codec 7": (with_field(batch(3), ">h", 21, 7), UnsupportedCompressionTypeError),
+    "a flipped bit": (batch(3)[:-1] + b"?", CorruptMessageError),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_client_may_not_send_is_refused_for_good_unless_the_wire_may_have_done_it(
+    what: str,
+) -> None:
+    data, error = REFUSED[what]
+    log = keep()
+    with pytest.raises(error):
+        log.append_as_leader(data, 1, NOW)
+    assert log.log_end_offset == 0
+    assert error.retriable == (error is CorruptMessageError)
+
+
+def test_records_that_can_not_be_decompressed_for_the_topics_codec_are_invalid() -> None:
+    data = batch(3, compression="gzip")
+    garbage = with_field(data[:61] + bytes(len(data) - 61), ">i", 8, len(data) - 12)
+    with pytest.raises(InvalidRecordError):
+        keep(compression_type="zstd").append_as_leader(garbage, 1, NOW)
+
+
+def test_a_record_without_a_timestamp_is_neither_too_old_nor_the_newest() -> None:
+    log = keep(message_timestamp_before_max_ms=1000)
+    records = [Record(0, time, b"k", b"v") for time in (-1, NOW, -1)]
+    log.append_as_leader(encode_batch(records), 1, NOW)
+    assert read_header(stored(log)).max_timestamp_ms == NOW
+    records[2] = Record(0, NOW - 1001, b"k", b"v")
+    with pytest.raises(InvalidTimestampError):
+        log.append_as_leader(encode_batch(records), 1, NOW)
+
+
+def test_times_before_1970_leave_a_batch_without_a_maximum() -> None:
+    log = keep()
+    log.append_as_leader(batch(2, timestamp=-5), 1, NOW)
+    assert read_header(stored(log)).max_timestamp_ms == -1
 
 
 def keep(**settings: Any) -> Log:
