@@ -42,7 +42,6 @@ _UNKNOWN_EPOCH = -1
 _RECOVERY_STATES = frozenset(LeaderRecoveryState)
 
 _Asked = controller_pb2.AlterPartitionRequest.PartitionData
-_Answer = controller_pb2.AlterPartitionResponse.PartitionData
 
 
 def alter_partitions(
@@ -61,23 +60,27 @@ def alter_partitions(
             if (asked.topic_id, asked.partition_index) in seen:
                 raise InvalidRequestError("the partition is named twice in one request")
             seen.add((asked.topic_id, asked.partition_index))
-            answer, record = _alter(rules, request.broker_id, asked)
+            after, record = _alter(rules, request.broker_id, asked)
         except ApiError as error:
-            answer = _Answer(
+            response.partitions.add(
                 topic_id=asked.topic_id,
                 partition_index=asked.partition_index,
                 error_code=int(error.code),  # type: ignore[arg-type]
             )
-        else:
-            if record is not None:
-                result.groups.append([record])
-        response.partitions.append(answer)
+            continue
+        if record is not None:
+            result.groups.append([record])
+        # Where the asker leads no more (it may be shutting down) the change stands, but it must
+        # not take the answer for a new ISR of its own.
+        leads = after.leader == request.broker_id
+        _answer(response, asked, after, 0 if leads else NewLeaderElectedError.code)
     return result
 
 
 def _alter(
     rules: ElectionRules, broker_id: int, asked: _Asked
-) -> tuple[_Answer, pb.MetadataRecord | None]:
+) -> tuple[PartitionRegistration, pb.MetadataRecord | None]:
+    """The partition after the change, and the change, if it is one."""
     topic, before = _find(rules.image, asked)
     _check_epochs(before, broker_id, asked)
     members = {member.broker_id: member.broker_epoch for member in asked.new_isr}
@@ -86,16 +89,18 @@ def _alter(
     builder.target_isr = intern_ids(members)
     builder.target_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
     record = builder.build()
-    after = before if record is None else partition_after_change(before, record.partition_change)
-    if after.leader != broker_id:
-        # The change stands, but its asker leads no more (it may be shutting down): it must not
-        # take the answer for a new ISR of its own.
-        return _answer(asked, after, NewLeaderElectedError.code), record
-    return _answer(asked, after), record
+    if record is None:
+        return before, None
+    return partition_after_change(before, record.partition_change), record
 
 
-def _answer(asked: _Asked, after: PartitionRegistration, code: int = 0) -> _Answer:
-    return _Answer(
+def _answer(
+    response: controller_pb2.AlterPartitionResponse,
+    asked: _Asked,
+    after: PartitionRegistration,
+    code: int,
+) -> None:
+    response.partitions.add(
         topic_id=asked.topic_id,
         partition_index=asked.partition_index,
         error_code=int(code),  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from enum import Enum
 from uuid import UUID
 
 from quorum.image import LeaderRecoveryState, PartitionRegistration
-from quorum.image.records import leader_to_wire, node_ids
+from quorum.image.records import leader_to_wire
 from tidemark.v1 import metadata_pb2 as pb
 
 Ids = tuple[int, ...]
@@ -186,13 +186,17 @@ class PartitionChangeBuilder:
         )
         for name, after, old in lists:
             if after != old:
-                getattr(change, name).CopyFrom(node_ids(after))
+                changed = getattr(change, name)
+                changed.SetInParent()  # an empty list is a change, too
+                changed.ids.extend(after)
         if draft.replicas != before.replicas and before.directories:
             kept = dict(zip(before.replicas, before.directories, strict=True))
             change.directories.extend(kept.get(r, _UNASSIGNED).bytes for r in draft.replicas)
         # An unclean leader starts a new epoch even if it led before: its log may have lost records.
         # So does the partition when a replica goes: its fetches are refused from now on.
-        shrunk = not set(before.replicas) <= set(draft.replicas)
+        shrunk = draft.replicas is not before.replicas and not (
+            set(before.replicas) <= set(draft.replicas)
+        )
         if elected.leader != before.leader or elected.unclean or shrunk:
             change.leader = leader_to_wire(elected.leader)
         if recovery != before.leader_recovery_state:

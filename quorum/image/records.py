@@ -6,7 +6,7 @@ on every node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -231,7 +231,3 @@ def producer_ids_record(
             broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=next_producer_id
         )
     )
-
-
-def node_ids(ids: Sequence[int]) -> pb.NodeIds:
-    return pb.NodeIds(ids=ids)
