@@ -115,15 +115,15 @@ class History:
         index = self._rng.randrange(self._topics[topic_id][1])
         change = pb.PartitionChangeRecord(partition_id=index, topic_id=topic_id.bytes)
         if self._rng.random() < 0.6:
-            change.isr.CopyFrom(r.node_ids(self._ids()))
+            change.isr.CopyFrom(pb.NodeIds(ids=self._ids()))
         if self._rng.random() < 0.6:
             change.leader = self._rng.randrange(-1, 6)
         if self._rng.random() < 0.2:
             change.leader_recovery_state = self._rng.choice(list(LeaderRecoveryState))
         if self._rng.random() < 0.2:
-            change.eligible_leader_replicas.CopyFrom(r.node_ids(()))
+            change.eligible_leader_replicas.CopyFrom(pb.NodeIds())
         if self._rng.random() < 0.2:
-            change.adding_replicas.CopyFrom(r.node_ids(self._ids()))
+            change.adding_replicas.CopyFrom(pb.NodeIds(ids=self._ids()))
         return pb.MetadataRecord(partition_change=change)
 
     def _config(self) -> pb.MetadataRecord:

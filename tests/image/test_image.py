@@ -107,7 +107,9 @@ def test_an_old_image_never_changes(seed: int, count: int) -> None:
 
 def test_a_changed_leader_raises_its_epoch_and_any_change_the_partitions() -> None:
     image = replayed(new_topic())
-    isr = pb.PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID.bytes, isr=r.node_ids((1, 2)))
+    isr = pb.PartitionChangeRecord(
+        partition_id=0, topic_id=TOPIC_ID.bytes, isr=pb.NodeIds(ids=(1, 2))
+    )
     leader = pb.PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID.bytes, leader=2)
     changes = [pb.MetadataRecord(partition_change=c) for c in (isr, leader)]
     partition = replayed(changes, image).topics.partition(TOPIC_ID, 0)
