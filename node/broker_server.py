@@ -257,7 +257,9 @@ class BrokerServer:
         await asyncio.gather(asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels))
         self._logs_open = True
         self._loader.add_publisher(self.replicas)
-        self._loader.add_publisher(DynamicSettings(self._config, self.background.reconfigure))
+        self._loader.add_publisher(
+            DynamicSettings(self._config, self.background.reconfigure, self.mover.reconfigure)
+        )
         if self._tier is not None:
             await self._tier.start()
         self.background.start()

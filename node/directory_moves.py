@@ -70,17 +70,19 @@ RunPiece = Callable[[Callable[[], Copied]], Awaitable[Copied]]
 
 
 class Pace:
-    """Holds all moves of a node together to a rate."""
+    """Holds all moves of a node together to a rate, which may change at any time."""
 
     def __init__(self, bytes_per_second: int) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
+        self.bytes_per_second = bytes_per_second
+        self._turn = asyncio.Lock()
 
     async def spend(self, size_bytes: int) -> None:
-        """Returns when so many bytes are within the rate."""
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(self._free_at, now) + size_bytes / self._rate
-        await asyncio.sleep(max(0.0, self._free_at - now))
+        """Returns when so many bytes are within the rate, one caller after the other."""
+        async with self._turn:
+            while size_bytes > 0:
+                rate = self.bytes_per_second
+                await asyncio.sleep(min(1.0, size_bytes / rate))  # then the rate may be another one
+                size_bytes -= rate
 
 
 class DirectoryMover:
@@ -115,6 +117,10 @@ class DirectoryMover:
         """Moves that an earlier process began go on."""
         for number in range(self._threads):
             self._tasks.append(spawn(f"directory move {number}", self._work(), self._on_fatal))
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Settings were altered while the broker runs."""
+        self._pace.bytes_per_second = config.replica_alter_log_dirs_io_max_bytes_per_second
 
     async def stop(self) -> None:
         """Moves under way go on after the next start."""

@@ -16,6 +16,7 @@ from commitlog.memory_files import MemoryDirectory
 from node.directory_moves import PREFERRED_MAX, SWAP_BYTES_MAX, Copied, DirectoryMover
 from quorum.image.types import LOST_DIRECTORY
 from tests.node.jbod import JbodCluster, JbodNode, jbod
+from tidemark.config import altered_server
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -319,6 +320,19 @@ def test_moves_keep_to_their_rate() -> None:
         assert took_s >= rolled / 2_000
 
     moving(test, replica_alter_log_dirs_io_max_bytes_per_second="2000")
+
+
+def test_the_rate_changes_while_a_move_is_under_way() -> None:
+    async def test(cluster: JbodCluster, moves: Moving) -> None:
+        directory = moves.elsewhere(1, 0)
+        moves.alter(1, 0, directory)
+        await asyncio.sleep(30)
+        assert moves.future(1, 0) is not None, "one byte a second"
+        settings = {"replica.alter.log.dirs.io.max.bytes.per.second": "1000000"}
+        moves.movers[1].reconfigure(altered_server(cluster.nodes[1].config, settings))
+        await cluster.until(lambda: moves.is_known_in(1, 0, directory), seconds=5)
+
+    moving(test, replica_alter_log_dirs_io_max_bytes_per_second="1")
 
 
 def test_a_new_destination_takes_the_place_of_the_old_one() -> None:

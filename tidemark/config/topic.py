@@ -180,6 +180,7 @@ _OF_BROKERS = frozenset(
         "log.cleaner.io.max.bytes.per.second",
         "log.cleaner.threads",
         "producer.id.expiration.ms",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
     }
 )
 
