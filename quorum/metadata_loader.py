@@ -48,9 +48,7 @@ WRITTEN_PER_PORTION = 500
 _PAUSE_S = 0.0005
 
 
-def in_portions(
-    values: Iterable[bytes], pause: Callable[[float], None] = time.sleep
-) -> Iterator[bytes]:
+def in_portions(values: Iterable[bytes], pause: Callable[[float], None]) -> Iterator[bytes]:
     """The values of a snapshot for the thread that writes it, with a pause after each millisecond
     of work: else the event loop waits up to five (the interpreter's switch interval) whenever it
     wants to go on.
@@ -60,6 +58,10 @@ def in_portions(
         yield from portion
         if len(portion) == WRITTEN_PER_PORTION:
             pause(_PAUSE_S)
+
+
+class _NotWantedError(Exception):
+    """The node stops while it writes a snapshot: the next start can do without."""
 
 
 class MetadataPublisher(Protocol):
@@ -197,7 +199,7 @@ class MetadataLoader:
             listener(leader)
 
     async def close(self) -> None:
-        """The image moves no more. Ends waiting calls and waits for a snapshot under way."""
+        """The image moves no more. Ends waiting calls, and gives up a snapshot under way."""
         self._closed = True
         for _, _, future in self._waiters:
             if not future.done():
@@ -254,6 +256,12 @@ class MetadataLoader:
             if not future.done():
                 future.set_result(None)
 
+    def _pause(self, delay_s: float) -> None:
+        """On the thread that writes a snapshot."""
+        if self._closed:
+            raise _NotWantedError
+        time.sleep(delay_s)
+
     def _maybe_snapshot(self) -> None:
         if self._closed or (self._snapshot_task is not None and not self._snapshot_task.done()):
             return
@@ -274,7 +282,10 @@ class MetadataLoader:
 
     async def _snapshot(self, image: MetadataImage) -> None:
         try:
-            await self._raft.create_snapshot(image.end_offset, in_portions(image.values()))
+            values = in_portions(image.values(), self._pause)
+            await self._raft.create_snapshot(image.end_offset, values)
+        except _NotWantedError:
+            _log.info("the snapshot at offset %d is given up: the node stops", image.end_offset)
         except Exception:
             self.snapshot_errors += 1
             _log.exception("no snapshot could be written at offset %d", image.end_offset)

@@ -201,7 +201,7 @@ async def write(node: Node, directory: str, rows: Rows) -> None:
     image, late_ms = node.loader.image, list[float]()
     begin, cpu = time.perf_counter(), time.process_time()
     async with watched(late_ms):
-        await node.raft.create_snapshot(image.end_offset, in_portions(image.values()))
+        await node.raft.create_snapshot(image.end_offset, in_portions(image.values(), time.sleep))
     written_s, written_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
     log = OsDirectory(directory).subdirectory(LOG)
     data = log.read(SnapshotId(image.end_offset, image.epoch).name)

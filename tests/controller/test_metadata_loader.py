@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from uuid import UUID
 
 import pytest
 
-from quorum.image import MetadataDelta, MetadataImage
+from quorum.image import MetadataDelta, MetadataImage, PartitionRegistration
 from quorum.image import records as r
 from quorum.metadata_loader import WRITTEN_PER_PORTION, MetadataLoader, in_portions
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch
@@ -313,3 +314,22 @@ def test_the_writer_of_a_snapshot_lets_go_of_the_interpreter_after_each_portion(
         written.append(value)
     assert written == values
     assert pauses == [WRITTEN_PER_PORTION * n for n in (1, 2, 3)]
+
+
+def test_a_node_that_stops_does_not_wait_for_its_snapshot() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum(auto_commit=False)
+        config = controller_config(metadata_log_max_record_bytes_between_snapshots="1")
+        raft = quorum.node(1)
+        loader = MetadataLoader(raft, config, clock)
+        raft.register(loader)
+        topic_id = UUID(int=5)
+        partition = PartitionRegistration((1, 2), (1, 2), 1)
+        records = [r.topic_record("large", topic_id)]
+        records += [r.partition_record(topic_id, i, partition) for i in range(WRITTEN_PER_PORTION)]
+        quorum.append([r.encode_record(record) for record in records])
+        quorum.commit()
+        await loader.close()
+        assert (raft.snapshots, loader.snapshots_written, loader.snapshot_errors) == ([], 0, 0)
+
+    virtual_time.run(main())
