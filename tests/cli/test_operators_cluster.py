@@ -125,6 +125,38 @@ def test_features_are_described_and_a_level_nobody_supports_is_refused(
     assert cat(cluster, "/features/metadata.version") == version["supported_max"]
 
 
+def test_levels_go_down_and_up_and_the_voters_into_the_log(cluster: LocalCluster) -> None:
+    def level(name: str) -> int:
+        found: dict[str, int] = {
+            f["name"]: f["level"] for f in ask(cluster, "features", "describe")
+        }
+        return found[name]
+
+    def controllers() -> list[int]:
+        nodes = ask(cluster, "features", "describe", "--nodes")
+        return [node["node_id"] for node in nodes if node["role"] == "controller"]
+
+    until(lambda: controllers() == [1])
+    kept = call(cluster, "features", "downgrade", "metadata.version=1", exit_code=1)
+    assert "registrations of controllers 1" in kept
+    call(cluster, "features", "downgrade", "metadata.version=1", "--unsafe")
+    assert (level("metadata.version"), controllers()) == (1, [])
+    call(cluster, "features", "upgrade", "--release-version", "0.1")
+    until(lambda: controllers() == [1])
+    assert "is a voter" in call(cluster, "brokers", "unregister", "1", exit_code=1)
+
+    assert level("kraft.version") == 0
+    remove = ("quorum", "remove-controller", "--controller-id", "1")
+    assert "kraft.version=1" in call(cluster, *remove, exit_code=1)
+    call(cluster, "features", "upgrade", "kraft.version=1")
+    assert level("kraft.version") == 1
+    (voter,) = ask(cluster, "quorum", "describe", "--status")["CurrentVoters"]
+    assert voter["endpoints"] == [f"CONTROLLER://{cluster.node(1).address}"]
+    assert cat(cluster, "/quorum/kraftVersion") == 1
+    assert "only voter" in call(cluster, *remove, exit_code=1)
+    call(cluster, "features", "disable", "kraft.version", exit_code=1)
+
+
 def test_health_follows_a_broker_that_dies_and_is_forgotten(cluster: LocalCluster) -> None:
     call(cluster, "topics", "create", "u", "--partitions", "1", "--replication-factor", "3")
     assert ask(cluster, "cluster", "health")["status"] == "healthy"
