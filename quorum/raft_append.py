@@ -16,6 +16,9 @@ from tidemark.records import HEADER_BYTES
 
 MAX_BATCH_BYTES = 8 << 20
 """The largest batch of the metadata log (Kafka's constant)."""
+SHARED_RECORDS_MAX = 1_000
+"""What several appends put into one batch; a larger one has its own. A batch is applied in one go,
+and heartbeats wait meanwhile."""
 _RECORD_OVERHEAD_BYTES = 20  # at most: two lengths, the offset delta, four single bytes
 
 
@@ -41,7 +44,11 @@ class Appends:
         limit = MAX_BATCH_BYTES - HEADER_BYTES
         most = sum(map(len, values)) + _RECORD_OVERHEAD_BYTES * len(values)
         batch = self._batches[-1] if self._batches else None
-        if batch is None or batch.size_bytes + most > limit:
+        if (
+            batch is None
+            or batch.count + len(values) > SHARED_RECORDS_MAX
+            or batch.size_bytes + most > limit
+        ):
             batch = ValuesBatch(log_end + self.count, epoch, now_ms)
             for value in values:
                 batch.add(value)

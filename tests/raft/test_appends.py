@@ -12,7 +12,7 @@ import pytest
 from quorum.raft import messages as m
 from quorum.raft.effects import RequestReceived, Resign
 from quorum.raft.voters import ReplicaKey
-from quorum.raft_append import MAX_BATCH_BYTES, Appends
+from quorum.raft_append import MAX_BATCH_BYTES, SHARED_RECORDS_MAX, Appends
 from snapshot.framing import decode_batches
 from tests.raft.servers import CLUSTER_ID, RaftNodes
 from tidemark.errors import NotControllerError, RecordListTooLargeError
@@ -44,6 +44,14 @@ def test_what_would_make_a_batch_too_large_begins_the_next():
     assert max(map(len, batches)) <= MAX_BATCH_BYTES
     found = decode_batches(b"".join(batches))
     assert [batch.base_offset for batch in found] == [0, 1]
+
+
+def test_a_shared_batch_stays_small_and_a_large_append_has_its_own():
+    appends = Appends()
+    for count in (SHARED_RECORDS_MAX - 1, 1, 1, 3 * SHARED_RECORDS_MAX, 2):
+        appends.add([b"x"] * count, 1, 0, 1000)
+    sizes = [len(values or ()) for _, _, values in taken(appends)]
+    assert sizes == [SHARED_RECORDS_MAX, 1, 3 * SHARED_RECORDS_MAX, 2]
 
 
 def test_the_largest_batch_is_taken_and_one_byte_more_is_refused_without_a_trace():
