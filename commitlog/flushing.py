@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from commitlog.files import Directory, File
+from commitlog.files import Directory, DiskError, File
 from commitlog.segment import Segment
 
 if TYPE_CHECKING:
@@ -48,7 +49,14 @@ class PendingFlush:
             for file in self.files:
                 file.fsync()
             if self.names_changed:
-                self.directory.fsync()
+                self._sync_names()
         finally:
             for file in self.files:
                 file.close()
+
+    def _sync_names(self) -> None:
+        try:
+            self.directory.fsync()
+        except DiskError as error:
+            if error.errno != errno.ENOENT:  # else the log moved, or was deleted, meanwhile
+                raise

@@ -134,9 +134,9 @@ class DirectoryMover:
         replica is there already.
 
         LogDirNotFoundError: log.dirs has no such directory; KafkaStorageError: it, or the replica,
-        is offline, or it can not be written; InvalidTopicError: the name is too long for a future
-        log (KAFKA-4893); ReplicaNotAvailableError: this node has no such replica, but when it gets
-        one its log will be made there.
+        is offline, or it has not the room, or can not be written; InvalidTopicError: the name is
+        too long for a future log (KAFKA-4893); ReplicaNotAvailableError: this node has no such
+        replica, but when it gets one its log will be made there.
         """
         if len(f"{topic_partition}{FUTURE_SUFFIX}") + _UNIQUE_CHARACTERS > NAME_BYTES_MAX:
             raise InvalidTopicError(f"the name of {topic_partition} is too long to be moved")
@@ -157,11 +157,26 @@ class DirectoryMover:
         if self._logs.directory_of(topic_partition) is target:
             return
         try:
+            self._check_room(hosted.log.size_bytes, target)
             moves.begin(hosted.log, target)
         except StorageError as error:
             raise KafkaStorageError(f"{topic_partition} can not be moved: {error}") from error
         self._wake.set()
         log.info("%s: moving to %s", topic_partition, target.path)
+
+    def _check_room(self, size_bytes: int, target: LogDirectory) -> None:
+        """A disk that a move fills would go offline, with all that is on it."""
+        moves = self._logs.moves
+        coming = sum(
+            future.bytes_left
+            for future in moves.all()
+            if moves.destination_of(future.topic_partition) is target
+        )
+        free_bytes = target.usage().free_bytes
+        if free_bytes < size_bytes + coming:
+            raise StorageError(
+                f"{target.path} has {free_bytes} bytes free, {size_bytes + coming} are needed"
+            )
 
     def _directory(self, path: str) -> LogDirectory:
         wanted = Path(path).absolute()

@@ -4,10 +4,13 @@ leaves behind.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from commitlog.checkpoints import OffsetCheckpoint, PartitionMetadata
 from commitlog.cleaner_manager import LogCleaner
+from commitlog.files import OsDirectory
 from commitlog.future_log import PIECE_BYTES, Moves, SourceError
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
@@ -513,6 +516,22 @@ def test_a_batch_larger_than_a_piece_is_copied_whole() -> None:
     before = records_of(log)
     move(logs)
     assert records_of(log) == before
+
+
+def test_a_flush_under_way_when_the_log_moves_has_nothing_to_do(tmp_path: Path) -> None:
+    logs = LogManager([OsDirectory(tmp_path / name) for name in "ab"], SERVER, now_ms=lambda: NOW)
+    logs.open()
+    log = filled(logs)
+    pending = log.prepare_flush()
+    assert pending is not None
+    copy_all(begin_move(logs))
+    logs.moves.swap(TP)
+    add(log, 1)
+    pending.run()
+    log.complete_flush(pending)
+    assert log.recovery_point == log.log_end_offset - 3
+    assert all(directory.is_online for directory in logs.directories)
+    logs.close()
 
 
 def test_names_of_future_logs_are_kafka_s() -> None:

@@ -378,6 +378,20 @@ def test_what_can_not_be_moved_is_refused_with_kafka_s_errors() -> None:
     moving(test)
 
 
+def test_a_directory_without_the_room_is_refused_and_stays_online() -> None:
+    async def test(cluster: JbodCluster, moves: Moving) -> None:
+        directory = moves.elsewhere(1, 0)
+        disk = cluster.disk(1, directory)
+        size = cluster.nodes[1].hosted(0).log.size_bytes
+        disk.set_capacity(disk.disk.used_bytes + size - 1)
+        with pytest.raises(KafkaStorageError, match="bytes free"):
+            moves.alter(1, 0, directory)
+        assert moves.future(1, 0) is None
+        assert len(cluster.nodes[1].logs.online_directories) == 2
+
+    moving(test)
+
+
 def test_a_replica_that_comes_later_is_made_where_it_was_asked_for() -> None:
     async def main(cluster: JbodCluster) -> None:
         moves = Moving(cluster)

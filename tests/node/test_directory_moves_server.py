@@ -8,11 +8,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from node.server import Server
 from node.storage import format_storage
 from tests.node.fakes import CLUSTER_ID
 from tests.node.test_server import combined_config
+from tidemark.cli.main import app
 from tidemark.client import (
     AsyncAdmin,
     AsyncConsumer,
@@ -82,6 +84,15 @@ async def move_all(admin: AsyncAdmin, config: ServerConfig) -> None:
             await asyncio.sleep(0.02)
 
 
+async def move_by_hand(bootstrap: str, home: str, config: ServerConfig) -> None:
+    to = next(path for path in config.log_dirs if path != home)
+    command = ["log-dirs", "move", "--broker", "1", "--topic-partition", "plain-0", "--to", to]
+    command += ["--bootstrap-server", bootstrap]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1].split("\t") == ["plain-0", "1", to, "complete"]
+
+
 async def produce(bootstrap: str, topic: str) -> None:
     async with AsyncProducer(bootstrap, acks="all", linger_ms=1) as producer:
         for start in range(0, COUNT, 20):
@@ -118,6 +129,7 @@ async def run(config: ServerConfig, *, first: bool) -> None:
                     await move_all(admin, config)
                 await asyncio.gather(*load)
             await move_all(admin, config)
+            await move_by_hand(bootstrap, (await homes(admin))[0]["plain"], config)
             elsewhere = {
                 TopicPartitionReplica(TopicPartition("plain", 0), 1): "/nowhere",
                 TopicPartitionReplica(TopicPartition("plain", 9), 1): config.log_dirs[0],
