@@ -25,6 +25,7 @@ from typing import Any
 from uuid import UUID
 
 from commitlog.files import OsDirectory
+from node.server import GARBAGE_THRESHOLDS
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.controller.result import ControllerResult
@@ -328,6 +329,7 @@ def create(image: MetadataImage, rows: Rows) -> None:
 
 def run() -> Rows:
     """Rows of name, value, unit, ceiling (or the aim, where there is one), ratio to it."""
+    gc.set_threshold(*GARBAGE_THRESHOLDS)  # as a node does
     rows = [row("partitions", TOPICS * PARTITIONS, "partitions")]
     with tempfile.TemporaryDirectory() as directory:
         log = OsDirectory(directory).subdirectory(LOG)
