@@ -130,6 +130,21 @@ def decode_snapshot(data: bytes, name: str = "producer snapshot") -> list[Produc
     return entries
 
 
+def in_kafkas_order(producers: dict[int, ProducerEntry]) -> list[ProducerEntry]:
+    """The entries in the order in which Kafka's hash map of them gives them (by bucket, then by
+    age), so that a snapshot is the same byte by byte whichever of the two wrote it.
+    """
+    buckets = 16
+    while len(producers) * 4 > buckets * 3:
+        buckets *= 2
+
+    def bucket(producer_id: int) -> int:
+        folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
+        return (folded ^ folded >> 16) & (buckets - 1)
+
+    return [producers[producer_id] for producer_id in sorted(producers, key=bucket)]
+
+
 def snapshot_name(offset: int) -> str:
     """The name of the snapshot of the state before `offset`."""
     return f"{offset:020d}{SNAPSHOT_SUFFIX}"
@@ -298,13 +313,13 @@ class ProducerStateManager:
 
     def take_snapshot(self) -> None:
         """Writes the state at `end_offset`; durable with the log's next flush."""
-        if self.end_offset in self._snapshots:
+        if self.end_offset in self._snapshots or not self.end_offset:
             return
         name = snapshot_name(self.end_offset)
         self.directory.remove(name)
         file = self.directory.open(name, create=True)
         try:
-            file.append(encode_snapshot(self.producers[key] for key in sorted(self.producers)))
+            file.append(encode_snapshot(in_kafkas_order(self.producers)))
         finally:
             file.close()
         self._unsynced.append(name)

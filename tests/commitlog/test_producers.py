@@ -13,6 +13,7 @@ from commitlog.producer_state import (
     add_one,
     decode_snapshot,
     encode_snapshot,
+    in_kafkas_order,
 )
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.errors import (
@@ -130,3 +131,20 @@ def test_snapshots_without_a_segment_are_removed_but_for_the_newest() -> None:
     producers = ProducerStateManager(directory, 1000)
     producers.remove_stray({0, 10})
     assert producers.snapshots == (0, 10, 12)
+
+
+def test_a_snapshot_has_its_producers_in_the_order_of_kafkas_hash_map() -> None:
+    def order(*producer_ids: int) -> list[int]:
+        entries = {key: ProducerEntry(key) for key in producer_ids}
+        return [entry.producer_id for entry in in_kafkas_order(entries)]
+
+    assert order(17, 3, 16, 33, 1) == [16, 17, 33, 1, 3]  # 16 buckets; equal ones by age
+    assert order(*range(12, 25)) == list(range(12, 25))  # 13 producers: 32 buckets
+    assert order(*range(30, 43)) == [*range(32, 43), 30, 31]
+    assert order(1 << 32, 2, 1 << 17) == [1 << 32, 2, 1 << 17]  # the upper bits count, too
+
+
+def test_an_empty_log_has_no_snapshot() -> None:
+    log = open_log()
+    log.close()
+    assert not [name for name in log.directory.list() if name.endswith(".snapshot")]
