@@ -15,9 +15,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from node.clock import Clock
+from node.fetch_session import FetchPartition, FetchSession, Replica, set_positions
 from node.hosted import HostedPartition, Wakeable
 from node.isr import IsrKeeper
 from node.registry import PartitionRegistry
@@ -32,30 +32,10 @@ from tidemark.errors import (
     StorageError,
     code_of,
 )
+from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
 
 log = logging.getLogger(__name__)
-
-
-class Replica(NamedTuple):
-    """A follower that fetches: its node id and broker epoch."""
-
-    node_id: int
-    broker_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
-    """One partition of a fetch; None where the request says -1."""
-
-    topic: str
-    partition: int
-    fetch_offset: int
-    max_bytes: int
-    current_leader_epoch: int | None = None
-    last_fetched_epoch: int | None = None
-    log_start_offset: int = -1
-    topic_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +59,8 @@ class _Round:
     answer_now: bool = False
     remote: list[tuple[int, HostedPartition, FetchPartition]] = field(default_factory=list)
     parked_on: list[HostedPartition] = field(default_factory=list)
+    session: FetchSession | None = None
+    unsettled: list[FetchPartition] = field(default_factory=list)  # of a session: look again
 
 
 class Fetcher:
@@ -91,6 +73,28 @@ class Fetcher:
         self._isr = isr
         self._remote = remote
         self._clock = clock
+
+    async def fetch_changes(
+        self, params: FetchParams, session: FetchSession
+    ) -> list[FetchPartitionData]:
+        """A follower's fetch within a session that has just taken its request: what is new."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max(0, params.max_wait_ms) / 1000
+        looked_at: dict[TopicPartition, FetchPartitionData] = {}
+        first = True
+        while True:
+            wanted = session.take()
+            found = self._read_all(params, wanted, acknowledge=first, session=session)
+            first = False
+            looked_at |= {i.key: a for i, a in zip(wanted, found.data, strict=True)}
+            now = loop.time()
+            if found.answer_now or found.size_bytes >= params.min_bytes or now >= deadline:
+                for item in found.unsettled:
+                    session.look_again(item)
+                return session.answers(looked_at, now)
+            await session.wait(deadline)
+            for item in found.unsettled:
+                session.look_again(item)
 
     async def fetch(
         self, params: FetchParams, wanted: Sequence[FetchPartition]
@@ -111,9 +115,13 @@ class Fetcher:
             await _park(found.parked_on, params.replica is not None, loop.time() + remaining)
 
     def _read_all(
-        self, params: FetchParams, wanted: Sequence[FetchPartition], acknowledge: bool
+        self,
+        params: FetchParams,
+        wanted: Sequence[FetchPartition],
+        acknowledge: bool,
+        session: FetchSession | None = None,
     ) -> _Round:
-        found = _Round(params.max_bytes)
+        found = _Round(params.max_bytes, session=session)
         for item in wanted:
             answer = FetchPartitionData(item.topic, item.partition)
             found.data.append(answer)
@@ -153,12 +161,15 @@ class Fetcher:
         replica = params.replica
         if replica is not None:
             core.check_follower(replica.node_id, replica.broker_epoch)
-        found.parked_on.append(hosted)
+        if found.session is None:
+            found.parked_on.append(hosted)
+        else:
+            found.session.watch(item, hosted)
         diverging = _diverging_epoch(hosted, item)
         if diverging is not None:
             answer.diverging_epoch = diverging
             found.answer_now = True
-            _positions(answer, hosted)
+            set_positions(answer, hosted)
             return
         if item.fetch_offset < local.local_log_start_offset or (
             item.fetch_offset > local.log_end_offset
@@ -169,6 +180,8 @@ class Fetcher:
             self._isr.on_follower_fetch(
                 hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
             )
+        if replica is not None and replica.node_id not in core.isr:
+            found.unsettled.append(item)  # it may come into the ISR without another record
         limit = _read_limit(hosted, params)
         if item.fetch_offset < limit and (found.budget > 0 or not found.size_bytes):
             size = min(item.max_bytes, max(0, found.budget))
@@ -181,7 +194,9 @@ class Fetcher:
             answer.records = (result.records,)
             found.size_bytes += len(result.records)
             found.budget -= len(result.records)
-        _positions(answer, hosted)
+        elif item.fetch_offset < limit:
+            found.unsettled.append(item)  # the next answer has room for it
+        set_positions(answer, hosted)
 
     def _beyond_local(
         self,
@@ -202,9 +217,9 @@ class Fetcher:
                     f"the local log starts at {local.local_log_start_offset}"
                 )
             found.remote.append((len(found.data) - 1, hosted, item))
-            _positions(answer, hosted)
+            set_positions(answer, hosted)
             return
-        _positions(answer, hosted)
+        set_positions(answer, hosted)
         raise OffsetOutOfRangeError(
             f"{hosted.topic_partition}: offset {item.fetch_offset} is not within "
             f"{local.log_start_offset} and {local.log_end_offset}"
@@ -251,16 +266,10 @@ def _read_limit(hosted: HostedPartition, params: FetchParams) -> int:
     return hosted.core.high_watermark
 
 
-def _positions(answer: FetchPartitionData, hosted: HostedPartition) -> None:
-    answer.high_watermark = hosted.core.high_watermark
-    answer.last_stable_offset = min(hosted.log.last_stable_offset, hosted.core.high_watermark)
-    answer.log_start_offset = hosted.log.log_start_offset
-
-
 async def _park(partitions: list[HostedPartition], replica: bool, until: float) -> None:
     """Waits until one of the partitions moves, or the loop's time is `until`."""
     loop = asyncio.get_running_loop()
-    waiter: Wakeable = loop.create_future()
+    waiter: asyncio.Future[None] = loop.create_future()
     handle = loop.call_at(until, _wake, waiter)
     sets = [hosted.data_waiters if replica else hosted.commit_waiters for hosted in partitions]
     for waiters in sets:

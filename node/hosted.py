@@ -2,17 +2,16 @@
 
 Three kinds of waiting: followers' fetches wait for the log's end, consumers' fetches for the high
 watermark, produces with acks=all for the high watermark to pass their records. Waiters are plain
-futures; whoever waits takes itself out again. Nothing here awaits, so a change of role, an append
-and a wake-up are atomic to every other task of the loop.
+futures, or the watches of fetch sessions; whoever waits takes itself out again. Nothing here
+awaits, so a change of role, an append and a wake-up are atomic to every other task of the loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from commitlog.log import Log
@@ -21,7 +20,13 @@ from tidemark.config import TopicConfig
 from tidemark.errors import ErrorCode
 from tidemark.types import TopicIdPartition, TopicPartition
 
-Wakeable = asyncio.Future[None]
+
+class Wakeable(Protocol):
+    """A future, or what wants to hear of each wake-up."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: None, /) -> None: ...
 
 
 class PendingAck(NamedTuple):
@@ -81,6 +86,10 @@ class HostedPartition:
         if self._nudged_base < base <= self.core.high_watermark:
             self._nudged_base = base
             on_copyable(self.core.identity)
+
+    def start_moved(self) -> None:
+        """The log's start moved, and somebody waits until the followers know."""
+        _wake(self.commit_waiters)
 
     def role_changed(self) -> None:
         """Everybody who waits must look again; produces of an older epoch fail."""

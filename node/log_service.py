@@ -15,7 +15,8 @@ from typing import Any
 
 import grpc
 
-from node.fetching import FetchParams, FetchPartition, Replica
+from node.fetch_session import FetchPartition, FetchSession, Replica
+from node.fetching import FetchParams
 from node.metadata_answers import metadata_response
 from node.plain_records import to_plain
 from node.produce import ProduceResult
@@ -26,6 +27,7 @@ from node.request_memory import RequestMemory
 from quorum.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
+from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire.exchange import answer_each, answer_in_order
 
@@ -140,7 +142,12 @@ class LogService:
                 to_plain(answer, item.fetch_offset)
         return wire.encode_fetch_response(wire.FetchResponse(answers))
 
-    async def replica_fetch(self, request: pb.ReplicaFetchRequest, context: Context) -> bytes:
+    async def replica_fetch(
+        self,
+        request: pb.ReplicaFetchRequest,
+        context: Context,
+        session: FetchSession | None = None,
+    ) -> bytes:
         """A follower's long poll; a node of another cluster is told so."""
         if request.cluster_id and request.cluster_id != self._cluster_id:
             return wire.encode_fetch_response(
@@ -156,13 +163,29 @@ class LogService:
             max_bytes=self._limit(request.max_bytes),
             replica=Replica(request.replica_id, request.replica_epoch),
         )
-        answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
-        return wire.encode_fetch_response(wire.FetchResponse(answers))
+        wanted = _wanted(request.partitions)
+        if session is None:
+            answers = await self._replicas.fetcher.fetch(params, wanted)
+            return wire.encode_fetch_response(wire.FetchResponse(answers))
+        forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
+        assert params.replica is not None
+        try:
+            session.begin(params.replica, request.session_id, wanted, forgotten)
+        except ApiError as error:
+            return wire.encode_fetch_response(
+                wire.FetchResponse([], int(code_of(error)), str(error))
+            )
+        answers = await self._replicas.fetcher.fetch_changes(params, session)
+        return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session.id))
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
-        """A follower's fetches, one after another."""
-        work = answer_each(context, lambda request: self.replica_fetch(request, context))
-        await self._until_stopped(context, work)
+        """A follower's fetches, one after another, in one session."""
+        session = FetchSession()
+        work = answer_each(context, lambda request: self.replica_fetch(request, context, session))
+        try:
+            await self._until_stopped(context, work)
+        finally:
+            session.close()
 
     async def _until_stopped(self, context: Context, work: Coroutine[Any, Any, None]) -> None:
         """Serves a call that stays open; the stop of the node ends it with UNAVAILABLE."""

@@ -51,6 +51,7 @@ class RecordDeleter:
                 f" watermark {end}"
             )
         hosted.log.increment_log_start_offset(wanted)
+        hosted.start_moved()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         while (lowest := low_watermark(hosted)) < wanted:

@@ -1,6 +1,9 @@
 """Follower fetchers: one task per peer node that leads something we follow, all its partitions in
 one long-polling request.
 
+A peer that keeps a session (node.fetch_session) is told only of partitions that are new, moved, or
+were in its last answer; one that does not is told of all, each time.
+
 A partition is FETCHING, DELAYED (backing off after an error) or BUSY (asking the leader where to go
 on: out of range, or bootstrapping from the tier). An answer counts only if the partition is still
 followed in the leader epoch of the request; what arrives late is dropped. The divergence check
@@ -24,6 +27,7 @@ from tidemark.config import ServerConfig
 from tidemark.errors import (
     ErrorCode,
     FatalError,
+    InvalidFetchSessionEpochError,
     NetworkError,
     OffsetOutOfRangeError,
     TidemarkError,
@@ -69,6 +73,10 @@ class PeerFetcher:
         self._bootstrap = bootstrap
         self._on_fatal = on_fatal
         self._followed: dict[TopicPartition, _Followed] = {}
+        self._session_id = 0
+        self._in_session: dict[TopicPartition, _Followed] = {}
+        self._unsent: dict[TopicPartition, _Followed] = {}  # what the session has to hear of
+        self._resting: dict[TopicPartition, _Followed] = {}  # delayed or busy: not fetched
         self._changed = asyncio.Event()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._fetch: asyncio.Task[FetchResponse] | None = None
@@ -84,11 +92,14 @@ class PeerFetcher:
         known = self._followed.get(key)
         if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
             return
-        self._followed[key] = _Followed(hosted, hosted.core.leader_epoch)
+        self._followed[key] = self._unsent[key] = _Followed(hosted, hosted.core.leader_epoch)
+        self._resting.pop(key, None)
         self._interrupt()
 
     def unfollow(self, topic_partition: TopicPartition) -> None:
         if self._followed.pop(topic_partition, None) is not None:
+            self._unsent.pop(topic_partition, None)
+            self._resting.pop(topic_partition, None)
             self._changed.set()
 
     def start(self) -> None:
@@ -112,24 +123,37 @@ class PeerFetcher:
         while True:
             self._changed.clear()
             now = loop.time()
-            due = now + _GRAIN_S
-            ready = [f for f in self._followed.values() if not f.busy and f.retry_at < due]
-            if not ready:
+            self._rouse(now + _GRAIN_S)
+            if len(self._resting) == len(self._followed):
                 await self._wait_for_work(now)
                 continue
             try:
-                await self._fetch_once(ready)
-            except NetworkError as error:
-                log.info("fetch failed: %s", error)
-                self._delay_all(ready)
+                await self._fetch_once()
             except FatalError:
                 raise
-            except TidemarkError as error:
-                log.warning("fetch failed: %s", error)
-                self._delay_all(ready)
-            except OSError as error:
-                log.error("fetch failed: %s", error)
-                self._delay_all(ready)
+            except InvalidFetchSessionEpochError:
+                self._end_session()
+            except (TidemarkError, OSError) as error:
+                level = logging.INFO if isinstance(error, NetworkError) else logging.WARNING
+                log.log(level, "fetch failed: %s", error)
+                self._end_session()
+                for item in self._awake():
+                    self._delay(item)
+
+    def _rouse(self, due: float) -> None:
+        """Those whose rest is over are fetched again."""
+        for key, item in list(self._resting.items()):
+            if not item.busy and item.retry_at < due:
+                del self._resting[key]
+                self._unsent[key] = item
+
+    def _awake(self) -> list[_Followed]:
+        return [item for key, item in self._followed.items() if key not in self._resting]
+
+    def _end_session(self) -> None:
+        """The next request names everything."""
+        self._session_id = 0
+        self._in_session.clear()
 
     async def _wait_for_work(self, now: float) -> None:
         later = [f.retry_at for f in self._followed.values() if not f.busy]
@@ -141,31 +165,39 @@ class PeerFetcher:
         except TimeoutError:
             return
 
-    def _delay_all(self, followed: list[_Followed]) -> None:
-        for item in followed:
-            self._delay(item)
-
     def _delay(self, item: _Followed) -> None:
         loop = asyncio.get_running_loop()
         item.retry_at = loop.time() + self._config.replica_fetch_backoff_ms / 1000
+        self._rest(item)
 
-    async def _fetch_once(self, ready: list[_Followed]) -> None:
-        request = self._request(ready)
+    def _rest(self, item: _Followed) -> None:
+        key = item.hosted.topic_partition
+        if self._followed.get(key) is item:
+            self._resting[key] = item
+            self._unsent.pop(key, None)
+
+    async def _fetch_once(self) -> None:
+        request = self._request()
         timeout_ms = request.max_wait_ms + self._config.request_timeout_ms
         self._fetch = asyncio.ensure_future(self.client.fetch(request, timeout_ms))
         try:
             await asyncio.wait((self._fetch,))
             if self._fetch.cancelled():
-                return  # interrupted: the set of partitions changed
+                self._end_session()  # interrupted: the set of partitions changed
+                return
             response = self._fetch.result()
         finally:
             self._fetch.cancel()
         if response.error_code != ErrorCode.NONE:
             raise error_for(response.error_code, response.error_message)
-        by_name = {(f.hosted.topic_partition): f for f in ready}
+        asked, self._session_id = dict(self._in_session), response.session_id
+        if not self._session_id:
+            self._end_session()
         for answer in response.responses:
-            item = by_name.get(TopicPartition(answer.topic, answer.partition_index))
+            key = TopicPartition(answer.topic, answer.partition_index)
+            item = asked.get(key)
             if item is not None and self._is_current(item):
+                self._unsent[key] = item
                 self._take(item, answer)
 
     def _is_current(self, item: _Followed) -> bool:
@@ -178,7 +210,8 @@ class PeerFetcher:
             and hosted.core.leader_epoch == item.epoch
         )
 
-    def _request(self, ready: list[_Followed]) -> pb.ReplicaFetchRequest:
+    def _request(self) -> pb.ReplicaFetchRequest:
+        """Everything that is fetched, or what the session does not know yet."""
         config = self._config
         request = pb.ReplicaFetchRequest(
             replica_id=config.node_id,
@@ -187,22 +220,37 @@ class PeerFetcher:
             max_wait_ms=config.replica_fetch_wait_max_ms,
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
+            session_id=self._session_id,
         )
-        for item in ready:
-            hosted = item.hosted
-            last_epoch = follower_log.last_fetched_epoch(hosted)
-            request.partitions.add(
-                topic=hosted.topic_partition.topic,
-                topic_id=hosted.topic_id.bytes,
-                partition=hosted.topic_partition.partition,
-                current_leader_epoch=item.epoch,
-                fetch_offset=hosted.log.log_end_offset,
-                last_fetched_epoch=-1 if last_epoch is None else last_epoch,
-                log_start_offset=hosted.log.log_start_offset,
-                partition_max_bytes=config.replica_fetch_max_bytes,
-                high_watermark=hosted.core.high_watermark,
-            )
+        if self._session_id:
+            for key, item in list(self._in_session.items()):
+                if self._followed.get(key) is not item or key in self._resting:
+                    del self._in_session[key]
+                    if key not in self._unsent:
+                        request.forgotten.add(topic=key.topic, partition=key.partition)
+            named = list(self._unsent.values())
+        else:
+            named = self._awake()
+        self._unsent.clear()
+        for item in named:
+            self._in_session[item.hosted.topic_partition] = item
+            self._add(request, item)
         return request
+
+    def _add(self, request: pb.ReplicaFetchRequest, item: _Followed) -> None:
+        hosted = item.hosted
+        last_epoch = follower_log.last_fetched_epoch(hosted)
+        request.partitions.add(
+            topic=hosted.topic_partition.topic,
+            topic_id=hosted.topic_id.bytes,
+            partition=hosted.topic_partition.partition,
+            current_leader_epoch=item.epoch,
+            fetch_offset=hosted.log.log_end_offset,
+            last_fetched_epoch=-1 if last_epoch is None else last_epoch,
+            log_start_offset=hosted.log.log_start_offset,
+            partition_max_bytes=self._config.replica_fetch_max_bytes,
+            high_watermark=hosted.core.high_watermark,
+        )
 
     def _take(self, item: _Followed, answer: FetchPartitionData) -> None:
         code = answer.error_code
@@ -233,6 +281,7 @@ class PeerFetcher:
     def _aside(self, item: _Followed, work: Awaitable[None]) -> None:
         """Does the work in a task of its own; the other partitions go on fetching."""
         item.busy = True
+        self._rest(item)
 
         async def run() -> None:
             try:

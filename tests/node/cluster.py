@@ -14,7 +14,8 @@ from uuid import UUID
 
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
-from node.fetching import FetchParams, FetchPartition, Replica
+from node.fetch_session import FetchPartition, FetchSession, Replica
+from node.fetching import FetchParams
 from node.hosted import HostedPartition
 from node.isr import IsrKeeper
 from node.log_service import LogService
@@ -179,6 +180,8 @@ class Link:
         self._cluster = cluster
         self._source = source
         self._target = target
+        self._session = FetchSession()
+        self._session_of: Node | None = None
 
     def _peer(self) -> Node:
         node = self._cluster.nodes.get(self._target)
@@ -188,9 +191,17 @@ class Link:
 
     async def fetch(self, request: log_pb2.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
         await asyncio.sleep(0.001)
-        payload = await self._peer().service.replica_fetch(request, None)
-        await asyncio.sleep(0.001)
-        self._peer()
+        peer = self._peer()
+        if peer is not self._session_of:
+            await self.close()
+            self._session_of = peer
+        try:
+            payload = await peer.service.replica_fetch(request, None, self._session)
+            await asyncio.sleep(0.001)
+            self._peer()
+        except (NetworkError, asyncio.CancelledError):
+            await self.close()  # as the call that stays open ends
+            raise
         return decode_fetch_response(payload)
 
     async def list_offset(
@@ -210,7 +221,8 @@ class Link:
         return answer
 
     async def close(self) -> None:
-        """Nothing is open."""
+        self._session.close()
+        self._session_of = None
 
 
 class Cluster:

@@ -17,7 +17,8 @@ from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from node.directory_assignments import DirectoryAssignments
-from node.fetching import FetchParams, FetchPartition
+from node.fetch_session import FetchPartition
+from node.fetching import FetchParams
 from node.lifecycle import BrokerLifecycle
 from node.tasks import spawn
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration

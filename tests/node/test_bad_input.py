@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.fetching import Replica
+from node.fetch_session import Replica
 from tests import virtual_time
 from tests.node.cluster import Cluster, batch
 from tests.node.fakes import WALL_START_MS

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from node.fetching import Replica
+from node.fetch_session import Replica
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
 from tidemark.errors import ErrorCode

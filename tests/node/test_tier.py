@@ -9,7 +9,7 @@ from typing import Any
 
 from commitlog.log import Log
 from commitlog.types import TimestampOffset
-from node.fetching import Replica
+from node.fetch_session import Replica
 from tests import virtual_time
 from tests.node.cluster import Cluster, batch, values_of
 from tidemark.errors import ErrorCode, OffsetOutOfRangeError

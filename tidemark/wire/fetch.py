@@ -68,6 +68,7 @@ class FetchResponse:
     error_code: int = 0
     error_message: str = ""
     throttle_time_ms: int = 0
+    session_id: int = 0
 
 
 _PARTITION_TAG = tag(3, LENGTH_DELIMITED)
@@ -91,6 +92,7 @@ def encode_fetch_response(response: FetchResponse) -> bytes:
         total = len(head) + size + sum(map(len, tail))
         parts += (_PARTITION_TAG, varint(total), head, *buffers, *tail)
     parts.append(int_field(4, response.throttle_time_ms))
+    parts.append(int_field(5, response.session_id))
     return b"".join(parts)
 
 
@@ -130,10 +132,12 @@ def decode_fetch_response(data: bytes) -> FetchResponse:
                 response.error_message = text(data, begin, position)
             else:
                 response.responses.append(_decode_partition(data, view, begin, position))
-        elif wire_type == VARINT and number in (1, 4):
+        elif wire_type == VARINT and number in (1, 4, 5):
             value, position = read_varint(data, position, end)
             if number == 1:
                 response.error_code = int32(value)
+            elif number == 5:
+                response.session_id = int32(value)
             else:
                 response.throttle_time_ms = int32(value)
         else:
