@@ -14,9 +14,9 @@ often is the current one (the file `moves`, which a future log is born with, one
 source's), also when the other comes back on a disk that was away for years. Where step 3 fails
 nobody knows whether B's name is durable, so the log that stays, A's, takes a higher count first.
 
-A future log is dropped with its current log: deleted with it, or set aside as `-stray` where the
-current one is on a directory that is offline, or can not be opened, since its copy may be all
-that is left for an operator to look at.
+A future log without its current one is deleted, unless that may come back: where the source's
+directory is offline the copy stays for the next start, and no log is made anew in its place as long
+as the metadata counts on this replica (KIP-858: it may name the target already).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.names import (
     DELETE_SUFFIX,
-    STRAY_SUFFIX,
     parse_directory_name,
     parse_future_name,
     unique_name,
@@ -62,6 +61,7 @@ class DirectoryMoves:
         self._futures: dict[TopicPartition, FutureLog] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._found: dict[TopicPartition, tuple[LogDirectory, str]] = {}
+        self._orphans: dict[TopicPartition, tuple[LogDirectory, str]] = {}
         self.preferred: dict[TopicPartition, LogDirectory] = {}
         """Where the logs of partitions that this node does not have yet shall be made."""
 
@@ -119,8 +119,10 @@ class DirectoryMoves:
                 continue
             current = self._manager.get(topic_partition)
             try:
-                if current is None or self._manager.directory_of(topic_partition) is home:
-                    self._drop_orphan(topic_partition, home, name, is_open=current is not None)
+                if current is None:
+                    self._without_source(topic_partition, home, name)
+                elif self._manager.directory_of(topic_partition) is home:
+                    self._remove(topic_partition, home, name)
                 else:
                     self._add(FutureLog.resume(current, home, name), home)
                     _log.info("%s: its move to %s goes on", topic_partition, home.path)
@@ -129,16 +131,36 @@ class DirectoryMoves:
                 with suppress(StorageError):
                     self._remove(topic_partition, home, name)
 
-    def _drop_orphan(
-        self, topic_partition: TopicPartition, home: LogDirectory, name: str, *, is_open: bool
+    def _without_source(
+        self, topic_partition: TopicPartition, home: LogDirectory, name: str
     ) -> None:
-        if is_open or self._manager.is_gone(topic_partition):
+        """A future log whose current one is not open: it stays where that may come back, or where
+        the metadata takes it for the current one."""
+        manager = self._manager
+        if manager.is_gone(topic_partition) and not manager.is_known_in(topic_partition, home):
             self._remove(topic_partition, home, name)
             return
-        _log.warning(
-            "%s can not be opened: its future log in %s is set aside", topic_partition, home.path
-        )
-        _rename_away(home, name, topic_partition, STRAY_SUFFIX)
+        _log.error("%s was being moved to %s: its log is missing", topic_partition, home.path)
+        self._orphans[topic_partition] = (home, name)
+
+    def check_source(self, topic_partition: TopicPartition) -> None:
+        """LogDirectoryOfflineError where the log was being moved, and its directory is missing: an
+        empty one must not take its place."""
+        orphan = self._orphans.get(topic_partition)
+        if orphan is not None:
+            home, name = orphan
+            raise LogDirectoryOfflineError(
+                f"{topic_partition} is not made anew: it was being moved to {home.path} from a log"
+                " directory that is missing. Give that back; or, to go on without its last"
+                f" records, remove {home.path}/{name}, and restart the node"
+            )
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """The replica left this node, or was made anew: a copy without its source goes."""
+        orphan = self._orphans.pop(topic_partition, None)
+        if orphan is not None:
+            with suppress(StorageError):
+                self._remove(topic_partition, *orphan)
 
     # --- moves
 
@@ -195,8 +217,7 @@ class DirectoryMoves:
                 self.cancel(topic_partition)
             elif self._manager.get(topic_partition) is not future.current:
                 del self._futures[topic_partition], self._homes[topic_partition]
-                with suppress(StorageError):
-                    _rename_away(home, future.name, topic_partition, STRAY_SUFFIX)
+                self._orphans[topic_partition] = (home, future.name)
 
     def swap(self, topic_partition: TopicPartition) -> None:
         """The future log takes the place of the current one: steps 1 to 5, without a pause.

@@ -126,6 +126,7 @@ class LogManager:
     def forget_lost(self, topic_partition: TopicPartition) -> None:
         """The replica is gone from this node: what a failed directory holds of it is a stray."""
         self._lost.pop(topic_partition, None)
+        self.moves.forget(topic_partition)
 
     def drop_offline(self) -> list[TopicPartition]:
         """Gives up the logs of failed directories, without touching a file; tells which."""
@@ -349,6 +350,8 @@ class LogManager:
                 PartitionMetadata(topic_id).write(log.directory)
                 log.topic_id = topic_id
             return log
+        if may_hold_data:
+            self.moves.check_source(topic_partition)
         home = self._home_for(topic_partition, assigned, may_hold_data)
         log = Log.open(
             home.subdirectory(str(topic_partition)),
@@ -360,6 +363,7 @@ class LogManager:
         )
         home.fsync()
         self._add(log, home)
+        self.moves.forget(topic_partition)
         return log
 
     def _home_for(
@@ -425,6 +429,11 @@ class LogManager:
         known = (self._logs, self._failed, self._lost)
         online = len(self.online_directories) == len(self.directories)
         return online and not any(topic_partition in logs for logs in known)
+
+    def is_known_in(self, topic_partition: TopicPartition, directory: LogDirectory) -> bool:
+        """Does the metadata have the partition's log in this directory?"""
+        known = self._known_replica(topic_partition)
+        return known is not None and known[1] is not None and known[1] == directory.directory_id
 
     def moved_to(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
         """The log goes on in another directory; for `commitlog.directory_moves`."""

@@ -5,6 +5,7 @@ leaves behind.
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -13,13 +14,23 @@ from commitlog.cleaner_manager import LogCleaner
 from commitlog.files import OsDirectory
 from commitlog.future_log import PIECE_BYTES, Moves, SourceError
 from commitlog.log import Log
+from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.names import parse_future_name, unique_name
 from commitlog.producer_state import ProducerEntry, encode_snapshot
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, records_of
-from tests.commitlog.moving import SERVER, begin_move, copy_all, home_of, manager, move, other_home
+from tests.commitlog.moving import (
+    SERVER,
+    begin_move,
+    copy_all,
+    home_of,
+    manager,
+    move,
+    other_home,
+    two_directories,
+)
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.records import Record, encode_batch, encode_control_batch
 from tidemark.records.control import EndTransactionMarker
@@ -437,18 +448,78 @@ def test_a_failed_destination_ends_only_the_move() -> None:
     assert offsets_of(log) == list(range(123))
 
 
-def test_a_failed_source_takes_the_log_and_sets_its_copy_aside() -> None:
+def test_a_failed_source_takes_the_log_and_its_copy_waits_for_it() -> None:
     disk = MemoryDirectory()
     logs = manager(disk)
-    filled(logs)
+    log = filled(logs)
+    log.flush()
     copy_all(begin_move(logs))
     home = logs.directory_of(TP)
     assert home is not None
     home.state.fail("test")
     assert logs.drop_offline() == [TP]
     assert logs.moves.all() == []
-    (aside,) = names(disk, "b")
-    assert aside.endswith("-stray")
+    disk.crash(keep="nothing")
+    again = manager(disk)
+    assert again.moves.get(TP) is not None, "its move goes on"
+    again.moves.swap(TP)
+    found = again.get(TP)
+    assert found is not None
+    assert offsets_of(found) == list(range(120))
+
+
+def in_ids(disk: MemoryDirectory, *, missing: str = "", known: UUID | None = None) -> LogManager:
+    """The logs in `a` and `b` with ids 1 and 2, one of them missing; the metadata knows `known`."""
+    directories = [
+        LogDirectory(d, UUID(int=n), failure="not mounted" if d.path == missing else "")
+        for n, d in enumerate(two_directories(disk), 1)
+    ]
+    logs = LogManager(
+        directories, SERVER, now_ms=lambda: NOW, known_replica=lambda _: (TOPIC_ID, known)
+    )
+    logs.open()
+    return logs
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_empty_log_never_takes_the_place_of_one_whose_move_was_promised(replaced: bool) -> None:
+    target = UUID(int=2)
+    disk = MemoryDirectory()
+    logs = in_ids(disk)
+    filled(logs)
+    disk.fsync()
+    copy_all(begin_move(logs))
+    logs.close()
+    if replaced:
+        disk.subdirectory("a").remove_tree(str(TP))
+    missing = "" if replaced else "a"
+    for _ in range(2):  # a start changes nothing of it
+        again = in_ids(disk, missing=missing, known=target)
+        with pytest.raises(StorageError, match="it was being moved to b"):
+            again.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=True)
+        again.close()
+    if not replaced:
+        back = in_ids(disk, known=target)
+        assert back.moves.get(TP) is not None
+        back.close()
+    again = in_ids(disk, missing=missing, known=target)
+    log = again.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=False)
+    assert log.log_end_offset == 0, "others have its records"
+    assert again.moves.all() == []
+    again.purge_deleted(NOW)
+    assert names(disk, "b") == [str(TP)]
+
+
+def test_a_replica_that_leaves_the_node_takes_its_copy_along() -> None:
+    disk = MemoryDirectory()
+    logs = in_ids(disk)
+    filled(logs)
+    copy_all(begin_move(logs))
+    logs.close()
+    again = in_ids(disk, missing="a")
+    again.forget_lost(TP)
+    again.purge_deleted(NOW)
+    assert names(disk, "b") == []
 
 
 def test_a_future_log_without_its_log_is_removed_at_start() -> None:
