@@ -377,16 +377,16 @@ class Segment:
         self._size = self.file.size
         self._reset()
         self.has_producers = False
-        end, floor, is_sound = 0, self.base_offset, True
+        end, floor, is_sound, have = 0, self.base_offset, True, 0
         view = memoryview(bytearray(min(_RECOVERY_CHUNK_BYTES, self._size)))
         while is_sound and self._size - end >= HEADER_BYTES:
-            got = view[: self.file.pread_into(view, end)]
+            got = view[: have + self.file.pread_into(view[have:], end + have)]
             positions, stop, is_damaged = sound_batches(got)
             if not len(positions):
                 wanted = 0 if is_damaged or len(got) < HEADER_BYTES else claimed_size(got, 0)
                 if not len(view) < wanted <= self._size - end:
                     break
-                view = memoryview(bytearray(wanted))  # one batch is larger than the chunk
+                view, have = memoryview(bytearray(wanted)), 0  # one batch is larger than the chunk
                 continue
             table = BatchTable(got[:stop], positions)
             count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
@@ -397,6 +397,8 @@ class Segment:
                 self._index_table(table, end)
                 on_batches(table)
             end, floor, is_sound = end + stop, self._next_offset, not is_damaged
+            have = len(got) - stop
+            view[:have] = got[stop:]  # the batch that the chunk cut off is not read twice
         cut = self._size - end
         if cut:
             self.file.truncate(end)
