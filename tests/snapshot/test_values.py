@@ -70,11 +70,25 @@ def test_damaged_records_are_read_as_records_are_or_refused(
     for position, byte in flips:
         body[position % len(body)] = byte
     damaged = bytes(body[:cut])
+    check_as_records(damaged, max(count, 1))
+
+
+def test_every_wrong_byte_is_read_as_records_are_or_refused() -> None:
+    for values in ([b"abc", b""], [b"x" * 70]):
+        body = encode_values(values, 0, 7, 1_700)[HEADER_BYTES:]
+        for position in range(min(len(body), 20)):
+            for byte in range(256):
+                damaged = body[:position] + bytes((byte,)) + body[position + 1 :]
+                check_as_records(damaged, len(values))
+
+
+def check_as_records(body: bytes, count: int) -> None:
+    """`decode_values` of a batch with these records, and a right CRC, is what `decode_batch` says."""
     raw = assemble(
-        damaged,
+        body,
         BatchOptions(partition_leader_epoch=7),
-        count=max(count, 1),
-        last_offset_delta=max(count, 1) - 1,
+        count=count,
+        last_offset_delta=count - 1,
         base_timestamp_ms=1_700,
         max_timestamp_ms=1_700,
     )
@@ -85,4 +99,4 @@ def test_damaged_records_are_read_as_records_are_or_refused(
             decode_values(raw)
         return
     assert decode_values(raw) == expected
-    assert _plain_values(damaged, max(count, 1)) in (None, expected)
+    assert _plain_values(body, count) in (None, expected)
