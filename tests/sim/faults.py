@@ -30,7 +30,7 @@ class Administrator:
         self.last_change_ms = -10_000
         self.answers: dict[str, int] = {}
 
-    def ask(self, leader: SimNode, request: m.VoterChangeRequest) -> None:
+    def ask(self, leader: SimNode, request: m.AnyRequest) -> None:
         self.last_change_ms = self.world.now_ms
         token = self.world.next_token()
         leader.tokens[token] = (ADMIN, 0, 0)
@@ -81,6 +81,13 @@ class Administrator:
     def remove(self, leader: SimNode, key: ReplicaKey) -> None:
         request = m.RemoveVoterRequest(leader.config.cluster_id, key, CHANGE_TIMEOUT_MS)
         self.ask(leader, request)
+
+    def make_dynamic(self) -> None:
+        """Static voters into the log (kraft.version 1), asked of whoever believes to lead."""
+        leaders = [n for n in self.world.leaders() if not n.is_paused]
+        if leaders:
+            leader = leaders[self.world.rng.randrange(len(leaders))]
+            self.ask(leader, m.UpgradeVersionRequest(leader.config.cluster_id, 1))
 
     def correct_bootstrap_servers(self) -> None:
         """After healing: every node is told where the controllers answer now."""

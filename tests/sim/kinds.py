@@ -45,6 +45,7 @@ DISK = (
 CLOCK = ("clock runs wrong", "wall clock is days off")
 QUORUM = (
     "voters changed",
+    "static voters into the log",
     "checkpoint made",
     "checkpoint fetched",
     "log truncated",

@@ -27,11 +27,11 @@ ENOUGH_FOR_ALL = 500
 # runs each bug from seed 0 on, and writes how many seeds it took.
 CAUGHT_AT = {
     "skips-fsync": (range(3), "I3"),
-    "retries-fsync": (range(10, 14), "synced survives"),
+    "retries-fsync": (range(26, 30), "synced survives"),
     "forgets-its-vote": (range(3), "I2"),
     "commits-old-epochs": (range(3), "I3"),
     "counts-itself-unsynced": (range(8), "I3"),
-    "votes-twice": (range(9, 13), "I2"),
+    "votes-twice": (range(16, 20), "I2"),
     "cuts-too-much": (range(12), "I6"),
     "resumes-leadership": (range(3), "I1"),
     "counts-old-voters": (range(14, 18), "I3"),

@@ -243,6 +243,8 @@ class World:
         ]
         if self.dynamic:
             verbs.append((rng.choice([250, 700, 2500]), self.administrator.change_some))
+        else:
+            verbs.append((rng.choice([1500, 6000]), self.administrator.make_dynamic))
         for mean_ms, verb in verbs:
             moment_ms = 0
             while (moment_ms := moment_ms + 1 + rng.randrange(2 * mean_ms)) < FAULT_TIME_MS:
