@@ -83,6 +83,13 @@ class RaftCluster(World):
         leader = self.nodes[by]
         self.administrator.remove(leader, leader.replica.voters.key(node_id))
 
+    def make_dynamic(self, by: int) -> None:
+        """Asks node `by` for kraft.version 1."""
+        self.lines.append(f"{self.now_ms:5}  n{by} is asked to put the static voters into the log")
+        self.dynamic = True
+        leader = self.nodes[by]
+        self.administrator.ask(leader, m.UpgradeVersionRequest(leader.config.cluster_id, 1))
+
     def lose_disk(self, node_id: int) -> None:
         """Of a node that is down."""
         self.lines.append(f"{self.now_ms:5}  n{node_id} gets an empty disk, another directory id")

@@ -147,6 +147,30 @@ def voters_added() -> str:
     return cluster.story()
 
 
+def static_voters_into_the_log() -> str:
+    """kraft.version 1: the voters of the settings become voters of the log, while it runs."""
+    cluster = RaftCluster(start=False)
+    absent = 3
+    for node_id in (1, 2):
+        cluster.start(node_id)
+    leader = cluster.run_until_leader()
+    cluster.run_for(100)
+    cluster.lines.clear()
+    cluster.tell("one voter has never fetched: its directory id is not known")
+    cluster.make_dynamic(by=leader)
+    cluster.tell("it starts, and fetches")
+    cluster.start(absent)
+    cluster.run_until_equal()
+    cluster.tell("now all are known; the set in the log counts as soon as it is appended")
+    cluster.make_dynamic(by=leader)
+    cluster.run_until_equal()
+    cluster.tell("from now on voters can be changed")
+    cluster.remove_voter(absent, by=leader)
+    cluster.run_until_equal()
+    cluster.show()
+    return cluster.story()
+
+
 def leader_removed() -> str:
     """The leader is removed: it leads until that is committed, without counting itself."""
     cluster = RaftCluster(dynamic=True)
@@ -235,6 +259,7 @@ STORIES: dict[str, Callable[[], str]] = {
         graceful_shutdown,
         snapshot_bootstrap,
         voters_added,
+        static_voters_into_the_log,
         leader_removed,
         voter_change_taken_back,
         voter_with_new_disk,
