@@ -78,6 +78,19 @@ def test_a_broker_of_another_cluster_stops_at_once() -> None:
     virtual_time.run(main())
 
 
+def test_a_broker_too_old_for_the_cluster_stops_and_says_what_to_do() -> None:
+    async def main() -> None:
+        controller = registering_controller()
+        controller.handlers["RegisterBroker"] = lambda _: pb.RegisterBrokerResponse(
+            error_code=ErrorCode.UNSUPPORTED_VERSION,
+            error_message="metadata.version at level 3: install a version that supports it",
+        )
+        with pytest.raises(FatalError, match=r"refused this broker: .*install a version"):
+            await lifecycle_of(controller).run()
+
+    virtual_time.run(main())
+
+
 def test_the_session_of_an_earlier_process_is_waited_out() -> None:
     async def main() -> None:
         controller = registering_controller()
