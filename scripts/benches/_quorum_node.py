@@ -62,6 +62,7 @@ async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
     from node.server import GARBAGE_THRESHOLDS
     from quorum.raft_server import RaftServer
     from tidemark.config import parse_server_config
+    from tidemark.errors import NotControllerError
     from tidemark.wire import CHANNEL_OPTIONS
 
     gc.set_threshold(*GARBAGE_THRESHOLDS)
@@ -93,7 +94,10 @@ async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
         if command["name"] == "probe":
             await committed.leads.wait()
         if committed.leads.is_set():
-            answer = await load(raft, committed, command)
+            try:
+                answer = await load(raft, committed, command)
+            except (NotControllerError, asyncio.CancelledError):
+                continue  # it leads no more: the question is put again
             sys.stdout.write(json.dumps(answer | {"node": node_id}) + "\n")
             sys.stdout.flush()
 
