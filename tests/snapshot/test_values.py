@@ -83,7 +83,7 @@ def test_every_wrong_byte_is_read_as_records_are_or_refused() -> None:
 
 
 def check_as_records(body: bytes, count: int) -> None:
-    """`decode_values` says of a batch with these records, its CRC right, what `decode_batch` does."""
+    """A batch with these records, its CRC right: `decode_values` and `decode_batch` agree."""
     raw = assemble(
         body,
         BatchOptions(partition_leader_epoch=7),
