@@ -12,12 +12,15 @@ from uuid import UUID, uuid4
 from commitlog import directory_moves, future_log, log_manager
 from commitlog.files import Directory
 from commitlog.future_log import FutureLog
+from commitlog.log import Log
 from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
-from tests.commitlog.builders import NOW, TP
+from tests.commitlog.builders import NOW, TP, batch, config
 from tidemark.config import parse_server_config
+from tidemark.types import random_uuid
 
+TOPIC_ID = random_uuid()
 SERVER = parse_server_config(
     {
         "process.roles": "broker",
@@ -40,6 +43,23 @@ def random_names() -> None:
     """Takes `number_names` back."""
     for module in (directory_moves, future_log, log_manager):
         module.uuid4 = uuid4  # type: ignore[attr-defined]
+
+
+def filled(logs: LogManager, batches: int = 40, **settings: object) -> Log:
+    """The log with some batches, in `a`."""
+    log = logs.get_or_create(TP, TOPIC_ID, config(**settings))
+    add(log, batches)
+    return log
+
+
+def add(log: Log, batches: int, epoch: int = 1) -> None:
+    for _ in range(batches):
+        log.append_as_leader(batch(3, timestamp=NOW + log.log_end_offset), epoch, NOW)
+    log.update_high_watermark(log.log_end_offset)
+
+
+def names(disk: MemoryDirectory, directory: str) -> list[str]:
+    return [n for n in disk.subdirectory(directory).list() if TP.topic in n]
 
 
 class PowerLoss(BaseException):
