@@ -124,6 +124,9 @@ class Following(Elections):
         answers_leader = response.header.leader_id == role.leader_id
         if request.epoch != role.epoch or not answers_leader:
             return
+        told = response.header.leader_endpoint
+        if told is not None:  # by the leader itself, perhaps through a bootstrap server: it moved
+            role.leader_endpoint = self._where(role.leader_id, told) or told
         if request.fetch_offset != self.log.end_offset:
             return  # the answer to a question that is no longer ours
         self._heard_from_leader(role, now_ms)

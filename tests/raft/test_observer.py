@@ -60,3 +60,19 @@ def test_no_deadline_has_passed_while_all_others_are_left_alone() -> None:
         deadline_ms = controller.next_deadline_ms()
         assert deadline_ms is not None
         assert deadline_ms > now_ms
+
+
+def test_a_leader_that_answers_at_another_address_is_asked_there_from_then_on() -> None:
+    """Else records would come through the bootstrap servers, but never a checkpoint: it is
+    fetched from the leader alone (found by the simulator, seed 5028)."""
+    old, new = ENDPOINTS[1], Endpoint("moved", 1)
+    broker, [send] = looking(bootstrap=(ENDPOINTS[2], new))
+    stale = m.Header(ErrorCode.NOT_LEADER_OR_FOLLOWER, 1, 5, old)
+    [fetch] = broker.step(ResponseReceived(send.correlation_id, m.FetchResponse(stale)), 10).sends
+    assert fetch.endpoint == old
+    [again] = broker.step(RequestFailed(fetch.correlation_id), 20).sends
+    assert again.endpoint != old
+    own = m.FetchResponse(m.Header(ErrorCode.NONE, 1, 5, new), 0, 0)
+    broker.step(ResponseReceived(again.correlation_id, own), 30)
+    assert isinstance(broker.role, Follower)
+    assert broker.role.leader_endpoint == new
