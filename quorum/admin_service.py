@@ -246,6 +246,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         error = UnsupportedVersionError("only brokers have log directories: ask a broker")
         return failure(admin_pb2.DescribeLogDirsResponse, error)
 
+    async def AlterReplicaLogDirs(
+        self, request: admin_pb2.AlterReplicaLogDirsRequest, context: Context
+    ) -> admin_pb2.AlterReplicaLogDirsResponse:
+        error = UnsupportedVersionError("only brokers have log directories: ask a broker")
+        return failure(admin_pb2.AlterReplicaLogDirsResponse, error)
+
     async def _change(self, method: str, request: Any, response: type[R], context: Context) -> R:
         """The active controller's answer to a change, or the error of getting there."""
         work = self._forward(method, request, request.timeout_ms, context)

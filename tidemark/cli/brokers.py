@@ -39,7 +39,9 @@ def unregister(
         bool, typer.Option("--force", help="Even if it is alive or still holds replicas.")
     ] = False,
 ) -> None:
-    """Forget a broker that will not come back; refused while it is alive or holds replicas."""
+    """Forget a broker that will not come back; refused while it is alive or holds replicas. Also a
+    controller that is no voter any more, which would hold feature levels up.
+    """
     with session.admin() as admin:
         if not force:
             rows = rows_of(admin.describe_cluster(), all_topics(admin))
