@@ -1,0 +1,91 @@
+"""Holds `tidemark dump-log` against the dump tool of a Kafka distribution, line by line.
+
+    KAFKA_HOME=/path/to/kafka .venv/bin/python scripts/compare_with_kafka.py FOLDER...
+
+Each segment, index, producer snapshot and checkpoint below the folders is dumped by both, whoever
+wrote it (a broker of Kafka, or Tidemark). Records, batches, entries and checks must agree, and the
+remarks on offsets that are not consecutive. Exits with 1 where anything differs. Values of a
+metadata log are Kafka's or ours: of those only the framing is compared. Of files that were not
+closed cleanly, what is said about their preallocated indexes differs in its words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_FILE = re.compile(r"\d{20}\.(log|index|timeindex|txnindex|snapshot)|\d{20}-\d{10}\.checkpoint")
+_GAPS = re.compile(r"(?m)^Non-consecutive offsets in (.*)\n(?:  .* is followed by .*(?:\n|\Z))+")
+_NOT_SHOWN = "not shown"
+_SHOWN_LINES = 10
+_CHECKS = ("--verify-index-only", "--index-sanity-check")
+
+Options = tuple[str, ...]
+
+
+def options_of(path: Path) -> Iterator[Options]:
+    """The ways in which a file is dumped."""
+    if path.parent.name.startswith("__cluster_metadata"):
+        yield ("--deep-iteration",)
+    elif path.suffix == ".log":
+        yield from ((), ("--deep-iteration",), ("--print-data-log",))
+        if path.parent.name.startswith("__remote_log_metadata"):
+            yield ("--remote-log-metadata-decoder",)
+    else:
+        yield ()
+        if path.suffix.endswith("index"):
+            yield from ((check,) for check in _CHECKS)
+
+
+def dumped(command: list[str], paths: list[Path], options: Options) -> dict[Path, list[str]]:
+    """The lines of each file's dump, its remarks on gaps at the end wherever they were printed."""
+    whole = [*command, "--files", ",".join(map(str, paths)), *options]
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "KAFKA_OPTS": "-Dfile.encoding=UTF-8"}
+    result = subprocess.run(whole, capture_output=True, check=False, env=environment)
+    text = (result.stdout + result.stderr).decode("utf-8", "replace")
+    remarks = {Path(found[1]): found[0] for found in _GAPS.finditer(text)}
+    parts = re.split(r"(?m)^Dumping (.*)$", _GAPS.sub("", text))
+    shown = {Path(name): part for name, part in zip(parts[1::2], parts[2::2], strict=True)}
+    return {path: _lines(shown.get(path, _NOT_SHOWN), remarks.get(path, "")) for path in paths}
+
+
+def _lines(part: str, remarks: str) -> list[str]:
+    return [line.rstrip() for line in f"{part.strip()}\n{remarks}".split("\n")]
+
+
+def main() -> int:
+    """Compares all files; the exit status."""
+    home = os.environ.get("KAFKA_HOME")
+    if home is None or len(sys.argv) < 2:
+        print(__doc__)
+        return 2
+    kafka = [str(Path(home) / "bin" / "kafka-dump-log.sh")]
+    tidemark = [str(Path(sys.executable).with_name("tidemark")), "dump-log"]
+    paths: dict[Options, list[Path]] = {}
+    for folder in sys.argv[1:]:
+        for path in sorted(Path(folder).resolve().rglob("*")):
+            if _FILE.fullmatch(path.name):
+                for options in options_of(path):
+                    paths.setdefault(options, []).append(path)
+    differing = 0
+    for options, named in paths.items():
+        theirs, ours = (dumped(tool, named, options) for tool in (kafka, tidemark))
+        for path in named:
+            if theirs[path][0] == _NOT_SHOWN:  # Kafka's tool gave up at a file before it
+                theirs |= dumped(kafka, [path], options)
+            if theirs[path] != ours[path]:
+                differing += 1
+                print(f"{path} {' '.join(options)}")
+                lines = difflib.unified_diff(theirs[path], ours[path], "kafka", "tidemark", n=0)
+                print("\n".join(line.rstrip() for line in list(lines)[:_SHOWN_LINES]))
+    print(f"{sum(map(len, paths.values()))} dumps compared, {differing} differ")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
