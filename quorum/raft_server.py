@@ -525,14 +525,15 @@ def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) ->
     """
     endpoints = config.voters()
     listeners = controller_listeners(config)
+    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
     bootstrap = tuple(map(Endpoint.parse, config.controller_quorum_bootstrap_servers))
     return ReplicaConfig(
         cluster_id=cluster_id,
         key=ReplicaKey(config.node_id, directory_id),
-        voters=VoterSet.static(endpoints),
+        voters=VoterSet.static(endpoints, names[0]),
         endpoint=listeners[0].endpoint if listeners else None,
         listeners=listeners,
-        listener_names=config.controller_listener_names or (CONTROLLER_LISTENER,),
+        listener_names=names,
         bootstrap=bootstrap,
         election_timeout_ms=config.controller_quorum_election_timeout_ms,
         fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,

@@ -82,9 +82,15 @@ class VoterSet:
         self._voters = dict(sorted(found.items()))
 
     @classmethod
-    def static(cls, endpoints: Mapping[int, Endpoint]) -> VoterSet:
-        """From controller.quorum.voters: directory ids are not known (kraft.version 0)."""
-        return cls(Voter(ReplicaKey(node), endpoint) for node, endpoint in endpoints.items())
+    def static(
+        cls, endpoints: Mapping[int, Endpoint], listener: str = CONTROLLER_LISTENER
+    ) -> VoterSet:
+        """From controller.quorum.voters: directory ids are not known (kraft.version 0), and the
+        endpoints are of the listener that this replica names first."""
+        return cls(
+            Voter(ReplicaKey(node), endpoint, (VoterListener(listener, *endpoint),))
+            for node, endpoint in endpoints.items()
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VoterSet) and self._voters == other._voters
