@@ -54,7 +54,7 @@ def append_and_move(directory: Directory, ack: Ack, moves: int = 1) -> None:
     """There, and back, and so on."""
     _number_names()
     manager, log = open_all(directory)
-    add(log, 9, ack)
+    add(log, 7, ack)
     for _ in range(moves):
         home = manager.directory_of(TOPIC_PARTITION)
         future = manager.moves.begin(log, next(d for d in manager.directories if d is not home))
