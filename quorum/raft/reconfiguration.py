@@ -142,8 +142,8 @@ class Reconfiguring(Leading):
         change = role.change
         if change is None:
             self._poll_own_voter(role, now_ms)
-        elif change.offset is not None:
-            if self._is_committed(change.offset):
+        elif change.appended:
+            if self._is_committed(self.log.voters_offset):
                 self._finish_change(role, change, ErrorCode.NONE)
                 self._poll_own_voter(role, now_ms)
             elif now_ms >= change.deadline_ms:
@@ -181,7 +181,7 @@ class Reconfiguring(Leading):
         return VoterSet(Voter(keys[v.key.replica_id], v.endpoint) for v in self.voters)
 
     def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
-        change.offset = self.log.end_offset
+        change.appended = True  # its offset is the log's to tell: other appends may go before
         self._effects.append_voters = voters
         self._awaiting_log = True
 
@@ -274,7 +274,7 @@ class Reconfiguring(Leading):
         if change is None:
             return None
         request = change.request
-        if isinstance(request, AddVoterRequest) and change.offset is None and not change.probed:
+        if isinstance(request, AddVoterRequest) and not change.appended and not change.probed:
             ready_ms = self.requests.ready_at_ms(request.voter.replica_id)
             if ready_ms is not None:
                 return min(change.deadline_ms, ready_ms)

@@ -120,12 +120,13 @@ class ParkedFetch:
 
 @dataclass(slots=True)
 class VoterChange:
-    """The change of the voters that somebody waits for; `offset` is None until it is appended."""
+    """The change of the voters that somebody waits for. Once it is `appended` the newest Voters
+    record of the log is its own: no other change begins before that is committed."""
 
     token: int
     request: VoterChangeRequest | UpgradeVersionRequest
     deadline_ms: int
-    offset: int | None = None
+    appended: bool = False
     probed: bool = False  # the new voter answered at its endpoint
 
 

@@ -15,7 +15,7 @@ from quorum.raft.voters import ReplicaKey
 from quorum.raft_append import MAX_BATCH_BYTES, SHARED_RECORDS_MAX, Appends
 from snapshot.framing import decode_batches
 from tests.raft.servers import CLUSTER_ID, RaftNodes
-from tidemark.errors import NotControllerError, RecordListTooLargeError
+from tidemark.errors import ErrorCode, NotControllerError, RecordListTooLargeError
 
 
 def taken(appends: Appends) -> list[tuple[int, int, list[bytes] | None]]:
@@ -142,6 +142,30 @@ def test_a_change_of_the_voters_goes_behind_what_was_appended_before():
         assert remaining == {1, 2, 3} - {removed}
         recorder = nodes.recorders[leader.node_id]
         assert recorder.next_offset == end_offset + 1
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_the_voters_is_answered_when_its_own_record_is_committed():
+    async def scenario():
+        one_batch = {"controller.quorum.fetch.max.bytes": "1024"}
+        nodes = RaftNodes(initial=[1, 2, 3], settings=one_batch)
+        for node_id in (1, 2, 3):
+            await nodes.start(node_id)
+        leader = await nodes.elected()
+        removed = next(n for n in (1, 2, 3) if n != leader.node_id)
+        await nodes.until(lambda: leader.high_watermark == leader.log_end_offset, "a quiet log")
+        asked = asyncio.ensure_future(
+            leader.handle(m.RemoveVoterRequest(CLUSTER_ID, nodes.key(removed), 20_000))
+        )
+        await asyncio.sleep(0)  # the request stands in the queue before the append does
+        large = bytes(2000)
+        leader.append(leader.epoch, [large])  # a fetch of its own: it is committed before
+        committed = []
+        asked.add_done_callback(lambda _: committed.append(leader.high_watermark))
+        assert (await asked).header.error == ErrorCode.NONE
+        assert committed[0] > leader._log.voters_offset
         await nodes.stop_all()
 
     asyncio.run(scenario())
