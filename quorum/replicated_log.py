@@ -389,7 +389,11 @@ class ReplicatedLog:
         return SnapshotWriter(self.directory, snapshot_id, timestamp_ms, quorum=quorum)
 
     def snapshot_frozen(self, snapshot_id: SnapshotId) -> None:
-        """A checkpoint of this replica's own state is durable."""
+        """A checkpoint of this replica's own state is durable. It is dropped where a fetched one
+        has overtaken it: a log's earliest checkpoint is the one that it begins at."""
+        if snapshot_id.end_offset < self.start_offset:
+            delete_snapshot(self.directory, snapshot_id)
+            return
         self._snapshots[snapshot_id] = self._info(FileSnapshotReader(self.directory, snapshot_id))
         self._snapshots = dict(sorted(self._snapshots.items()))
 

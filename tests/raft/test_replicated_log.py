@@ -9,8 +9,10 @@ import pytest
 from commitlog.memory_files import MemoryDirectory
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import ElectionState
+from quorum.raft.log_view import Valid, validate_offset_and_epoch
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId
+from snapshot.writer import SnapshotWriter
 from tidemark.errors import FatalError, InvalidRequestError, StorageError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "kafka-4.3.0" / "__cluster_metadata-0"
@@ -103,3 +105,26 @@ def test_kafkas_quorum_state_is_read():
     directory = MemoryDirectory()
     directory.write_atomic("quorum-state", (GOLDEN / "quorum-state").read_bytes())
     assert QuorumStateStore(directory).read() == ElectionState(1, 1, None)
+
+
+def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    fill(log, 2)
+    late = log.snapshot_id_for(log.end_offset, log.end_offset)
+    writer = log.snapshot_writer(late, 1000)
+    writer.append([b"state"])
+    fetched = SnapshotId(30, 2)
+    other = SnapshotWriter(directory, fetched, 1000)
+    other.append([b"newer state"])
+    other.freeze()
+    log.start_at_fetched_snapshot(fetched)
+    assert log.start_offset == 30
+    writer.freeze()
+    log.snapshot_frozen(late)
+    assert log.earliest_snapshot == fetched == log.latest_snapshot
+    fill(log, 1, epoch=3)
+    # Who loaded that checkpoint gets the records behind it, not the checkpoint once more.
+    assert validate_offset_and_epoch(log, 30, 2) == Valid()
+    log.close()
+    assert open_log(directory).earliest_snapshot == fetched
