@@ -84,7 +84,7 @@ def _alter(
     topic, before = _find(rules.image, asked)
     _check_epochs(before, broker_id, asked)
     members = {member.broker_id: member.broker_epoch for member in asked.new_isr}
-    _check_isr(rules.image, before, broker_id, asked, members)
+    _check_isr(rules, before, broker_id, asked, members)
     builder = rules.builder(topic, asked.partition_index, before, election=Election.ONLINE)
     builder.target_isr = intern_ids(members)
     builder.target_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
@@ -139,7 +139,7 @@ def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) 
 
 
 def _check_isr(
-    image: MetadataImage,
+    rules: ElectionRules,
     before: PartitionRegistration,
     broker_id: int,
     asked: _Asked,
@@ -159,7 +159,10 @@ def _check_isr(
         if before.leader_recovery_state is LeaderRecoveryState.RECOVERED:
             raise InvalidRequestError("a recovered leader does not recover again")
     for member_id, epoch in members.items():
-        _check_member(image, member_id, epoch)
+        _check_member(rules.image, member_id, epoch)
+        # It may still be a member, which its sweep ends; it must not become one behind the sweep.
+        if member_id in rules.leaving and member_id not in before.isr:
+            raise IneligibleReplicaError(f"broker {member_id} is being taken out of service")
 
 
 def _check_member(image: MetadataImage, member_id: int, epoch: int) -> None:

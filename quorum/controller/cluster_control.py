@@ -91,6 +91,11 @@ class ClusterControl:
     sessions: BrokerSessions
     sweeps: Sweeps = field(default_factory=Sweeps)
 
+    @property
+    def leaving(self) -> frozenset[int]:
+        """The brokers that are being taken out of service, and are not marked yet."""
+        return frozenset(key[1] for key in self.sweeps if key == _leaving(key[1]))
+
     def register(
         self,
         rules: ElectionRules,
@@ -195,7 +200,7 @@ class ClusterControl:
         whole cluster before it hears of it.
         """
         broker_id = self.sessions.stalest(rules.image, now_ms)
-        if broker_id is None or any(key == _leaving(key[1]) for key in self.sweeps):
+        if broker_id is None or self.leaving:
             return None
         return self._transition(rules, rules.image.brokers[broker_id], BrokerState.FENCED)
 

@@ -130,6 +130,8 @@ class ControllerCore:
         self._sweeps.clear()
         if len(image.topics):
             self._sweeps.add(Sweep(("tables", 0), elections.MAKE_TABLES))
+            # The controller before may have gone in the middle of a broker's return.
+            self._sweeps.add(Sweep(("leaderless", 0), elections.LEADERLESS))
         records = []
         if METADATA_VERSION not in image.features:
             records = [feature_record(name, level) for name, level in self._first_levels.items()]
@@ -312,7 +314,7 @@ class ControllerCore:
                 assert leader is None or self._image.is_active(leader), f"{name}: leader is fenced"
 
     def _rules(self) -> ElectionRules:
-        return ElectionRules(self.image, self._config)
+        return ElectionRules(self.image, self._config, self._cluster.leaving)
 
     def _fence_interval_ms(self) -> int:
         return max(1, self._config.broker_session_timeout_ms // _FENCE_PASSES_PER_SESSION)

@@ -37,6 +37,8 @@ class ElectionRules:
 
     image: MetadataImage
     config: ServerConfig
+    leaving: Collection[int] = ()
+    """Brokers that are being taken out of service: they join no ISR any more."""
     _topics: dict[str, _TopicRules] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from quorum.controller.result import ControllerResult
 from quorum.controller.sweeps import RETRY_MS
 from tests.controller.scenario import Scenario, controller_config
-from tidemark.errors import DuplicateBrokerRegistrationError
+from tidemark.errors import DuplicateBrokerRegistrationError, ErrorCode
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -90,11 +90,23 @@ def test_a_topic_that_takes_the_broker_in_behind_the_sweep_is_visited_again() ->
     s = cluster()
     begin_fencing_of_1(s)
     assert s.partition("a").isr == (2, 3)
-    # The broker is not fenced yet: it may still be taken in, and be placed on.
-    assert s.alter("a", (1, 2, 3)).error_code == 0
+    # The broker is not fenced yet: it may still be placed on.
     s.create("0-comes-before-all", (1, 2), (1, 3))
     finish(s)
     assert (led_by(s, 1), in_isr(s, 1), s.image.brokers[1].fenced) == (0, 0, True)
+
+
+def test_a_broker_that_goes_is_not_taken_in_again_while_its_sweep_lasts() -> None:
+    # It goes on fetching until it is told to stop: leaders would take it in as fast as it is taken
+    # out, and a sweep of a large cluster would never end.
+    s = cluster()
+    s.heartbeat(3, want_shut_down=True)
+    assert (s.partition("a").isr, s.image.brokers[3].is_active) == ((1, 2), True)
+    assert s.alter("a", (1, 2, 3)).error_code == ErrorCode.INELIGIBLE_REPLICA
+    assert s.partition("e").isr == (1, 2, 3)
+    assert s.alter("e", (1, 3)).error_code == 0, "where it still is, others may go"
+    finish(s)
+    assert (in_isr(s, 3), s.image.brokers[3].is_active) == (0, False)
 
 
 def test_a_broker_that_is_back_in_the_middle_is_fenced_to_the_end_and_then_taken_in() -> None:
@@ -192,6 +204,21 @@ def test_a_broker_that_comes_back_leads_what_had_nobody_unless_it_goes_again() -
     s.heartbeat(1)
     finish(s)
     assert led_by(s, 1) == 8
+
+
+def test_the_next_controller_elects_what_a_returned_broker_did_not_lead_yet() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    for name in "abcd":
+        s.create(name, (1,), (1,))
+    s.keep_alive(SESSION_MS + 2_000, 2)
+    s.heartbeat(1)
+    assert (led_by(s, 1), s.image.brokers[1].fenced) == (3, False)
+    image = s.image
+    s.core.deactivate()
+    s.apply(s.core.activate(image, 2, s.now_ms))
+    finish(s)
+    assert led_by(s, 1) == 8, "at once, not with the next timed pass"
 
 
 def test_a_broker_forgotten_in_the_middle_leaves_nothing_to_be_closed() -> None:
