@@ -42,6 +42,7 @@ class ControllerRegistrar:
         self._task: asyncio.Task[None] | None = None
         self._image: MetadataImage | None = None
         self._was_registered = False
+        self._twin: UUID | None = None
         self._stopped = False
         self.incarnation_id: UUID = random_uuid()
 
@@ -78,7 +79,8 @@ class ControllerRegistrar:
         other = image.controllers.get(self._config.node_id)
         if other is None:
             return True
-        if self._was_registered:
+        if self._was_registered and self._twin != other.incarnation_id:
+            self._twin = other.incarnation_id
             _log.error(
                 "another process registered as controller %d: two nodes have the same node.id",
                 self._config.node_id,

@@ -207,7 +207,9 @@ def test_a_controller_asks_again_with_growing_pauses_until_it_is_registered() ->
     virtual_time.run(main())
 
 
-def test_a_forgotten_controller_registers_again_but_does_not_fight_another_of_its_id() -> None:
+def test_a_forgotten_controller_registers_again_but_does_not_fight_another_of_its_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         controller = ActiveController()
         registrar = await registrar_of(controller)
@@ -223,9 +225,12 @@ def test_a_forgotten_controller_registers_again_but_does_not_fight_another_of_it
         twin = controller.asked[-1]
         twin.incarnation_id = UUID(int=99).bytes
         await controller.register(twin, 0)
-        await asyncio.sleep(120)
+        for _ in range(240):
+            await asyncio.sleep(0.5)
+            controller.write(pb.MetadataRecord(no_op=pb.NoOpRecord()))
         assert not registrar.is_registered
         assert len(controller.asked) == asked + 1, "only the twin's own request"
+        assert caplog.text.count("another process registered") == 1, "told, but not each time"
         await registrar.stop()
 
     virtual_time.run(main())
