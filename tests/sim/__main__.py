@@ -1,5 +1,4 @@
-"""`python -m tests.sim --seeds 200 [--start N] [--canary NAME] [--stats | --servers] [--verbose]`
-"""
+"""`python -m tests.sim --seeds 200 [--start N] [--canary NAME | --servers] [--stats] [--verbose]`"""
 
 from __future__ import annotations
 

@@ -82,7 +82,9 @@ def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
     directory = node.disk.subdirectory("__cluster_metadata-0")
     names = directory.list()
     checkpoints = sorted(
-        n for n in names if n.endswith(".checkpoint") and not n.startswith("0" * 20)
+        n
+        for n in names
+        if n.endswith(".checkpoint") and not n.startswith("0" * 20) and n not in node.broken
     )
     if not checkpoints:
         return False
@@ -94,5 +96,6 @@ def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
     newest_covered = victim != checkpoints[-1] or (bool(bases) and base < int(victim[:20]))
     if not node.is_mere_broker and not (newest_covered and (base == 0 or spare)):
         return False
+    node.broken.add(victim)
     directory.flip_bit(victim, rng.randrange(directory.size_of(victim)), rng.randrange(8))
     return True

@@ -145,6 +145,7 @@ class SimNode:
         self.flush_max_ms = 15
         self.state_write_max_ms = 0
         self.snapshot_write_max_ms = 5
+        self.broken: set[str] = set()  # checkpoints with a flipped bit
         self.syncs_fail: str | None = None
         self.writes_fail = False
         self.paused_until_ms = 0
@@ -202,6 +203,7 @@ class SimNode:
     def lose_disk(self) -> None:
         """The node comes back with an empty disk: under a new directory id where it might vote."""
         self.disks += 1
+        self.broken.clear()
         self.disk = MemoryDirectory(seed=self.world.seed * 1000 + 100 * self.disks + self.node_id)
         if not self.is_mere_broker:
             directory_id = UUID(int=1000 * self.disks + self.node_id)
