@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.hosted import HostedPartition
+from node.replica_state import Pulse
 from tidemark.errors import InvalidFetchSessionEpochError
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
@@ -77,6 +78,7 @@ class FetchSession:
     """Belongs to the event loop; `close` it with its call."""
 
     id: int = 0
+    pulse: Pulse = field(default_factory=Pulse)
     _replica: Replica | None = None
     _wanted: dict[TopicPartition, FetchPartition] = field(default_factory=dict)
     _data: dict[TopicPartition, _Watch] = field(default_factory=dict)
@@ -126,6 +128,8 @@ class FetchSession:
             self._commits[key] = _Watch(hosted, lambda: self._on_commit(key))
         hosted.data_waiters.add(data)
         hosted.commit_waiters.add(self._commits[key])
+        assert self._replica is not None, "a session begins with a request"
+        hosted.core.remotes[self._replica.node_id].pulse = self.pulse
 
     async def wait(self, until: float) -> None:
         """Until a partition's log moved, or the loop's time is `until`."""
@@ -201,6 +205,12 @@ class FetchSession:
         if data is not None and commit is not None:
             data.hosted.data_waiters.discard(data)
             commit.hosted.commit_waiters.discard(commit)
+            assert self._replica is not None, "a session begins with a request"
+            core = data.hosted.core
+            state = core.remotes.get(self._replica.node_id)
+            if state is not None and state.pulse is self.pulse:
+                state.look_up_pulse(core.log_end_offset)
+                state.pulse = None
 
     def close(self) -> None:
         """Takes all watches away; a later request has to be a full one."""

@@ -80,6 +80,7 @@ class Fetcher:
         """A follower's fetch within a session that has just taken its request: what is new."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(0, params.max_wait_ms) / 1000
+        session.pulse.last_request_ms = self._clock.mono_ms()
         looked_at: dict[TopicPartition, FetchPartitionData] = {}
         first = True
         while True:

@@ -182,6 +182,8 @@ class Partition:
 
     def on_append(self, log_end_offset: int, now_ms: int) -> bool:
         """The local log grew (or was cut, on a follower); True when the high watermark moved."""
+        for state in self.remotes.values():
+            state.look_up_pulse(self.log_end_offset)
         self.log_end_offset = log_end_offset
         return self.role is Role.LEADER and self.maybe_advance_high_watermark(now_ms)
 

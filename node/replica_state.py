@@ -4,7 +4,8 @@ process it is.
 The rule of "caught up" is Kafka's (ReplicaState): a fetch that reaches the leader's end is caught
 up at that moment; one that reaches where the leader ended at the previous fetch was caught up at
 the time of that previous fetch. So a follower that keeps pace with a busy leader counts as caught
-up although it is never exactly at the end.
+up although it is never exactly at the end. In a session (KIP-227) each request stands for all its
+partitions, named or not: what it says of the others is looked up when the leader's log moves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _NEVER_MS = 0
+
+
+@dataclass(slots=True)
+class Pulse:
+    """When a follower last asked within a session; one for all partitions of the session."""
+
+    last_request_ms: int = _NEVER_MS
 
 
 @dataclass(slots=True)
@@ -25,6 +33,7 @@ class ReplicaState:
     last_caught_up_ms: int = _NEVER_MS
     last_fetch_ms: int = _NEVER_MS
     leader_end_at_last_fetch: int = 0
+    pulse: Pulse | None = None  # of the session that fetches it
 
     def on_fetch(
         self, fetch_offset: int, log_start_offset: int, broker_epoch: int, end: int, now_ms: int
@@ -39,6 +48,12 @@ class ReplicaState:
         self.broker_epoch = broker_epoch
         self.leader_end_at_last_fetch = end
         self.last_fetch_ms = now_ms
+
+    def look_up_pulse(self, leader_end: int) -> None:
+        """Before the leader's log moves on from `leader_end`: was the follower there, its session's
+        last request has said so, whether it named the partition or not."""
+        if self.pulse is not None and self.log_end_offset == leader_end:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self.pulse.last_request_ms)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """At the leader's end now, or there within the last `lag_max_ms`."""
@@ -55,4 +70,5 @@ class ReplicaState:
             self.broker_epoch = None
             self.last_fetch_ms = _NEVER_MS
             self.leader_end_at_last_fetch = 0
+            self.pulse = None
             self.last_caught_up_ms = now_ms if in_sync else _NEVER_MS

@@ -117,3 +117,38 @@ def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() 
         assert not any(type(w).__name__ == "_Watch" for w in hosted.commit_waiters)
 
     scenario(test, nodes=(1, 2))
+
+
+def test_a_record_after_a_long_idle_time_takes_nobody_out_of_the_isr() -> None:
+    """The followers' calls go on all the time, though they name an idle partition no more."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        leader = cluster.nodes[1]
+        await leader.produce("a")
+        await asyncio.sleep(2 * leader.config.replica_lag_time_max_ms / 1000)
+        first = asyncio.ensure_future(leader.produce("b"))
+        await asyncio.sleep(0)  # appended, and no follower has asked since
+        assert leader.hosted().log.log_end_offset == 2
+        leader.isr.shrink()
+        assert leader.hosted().core.pending is None
+        await first
+        assert set(cluster.partition.isr) == {1, 2, 3}
+
+    scenario(test)
+
+
+def test_a_follower_that_asks_no_more_leaves_the_isr_however_idle_the_partition_was() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        leader = cluster.nodes[1]
+        await leader.produce("a")
+        cluster.cut |= {(2, 1)}
+        await asyncio.sleep(2 * leader.config.replica_lag_time_max_ms / 1000)
+        first = asyncio.ensure_future(leader.produce("b"))
+        await asyncio.sleep(0)
+        leader.isr.shrink()
+        await first
+        assert set(cluster.partition.isr) == {1, 3}
+
+    scenario(test)
