@@ -1,4 +1,4 @@
-"""`python -m tests.sim --seeds 200 [--start N] [--canary NAME | --servers] [--stats] [--verbose]`"""
+"""`python -m tests.sim --seeds N [--start N] [--canary NAME | --servers] [--stats] [--verbose]`."""
 
 from __future__ import annotations
 
