@@ -178,7 +178,7 @@ class Reconfiguring(Leading):
         """The static voters with the directory ids that their fetches told."""
         keys = {node: progress.key for node, progress in role.voters.items()}
         keys[self.node_id] = self.key
-        return VoterSet(Voter(keys[v.key.replica_id], v.endpoint) for v in self.voters)
+        return VoterSet(Voter(keys[v.key.replica_id], v.endpoint, v.listeners) for v in self.voters)
 
     def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
         change.appended = True  # its offset is the log's to tell: other appends may go before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from quorum.raft import messages as m
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterSet
 from tests.raft.servers import CLUSTER_ID
 from tests.raft.test_voter_changes import change, remove, run, voter_ids
 from tidemark.errors import ErrorCode
@@ -143,5 +143,18 @@ def test_after_the_upgrade_an_empty_disk_is_no_voter_whatever_its_settings_say()
         await nodes.committed([b"a"])
         assert not nodes.servers[lost]._replica.is_voter
         assert lost in voter_ids(nodes, lost)
+
+    run(scenario)
+
+
+def test_the_log_names_the_listeners_as_the_static_voters_did():
+    async def scenario(nodes):
+        for node_id in (1, 2, 3):
+            await nodes.start(node_id)
+        replica = (await fetched_from(nodes, 1, 2, 3))._replica
+        replica.voters = VoterSet.static(nodes.endpoints, "INNER")
+        dynamic = replica._dynamic_voters(replica.role)
+        assert {v.key for v in dynamic} == {nodes.key(n) for n in (1, 2, 3)}
+        assert {e.name for v in dynamic for e in v.listeners} == {"INNER"}
 
     run(scenario)
