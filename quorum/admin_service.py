@@ -43,6 +43,8 @@ Context = grpc.aio.ServicerContext[Any, Any] | Any
 _DEFAULT_TIMEOUT_MS = 30_000
 # Whoever asks about the quorum while it has no leader wants to hear so soon.
 _QUORUM_TIMEOUT_MS = 3_000
+# Kept of the asker's time for the way back: else it would learn that time is up, but not why.
+_ANSWER_MS = 500
 
 
 def failure(response: type[R], error: BaseException) -> R:
@@ -265,7 +267,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         left_s = context.time_remaining()
         wanted_ms = timeout_ms if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS
         if left_s is not None:
-            wanted_ms = min(wanted_ms, max(1, int(left_s * 1000)))
+            wanted_ms = min(wanted_ms, max(1, int(left_s * 1000) - _ANSWER_MS))
         return await self._client.call(method, request, wanted_ms)
 
 
