@@ -279,10 +279,14 @@ class DirectoryMover:
                 continue
 
     def _take_back(self, future: FutureLog) -> None:
-        """After a promise that was not kept the controller hears where the replica really is."""
+        """After a promise that was not kept the controller hears where the replica really is, but
+        for a newer move, which has told its own."""
         if not future.is_promised:
             return
         future.is_promised = False
+        newer = self._logs.moves.get(future.topic_partition)
+        if newer is not None and newer.is_promised:
+            return
         hosted = self._partitions.find(future.topic_partition)
         home = self._logs.directory_of(future.topic_partition)
         if hosted is None:

@@ -352,6 +352,26 @@ def test_a_new_destination_takes_the_place_of_the_old_one() -> None:
     moving(test)
 
 
+def test_a_move_that_ends_takes_back_only_its_own_promise() -> None:
+    """The worker of the older move looks up only when that of the newer one has told its own."""
+
+    async def test(cluster: JbodCluster, moves: Moving) -> None:
+        directory = moves.elsewhere(1, 0)
+        assign = cluster.controller.handlers.pop("AssignReplicasToDirs")
+        moves.alter(1, 0, directory)
+        first = moves.future(1, 0)
+        assert first is not None
+        await cluster.until(lambda: first.is_promised)
+        moves.alter(1, 0, cluster.nodes[1].home_of(0) or "")
+        moves.alter(1, 0, directory)
+        await asyncio.sleep(1)
+        assert not first.is_promised
+        cluster.controller.handlers["AssignReplicasToDirs"] = assign
+        await cluster.until(lambda: moves.is_known_in(1, 0, directory))
+
+    moving(test)
+
+
 def test_what_can_not_be_moved_is_refused_with_kafka_s_errors() -> None:
     async def test(cluster: JbodCluster, moves: Moving) -> None:
         mover = moves.movers[1]
