@@ -103,7 +103,8 @@ def prepare_leader(
             else:
                 head = b""
                 rest = body[header.position + PATCH_BYTES : header.end_position]
-            assigned = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
+            # `_replace` of both, which takes a microsecond more
+            assigned = Header._make((next_offset, header[1], leader_epoch, *header[3:]))
             first = patch(next_offset, header.batch_length, leader_epoch)
             prepared.add(assigned, source, first + head, rest)
             next_offset = assigned.next_offset
