@@ -369,13 +369,13 @@ class LogManager:
     def _home_for(
         self, topic_partition: TopicPartition, assigned: UUID | None, may_hold_data: bool
     ) -> LogDirectory:
-        """The directory of a new log."""
-        preferred = self.moves.preferred.pop(topic_partition, None)
-        if preferred is not None and preferred.is_online:
-            return preferred
+        """The directory of a new log: the wished one, but not where it may be no new log."""
+        wished = self.moves.preferred.pop(topic_partition, None)
+        if wished is not None and not wished.is_online:
+            wished = None
         known = None if assigned is None else self.directory_by_id(assigned)
         if known is not None and known.is_online:
-            return known
+            return wished or known
         offline = [
             directory
             for directory in self.directories
@@ -395,7 +395,7 @@ class LogManager:
                 " replica is the last one in sync. Give the directory back, or have another"
                 " replica elected (tidemark elect-leaders --election-type unclean)"
             )
-        return self._emptiest()
+        return wished or self._emptiest()
 
     def _emptiest(self) -> LogDirectory:
         """The online directory with the fewest logs (Kafka's rule; sizes do not count)."""
@@ -491,7 +491,7 @@ class LogManager:
         """Writes the log starts that the files do not tell: those within or below a segment."""
         self._checkpoint(
             LOG_START_OFFSET_CHECKPOINT,
-            {
+            lambda: {
                 log.topic_partition: log.log_start_offset
                 for log in self.logs()
                 if log.log_start_offset != log.segments[0].base_offset
@@ -501,7 +501,7 @@ class LogManager:
 
     def checkpoint_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Writes the high watermarks, each in its log's directory."""
-        self._checkpoint(HIGH_WATERMARK_CHECKPOINT, offsets, self.directories)
+        self._checkpoint(HIGH_WATERMARK_CHECKPOINT, lambda: offsets, self.directories)
 
     def _on_truncation(self, log: Log) -> None:
         """Before a log is cut below its recovery point, the checkpoint must say so."""
@@ -512,14 +512,23 @@ class LogManager:
             self.on_cut(log)
 
     def _write_recovery_points(self, directories: Iterable[LogDirectory]) -> None:
-        points = {log.topic_partition: log.recovery_point for log in self.logs()}
-        self._checkpoint(RECOVERY_POINT_CHECKPOINT, points, directories)
+        self._checkpoint(
+            RECOVERY_POINT_CHECKPOINT,
+            lambda: {log.topic_partition: log.recovery_point for log in self.logs()},
+            directories,
+        )
 
     def _checkpoint(
-        self, name: str, offsets: Mapping[TopicPartition, int], directories: Iterable[LogDirectory]
+        self,
+        name: str,
+        offsets_now: Callable[[], Mapping[TopicPartition, int]],
+        directories: Iterable[LogDirectory],
     ) -> None:
-        with self.checkpoint_lock:  # one writer of the temporary file at a time
-            homes = dict(self._homes)
+        """One writer at a time, of the temporary file too; and what it writes is read by then, or
+        a recovery point from before a truncation could outlive the one that was written for it.
+        """
+        with self.checkpoint_lock:
+            offsets, homes = offsets_now(), dict(self._homes)
             for directory in directories:
                 own = {
                     topic_partition: offset

@@ -276,3 +276,32 @@ def test_the_clean_shutdown_marker_keeps_the_broker_epoch() -> None:
     assert marker.broker_epoch() == -1
     marker.remove()
     assert not marker.exists()
+
+
+def test_a_truncation_during_a_checkpoint_is_in_the_one_that_stays() -> None:
+    """Else what is written there again would not be checked after a crash."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = logs.get_or_create(TP, None, config())
+    for _ in range(40):
+        log.append_as_leader(batch(3), 1, NOW)
+    log.flush()
+    lock = logs.checkpoint_lock
+
+    class Taken:
+        """The event loop cuts the log while the thread of checkpoints waits for its turn."""
+
+        def __enter__(self) -> None:
+            logs.checkpoint_lock = lock
+            log.truncate_to(50)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    logs.checkpoint_lock = Taken()  # type: ignore[assignment]
+    logs.checkpoint_recovery_points()
+    points = OffsetCheckpoint(logs.directories[0], "recovery-point-offset-checkpoint").read()
+    assert points == {TP: log.recovery_point}
+    assert log.recovery_point <= 50

@@ -227,6 +227,20 @@ def test_an_empty_log_never_takes_the_place_of_one_whose_move_was_promised(repla
     assert names(disk, "b") == [str(TP)]
 
 
+def test_a_wish_for_a_directory_makes_no_empty_log_of_one_whose_directory_is_away() -> None:
+    """A wish may come before the node knows its replicas."""
+    disk = MemoryDirectory()
+    logs = in_ids(disk)
+    filled(logs)
+    logs.close()
+    source = UUID(int=1)
+    again = in_ids(disk, missing="a", known=source)
+    again.moves.preferred[TP] = again.directories[1]
+    with pytest.raises(StorageError, match="not made anew"):
+        again.get_or_create(TP, TOPIC_ID, config(), assigned=source, may_hold_data=True)
+    assert names(disk, "b") == []
+
+
 def test_a_replica_that_leaves_the_node_takes_its_copy_along() -> None:
     disk = MemoryDirectory()
     logs = in_ids(disk)
