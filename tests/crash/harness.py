@@ -26,6 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.files import Directory, DirectoryLock, DiskUsage, File, OsDirectory, write_atomic
+from commitlog.log import Log
+from commitlog.memory_files import MemoryDirectory
+from tidemark.config import TopicConfig
+from tidemark.records import Record, encode_batch
+from tidemark.types import TopicPartition
 
 ROOT = Path(__file__).resolve().parents[2]
 Ack = Callable[[str], None]
@@ -270,10 +275,18 @@ def _child(work: Callable[..., None], path: Path, crash_at: str | None, argument
     path.with_name(path.name + ".points").write_text("\n".join(points))
 
 
+def _load() -> None:
+    """What logs load when they are first used is loaded before the children are forked."""
+    partition = TopicPartition("warm", 0)
+    log = Log.open(MemoryDirectory(), partition, TopicConfig(), now_ms=1)
+    log.append_as_leader(encode_batch([Record(0, 1, b"key", b"value")]), 1, 1)
+
+
 def _serve(name: str) -> None:
     """The helper process: one forked child per line of standard input."""
     module, _, function = name.partition(":")
     work = getattr(importlib.import_module(module), function)
+    _load()
     for line in sys.stdin:
         path, crash_at, arguments = json.loads(line)
         child = os.fork()

@@ -11,7 +11,6 @@ from commitlog import directory_moves, future_log
 from commitlog.files import Directory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
 from tests.crash.harness import Ack
 from tidemark.config import ServerConfig, TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch
@@ -81,12 +80,3 @@ def _number_names() -> None:
     rng = random.Random(1)
     for module in (future_log, directory_moves):
         module.uuid4 = lambda: UUID(int=rng.getrandbits(128))  # type: ignore[attr-defined]
-
-
-def _load() -> None:
-    """What an append imports is loaded before the children are forked, not by each."""
-    log = Log.open(MemoryDirectory(), TOPIC_PARTITION, CONFIG, now_ms=NOW_MS)
-    log.append_as_leader(batch(0), 1, NOW_MS)
-
-
-_load()
