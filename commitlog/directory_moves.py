@@ -4,7 +4,7 @@ and what a start finds of them.
 A move copies a log into a future log (`commitlog.future_log`) and then swaps, here and now:
 
     1  the future log gets all that is left                                      current in A
-    2  the target's checkpoints name the partition                               current in A
+    2  the target's checkpoints name the partition; A's log is marked as left    current in A
     3  rename `-future` to the partition's name, sync the target                 in A and in B: B
     4  the `Log` goes on in the target
     5  rename the old directory to `-delete`, sync the source                    current in B
@@ -13,6 +13,8 @@ A stop between 3 and 5 leaves two logs of one partition, of one lineage. The one
 often is the current one (the file `moves`, which a future log is born with, one above its
 source's), also when the other comes back on a disk that was away for years. Where step 3 fails
 nobody knows whether B's name is durable, so the log that stays, A's, takes a higher count first.
+Where step 5 fails, A's disk did; should it come back alone, without B's, its mark says that it may
+lack records: it serves a replica that others know to be behind, and no other.
 
 A future log without its current one is deleted, unless that may come back: where the source's
 directory is offline the copy stays for the next start, and no log is made anew in its place as long
@@ -34,7 +36,7 @@ from commitlog.checkpoints import (
     OffsetCheckpoint,
 )
 from commitlog.files import Directory
-from commitlog.future_log import FutureLog, Moves
+from commitlog.future_log import MOVES_FILE, FutureLog, Moves
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.names import (
@@ -62,6 +64,7 @@ class DirectoryMoves:
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._found: dict[TopicPartition, tuple[LogDirectory, str]] = {}
         self._orphans: dict[TopicPartition, tuple[LogDirectory, str]] = {}
+        self._left: dict[TopicPartition, Directory] = {}
         self.preferred: dict[TopicPartition, LogDirectory] = {}
         """Where the logs of partitions that this node does not have yet shall be made."""
 
@@ -84,9 +87,11 @@ class DirectoryMoves:
                     elif topic_partition is not None and topic_partition.topic != METADATA_TOPIC:
                         logs.setdefault(topic_partition, []).append(directory)
         for topic_partition, homes in logs.items():
-            if len(homes) > 1:
-                with suppress(LogDirectoryOfflineError):  # the other one is all there is then
+            with suppress(LogDirectoryOfflineError):  # the other one is all there is then
+                if len(homes) > 1:
                     self._settle(topic_partition, homes)
+                elif len(self._manager.directories) > 1:
+                    self._note_left(topic_partition, homes[0])
 
     def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
         """Renames the logs that moved less often than another of their lineage. Others stay: the
@@ -110,6 +115,23 @@ class DirectoryMoves:
                     )
                     with suppress(StorageError):
                         _rename_away(home, name, topic_partition, DELETE_SUFFIX)
+
+    def _note_left(self, topic_partition: TopicPartition, home: LogDirectory) -> None:
+        """Is a log, the only one of its partition, marked as left? Not where the copy still has its
+        own name: it never went on there."""
+        directory = home.subdirectory(str(topic_partition), create=False)
+        try:
+            moves = Moves.read(directory)
+        except LogDirectoryOfflineError:
+            raise
+        except StorageError as error:
+            _log.error("%s", error)
+            return
+        if moves is not None and moves.is_left:
+            if topic_partition in self._found:
+                moves.after(0).write(directory)
+            else:
+                self._left[topic_partition] = directory
 
     def resume(self) -> None:
         """After the logs are opened: moves that an earlier process began go on."""
@@ -155,8 +177,26 @@ class DirectoryMoves:
                 f" records, remove {home.path}/{name}, and restart the node"
             )
 
+    def check_current(self, topic_partition: TopicPartition, *, may_hold_data: bool) -> None:
+        """LogDirectoryOfflineError where the log was left behind by a move, is wanted for its
+        records, and may lack some; else it is the current one from now on."""
+        directory = self._left.get(topic_partition)
+        if directory is None:
+            return
+        if may_hold_data:
+            raise LogDirectoryOfflineError(
+                f"{topic_partition} is not taken from {directory.path}: it went on in a log"
+                " directory that is missing. Give that back; or, to go on without its last"
+                f" records, remove {directory.path}/{MOVES_FILE}, and restart the node"
+            )
+        moves = Moves.read(directory)
+        if moves is not None:
+            moves.after(2).write(directory)
+        del self._left[topic_partition]
+
     def forget(self, topic_partition: TopicPartition) -> None:
         """The replica left this node, or was made anew: a copy without its source goes."""
+        self._left.pop(topic_partition, None)
         orphan = self._orphans.pop(topic_partition, None)
         if orphan is not None:
             with suppress(StorageError):
@@ -253,15 +293,17 @@ class DirectoryMoves:
             _log.warning("%s is left in %s: %s", topic_partition, source.path, error)
 
     def _rename(self, future: FutureLog, target: LogDirectory) -> Directory:
-        """Step 3. Where it fails the current log outranks whatever is in the target."""
+        """Step 3, behind the mark. Where it fails the current log outranks whatever is in the
+        target."""
         name = str(future.topic_partition)
+        moves = Moves.read(future.current.directory)
+        assert moves is not None, "a future log's source has its lineage"
+        moves.after(0, is_left=True).write(future.current.directory)
         try:
             target.rename(future.name, name)
             target.fsync()
             return target.subdirectory(name, create=False)
         except StorageError:
-            moves = Moves.read(future.current.directory)
-            assert moves is not None, "a future log's source has its lineage"
             moves.after(2).write(future.current.directory)
             raise
 

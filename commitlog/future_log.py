@@ -37,6 +37,7 @@ from tidemark.types import TopicPartition
 MOVES_FILE = "moves"
 PIECE_BYTES = 4 << 20
 _UNFINISHED = ".copy"
+_LEFT = "left"
 
 
 class SourceError(StorageError):
@@ -46,28 +47,31 @@ class SourceError(StorageError):
 @dataclass(frozen=True, slots=True)
 class Moves:
     """Which log this is, and how often it moved: of two logs with one `lineage` the one that moved
-    more often is the current one. A log that was never to be moved has none."""
+    more often is the current one. A log that was never to be moved has none. `is_left`: it may go
+    on elsewhere, so that alone it may lack records."""
 
     lineage: str
     count: int
+    is_left: bool = False
 
     @classmethod
     def read(cls, directory: Directory) -> Moves | None:
         """What a log's directory says; StorageError where it can not be understood."""
         if not directory.exists(MOVES_FILE):
             return None
-        lineage, _, count = directory.read(MOVES_FILE).decode("ascii", "replace").partition(" ")
-        if not count.strip().isdecimal():
+        words = directory.read(MOVES_FILE).decode("ascii", "replace").split()
+        if len(words) < 2 or not words[1].isdecimal() or words[2:] not in ([], [_LEFT]):
             raise StorageError(f"{directory.path}/{MOVES_FILE} is malformed")
-        return cls(lineage, int(count))
+        return cls(words[0], int(words[1]), len(words) == 3)
 
     def write(self, directory: Directory) -> None:
         """Writes it durably."""
-        directory.write_atomic(MOVES_FILE, f"{self.lineage} {self.count}\n".encode())
+        left = f" {_LEFT}" if self.is_left else ""
+        directory.write_atomic(MOVES_FILE, f"{self.lineage} {self.count}{left}\n".encode())
 
-    def after(self, moves: int) -> Moves:
+    def after(self, moves: int, *, is_left: bool = False) -> Moves:
         """So many moves later."""
-        return replace(self, count=self.count + moves)
+        return replace(self, count=self.count + moves, is_left=is_left)
 
 
 @dataclass(slots=True, eq=False)

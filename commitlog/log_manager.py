@@ -345,6 +345,7 @@ class LogManager:
             self.set_aside(topic_partition)
             log = None
         if log is not None:
+            self.moves.check_current(topic_partition, may_hold_data=may_hold_data)
             log.config = config
             if log.topic_id is None and topic_id is not None:
                 PartitionMetadata(topic_id).write(log.directory)
@@ -446,6 +447,7 @@ class LogManager:
 
     def _take_out(self, topic_partition: TopicPartition, suffix: str) -> str:
         self.moves.cancel(topic_partition)
+        self.moves.forget(topic_partition)
         if self.on_removed is not None:  # the cleaner lets go of it first
             self.on_removed(topic_partition)
         log = self._logs.pop(topic_partition)

@@ -241,6 +241,46 @@ def test_a_wish_for_a_directory_makes_no_empty_log_of_one_whose_directory_is_awa
     assert names(disk, "b") == []
 
 
+def moved_while_the_source_fails(disk: MemoryDirectory) -> None:
+    """The log goes on in `b`; `a` keeps it as it was, under its name."""
+    logs = in_ids(disk)
+    log = filled(logs)
+    disk.fsync()
+    logs.on_moved = lambda _, left: left.state.fail("test")
+    move(logs)
+    add(log, 5)
+    logs.close()
+
+
+def test_a_log_that_was_left_behind_is_not_taken_for_the_one_that_went_on_elsewhere() -> None:
+    target = UUID(int=2)
+    disk = MemoryDirectory()
+    moved_while_the_source_fails(disk)
+    for _ in range(2):
+        again = in_ids(disk, missing="b", known=target)
+        with pytest.raises(StorageError, match="went on in a log directory that is missing"):
+            again.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=True)
+        again.close()
+    back = in_ids(disk, known=target)
+    log = back.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=True)
+    assert (home_of(back), log.log_end_offset) == ("b", 135)
+
+
+def test_a_log_that_was_left_behind_serves_a_follower_and_counts_from_then_on() -> None:
+    target = UUID(int=2)
+    disk = MemoryDirectory()
+    moved_while_the_source_fails(disk)
+    again = in_ids(disk, missing="b", known=target)
+    log = again.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=False)
+    add(log, 20, epoch=2)
+    again.close()
+    for known, missing in ((UUID(int=1), "b"), (UUID(int=1), "")):
+        back = in_ids(disk, missing=missing, known=known)
+        log = back.get_or_create(TP, TOPIC_ID, config(), assigned=known, may_hold_data=True)
+        assert (home_of(back), log.log_end_offset) == ("a", 180)
+        back.close()
+
+
 def test_a_replica_that_leaves_the_node_takes_its_copy_along() -> None:
     disk = MemoryDirectory()
     logs = in_ids(disk)
