@@ -82,12 +82,13 @@ def _cancel(
     replicas = tuple(r for r in partition.replicas if r not in partition.adding)
     isr = tuple(r for r in partition.isr if r not in partition.adding)
     builder = rules.builder(topic, index, partition)
-    if partition.isr and not isr:
-        # Only added replicas are in sync: going back loses what only they have.
+    holders = partition.isr or partition.elr or partition.last_known_elr
+    if not set(holders) & set(replicas):
+        # Only added replicas have all records: going back loses what only they have.
         allowed = rules.of_topic(topic.name).unclean_allowed
         if not allowed or not any(map(builder.is_acceptable_leader, replicas)):
             raise InvalidReplicaAssignmentError(
-                f"{topic.name}-{index}: only replicas that were added are in sync, going back "
+                f"{topic.name}-{index}: only replicas that were added have its records, going back "
                 "needs unclean.leader.election.enable and an old replica in service"
             )
     builder.target_replicas = replicas

@@ -176,8 +176,9 @@ def _check_election(delta: MetadataDelta, record: object, before: PartitionRegis
     after = _led(delta, record)
     assert after is not None
     if after.leader is not None and after.leader != before.leader:
-        last_known = not before.isr and not before.elr and (after.leader,) == before.last_known_elr
-        if last_known:
+        # The change that elects it may have taken the last of the ELR out: an unclean shutdown.
+        last_known = not before.isr and (after.leader,) == before.last_known_elr
+        if last_known and after.leader not in before.elr:
             assert after.leader_recovery_state == 1, "what it lost is not known"
         else:
             kept = (*before.isr, *before.elr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quorum import admin_answers
+from quorum.image.image import ELR_VERSION
 from tests.controller.scenario import Scenario
 from tidemark.errors import ErrorCode
 from tidemark.v1 import admin_pb2
@@ -145,3 +146,20 @@ def test_a_fenced_old_replica_does_not_hold_up_the_move(s: Scenario) -> None:
     assert s.partition("t").leader == 4
     s.alter("t", (2, 3, 4, 5))
     assert s.partition("t").replicas == (4, 5)
+
+
+def test_going_back_is_refused_when_only_an_added_replica_is_eligible() -> None:
+    s = Scenario()
+    assert s.set_feature(ELR_VERSION, 1) == 0
+    s.start_brokers(1, 2, 3, 4)
+    s.create("t", (1, 2))
+    move(s, 3, 4)
+    s.alter("t", (1, 3))
+    s.keep_alive(18_000, 2, 3, 4)
+    s.keep_alive(18_000, 2, 4)
+    before = s.partition("t")
+    assert (before.isr, before.elr, before.leader) == ((), (3,), None)
+    assert move(s) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert s.partition("t") == before, "3 has the records, and may come back"
+    s.heartbeat(3)
+    assert s.partition("t").leader == 3
