@@ -19,25 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PendingFlush:
-    """What one flush syncs."""
+    """What one flush syncs; `names`: up to which change of names, 0 where none is to be synced."""
 
     directory: Directory
     end_offset: int
     truncations: int
-    names_changed: bool
+    names: int
     files: list[File] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, log: Log, segments: list[Segment], end_offset: int, *, names_changed: bool
-    ) -> PendingFlush:
+    def of(cls, log: Log, segments: list[Segment], end_offset: int, names: int) -> PendingFlush:
         """Writes index entries, epochs and snapshots, and collects the files to sync."""
-        pending = cls(log.directory, end_offset, log.truncations, names_changed)
+        pending = cls(log.directory, end_offset, log.truncations, names)
         log.epochs.flush()
-        names = log.producers.take_unsynced()
+        wanted = log.producers.take_unsynced()
         for segment in segments:
-            names += [segment.log_file, *segment.write_indexes()]
-        for name in names:
+            wanted += [segment.log_file, *segment.write_indexes()]
+        for name in wanted:
             if log.directory.exists(name):
                 # handles of its own: the log may close, truncate or delete its files meanwhile
                 pending.files.append(log.directory.open(name))
@@ -48,7 +46,7 @@ class PendingFlush:
         try:
             for file in self.files:
                 file.fsync()
-            if self.names_changed:
+            if self.names:
                 self._sync_names()
         finally:
             for file in self.files:

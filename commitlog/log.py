@@ -74,7 +74,7 @@ class Log:
         self._log_start_offset = self._log_end_offset = 0
         self._high_watermark = self._recovery_point = 0
         self._opened_end = -1  # of one that was closed cleanly before
-        self._names_changed = True
+        self._names_changed, self._names_synced = 1, 0  # how often, and up to which change
         self.truncations = 0
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
         self._failed: FatalError | None = None
@@ -109,7 +109,7 @@ class Log:
             directory, config, log.epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
         )
         log.recovered_bytes_cut = loaded.cut_bytes
-        log._names_changed = not clean or loaded.recovered_segments > 0
+        log._names_synced = int(clean and not loaded.recovered_segments)
         log._begin(loaded.segments, log_start_offset, now_ms)
         log._recovery_point = log.log_end_offset if clean else 0
         log._opened_end = log.log_end_offset if clean else -1
@@ -418,7 +418,7 @@ class Log:
         return segment
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
-        self._names_changed = True
+        self._names_changed += 1
         return Segment.create(self.directory, base_offset, self._config, now_ms)
 
     def _set_segments(self, segments: list[Segment]) -> None:
@@ -452,7 +452,7 @@ class Log:
     def _rename_deleted(self, segment: Segment, now_ms: int) -> None:
         names = retention.rename_deleted(self.directory, segment)
         self._deleted.add(now_ms + self._config.file_delete_delay_ms, [names])
-        self._names_changed = True
+        self._names_changed += 1
 
     def purge_deleted(self, now_ms: int) -> int:
         """Removes the files whose delete delay is over; returns how many segments went."""
@@ -519,7 +519,7 @@ class Log:
         segment.close()
         for name in segment.file_names:
             self.directory.remove(name)
-        self._names_changed = True
+        self._names_changed += 1
 
     def rebuild_from_remote(
         self,
@@ -545,7 +545,7 @@ class Log:
             self.directory = self.epochs.directory = self.producers.directory = directory
             self._set_segments(segments)
             self._deleted = retention.DeletedFiles(directory)
-            self._recovery_point, self._names_changed = self._log_end_offset, False
+            self._recovery_point, self._names_synced = self._log_end_offset, self._names_changed
 
     def flush(self, offset: int | None = None) -> None:
         """Makes everything below `offset` (default: all) durable. FatalError where that fails."""
@@ -565,19 +565,19 @@ class Log:
             raise self._failed
         with self._lock:
             end = self._log_end_offset if offset is None else min(offset, self._log_end_offset)
-            if end <= self._recovery_point and not self._names_changed:
+            names = self._names_changed if self._names_changed > self._names_synced else 0
+            if end <= self._recovery_point and not names:
                 return None
             first = self._index_of(self._recovery_point)
             dirty = [segment for segment in self._segments[first:] if segment.base_offset < end]
-            pending = PendingFlush.of(self, dirty, end, names_changed=self._names_changed)
-            self._names_changed = False
-            return pending
+            return PendingFlush.of(self, dirty, end, names)
 
     def complete_flush(self, pending: PendingFlush) -> None:
         """Moves the recovery point, after `pending.run`; a truncation meanwhile wins."""
         with self._lock:
             if pending.truncations == self.truncations:
                 self._recovery_point = max(self._recovery_point, pending.end_offset)
+            self._names_synced = max(self._names_synced, pending.names)
             if pending.end_offset >= self._log_end_offset:
                 self._unflushed_messages = 0
 
@@ -587,7 +587,7 @@ class Log:
         if clean:
             self.active_segment.finish_indexes()
             self.producers.take_snapshot()
-            self._names_changed |= not same or self.truncations > 0
+            self._names_changed += not same or self.truncations > 0
             self.flush()
         for segment in self._segments:
             segment.close()

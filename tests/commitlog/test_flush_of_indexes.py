@@ -59,3 +59,37 @@ def test_a_truncated_index_is_synced_with_the_next_flush():
     log.truncate_to(4)
     log.append_as_leader(batch(200, 1), 0, now_ms=9)  # an old timestamp: no new time entry
     assert flushed(log) == {LOG, INDEX, TIME_INDEX}
+
+
+def test_a_flush_that_overtakes_another_syncs_the_names_too():
+    """It says that all below its end is durable: also the file that holds it."""
+    disk = MemoryDirectory(seed=1)
+    config = TopicConfig()
+    log = Log.open(disk, TopicPartition("t", 0), config, now_ms=1)
+    log.append_as_leader(batch(10, 1), 0, now_ms=1)
+    log.flush()
+    log.roll(2)
+    log.append_as_leader(batch(10, 2), 0, now_ms=2)
+    slow = log.prepare_flush()
+    assert slow is not None
+    log.append_as_leader(batch(10, 3), 0, now_ms=3)
+    log.flush()
+    assert log.recovery_point == 3
+    disk.crash(keep="nothing")
+    again = Log.open(disk, TopicPartition("t", 0), config, now_ms=4, recovery_point=3)
+    assert again.log_end_offset == 3
+
+
+def test_names_that_could_not_be_synced_are_synced_with_the_next_flush():
+    log = opened()
+    log.append_as_leader(batch(10, 1), 0, now_ms=1)
+    log.roll(2)
+    given_up = log.prepare_flush()
+    assert given_up is not None
+    log.append_as_leader(batch(10, 1), 0, now_ms=3)
+    following = log.prepare_flush()
+    assert following is not None
+    assert following.names > 0
+    following.run()
+    log.complete_flush(following)
+    assert log.prepare_flush() is None
