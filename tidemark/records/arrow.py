@@ -344,8 +344,9 @@ def _headers(
     key_array = columns.binary_array(pa.string(), items, key_offsets, keys, None, 0)
     try:
         key_array.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise CorruptMessageError("a header's key is not UTF-8") from error
+    except pa.ArrowInvalid:  # no UTF-8: read as Java does
+        texts = columns.binary_array(pa.binary(), items, key_offsets, keys, None, 0).to_pylist()
+        key_array = pa.array([text.decode("utf-8", "replace") for text in texts], pa.string())
     value_array = columns.binary_array(pa.binary(), items, value_offsets, values, bitmap, nulls)
     structs = pa.StructArray.from_arrays([key_array, value_array], fields=list(columns.HEADER_TYPE))
     return pa.Array.from_buffers(

@@ -286,10 +286,7 @@ class _Cursor:
             key = self._nullable()
             if key is None:
                 raise CorruptMessageError("a header's key is null")
-            try:
-                headers.append((key.decode(), self._nullable()))
-            except UnicodeDecodeError as error:
-                raise CorruptMessageError("a header's key is not UTF-8") from error
+            headers.append((key.decode("utf-8", "replace"), self._nullable()))  # as Java reads it
         return tuple(headers)
 
     def _take(self, size: int) -> bytes:
