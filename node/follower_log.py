@@ -36,6 +36,7 @@ def append(
     payload = memoryview(answer.payload)
     appended = _acceptable_bytes(payload, request_epoch)
     if appended:
+        _make_room(hosted, payload)
         # A log that was compacted once has gaps for ever, whatever its policy says today.
         hosted.log.append_as_follower(payload[:appended], now_ms, gaps_allowed=True)
     core = hosted.core
@@ -46,6 +47,16 @@ def append(
     if start > hosted.log.log_start_offset:
         hosted.log.increment_log_start_offset(start)
     return appended
+
+
+def _make_room(hosted: HostedPartition, payload: memoryview) -> None:
+    """An empty log begins where the first batch does: the leader's start, which it was set to, is
+    within a batch after DeleteRecords. The start is taken over again with the answer.
+    """
+    end = hosted.log.log_end_offset
+    _, header = next(iter_batches(payload))
+    if hosted.log.log_start_offset == end and header.base_offset < end <= header.last_offset:
+        restart_at(hosted, header.base_offset)
 
 
 def _acceptable_bytes(buffer: memoryview, request_epoch: int) -> int:

@@ -53,6 +53,26 @@ def test_a_silent_follower_on_a_live_broker_is_waited_for_a_dead_one_is_not() ->
     scenario(test)
 
 
+def test_an_empty_follower_follows_a_leader_whose_start_is_within_a_batch() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        cluster.cut |= {(3, 1)}
+        cluster.fence(3)
+        cluster.change(isr=(1, 2))
+        await cluster.nodes[1].produce("a", "b", "c", "d")
+        assert (await delete(cluster, 2)).low_watermark == 2
+        cluster.fence(3, fenced=False)
+        cluster.cut.clear()
+        await cluster.settle()
+        follower = cluster.nodes[3].hosted().log
+        assert (follower.log_start_offset, follower.log_end_offset) == (2, 4)
+        await cluster.nodes[1].produce("e")
+        await cluster.settle()
+        assert (follower.log_start_offset, follower.log_end_offset) == (2, 5)
+
+    scenario(test)
+
+
 def test_what_can_not_be_deleted_is_refused() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()
