@@ -199,18 +199,21 @@ def scan_batches(
 ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
     """As `scan_headers`, with what was read of each batch: bytes, and where in them it begins.
 
-    `chunk_bytes` are read first (into `scratch`, where it is given: all of it), then about as much
-    as there are small batches to come, and only headers where batches are large. The first batch
-    must end with `first_last_offset`, where that is given: what an index says of it.
+    `chunk_bytes` are read first, then about as much as there are small batches to come, and only
+    headers where batches are large. The first read of more than a header goes into `scratch`, where
+    it is given, and fills it. The first batch must end with `first_last_offset`, where that is
+    given: what an index says of it.
     """
     chunk: bytes | memoryview = b""
     chunk_start, want = position, max(chunk_bytes, HEADER_BYTES)
-    if scratch is not None and end - position >= HEADER_BYTES:
-        chunk = scratch[: file.pread_into(scratch, position)]
     while end - position >= HEADER_BYTES:
         inside = position - chunk_start
         if inside + HEADER_BYTES > len(chunk):
-            chunk, chunk_start, inside = file.pread(want, position), position, 0
+            if scratch is not None and (chunk or want > HEADER_BYTES):
+                chunk, scratch = scratch[: file.pread_into(scratch, position)], None
+            else:
+                chunk = file.pread(want, position)
+            chunk_start, inside = position, 0
             if len(chunk) < HEADER_BYTES:
                 return
         header = Header._make((*HEADER.unpack_from(chunk, inside), position))

@@ -166,16 +166,20 @@ class OffsetIndex(_IndexFile):
             return self.base_offset, 0
         return self.base_offset + self._offsets[index - 1], self._positions[index - 1]
 
-    def window(self, offset: int) -> tuple[int, int, int]:
-        """`lookup`, and how many bytes lie between that entry and the second one after it (0 where
-        there are fewer): what is wanted of `offset` most likely lies within them.
+    def window(self, offset: int) -> tuple[int, int, int, int]:
+        """`lookup`, and how many bytes lie between that entry and the next one, and between that
+        one and the one after it (both 0 where there is none): what is wanted of `offset` most
+        likely lies within them.
         """
+        positions = self._positions
         index = bisect_right(self._offsets, offset - self.base_offset)
-        end = self._positions[index + 1] if index + 1 < len(self._positions) else 0
-        if index == 0:
-            return self.base_offset, 0, end
-        begin = self._positions[index - 1]
-        return self.base_offset + self._offsets[index - 1], begin, max(0, end - begin)
+        begin, at = 0, self.base_offset
+        if index:
+            begin, at = positions[index - 1], at + self._offsets[index - 1]
+        if index + 1 < len(positions):
+            middle = positions[index]
+            return at, begin, middle - begin, positions[index + 1] - middle
+        return at, begin, 0, 0
 
     def truncate(self, offset: int) -> None:
         """Drops the entries at or above `offset`."""

@@ -13,7 +13,7 @@ from commitlog.indexes import CorruptIndexError
 from commitlog.segment import Segment
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.errors import CorruptMessageError
-from tidemark.records.facts import first_record_at_or_after
+from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
 
 if TYPE_CHECKING:
     from commitlog.log import Log
@@ -84,6 +84,15 @@ def _first_in_segment(
     # what lies below the start is of no interest, and neither is then what the entry says of it
     unproven = entry_ms >= 0 and entry_offset >= start_offset
     scratch = _scratch.pop() if _scratch else memoryview(bytearray(_SCRATCH_BYTES))
+    if unproven and entry_ms < timestamp_ms:
+        place = segment.batch_after(entry_offset, entry_ms)
+        if place is not None and place[1] <= len(scratch):
+            position, size = place
+            got = segment.file.pread_into(scratch[:size], position)
+            found = find_in_plain_batch(scratch[:got], timestamp_ms, start_offset)
+            if found is not None:
+                _scratch.append(scratch)
+                return found
     for header, data, at in segment.scan_from(max(entry_offset, start_offset), scratch):
         if unproven and header.last_offset >= entry_offset:
             if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:

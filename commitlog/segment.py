@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.batches import (
     HEADER_BYTES,
+    TIMESTAMP_TYPE_FLAG,
     Header,
     scan_batches,
     scan_headers,
@@ -37,6 +38,7 @@ from commitlog.producer_state import snapshot_name
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
+from tidemark.records.header import CODEC_MASK
 
 if TYPE_CHECKING:
     from commitlog.batch_table import BatchTable
@@ -51,6 +53,7 @@ DELETED_SUFFIX = ".deleted"
 _KNOWN_POSITIONS_MAX = 64
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
+_NOT_PLAIN = CODEC_MASK | TIMESTAMP_TYPE_FLAG
 _FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if they are small
 
 
@@ -505,14 +508,36 @@ class Segment:
         """`scan_batches` from the index entry at or below `offset` on; with `scratch` the batches
         next to it are read into that, where it is large enough.
 
+        Where index entries are far apart there is one batch for each: of the first, which only has
+        to prove that the index fits, the header alone is read. (The page cache gives 61 bytes in a
+        third of the time of 4 KiB.)
+
         CorruptMessageError where the index does not fit the log, or the log is damaged there.
         """
-        entry_offset, start, window = self.offset_index.window(offset)
+        entry_offset, start, gap, next_gap = self.offset_index.window(offset)
+        is_large = gap > 2 * self.config.index_interval_bytes
         if scratch is not None:
-            size = window if _FIND_BYTES < window <= len(scratch) else _FIND_BYTES
-            scratch = scratch[:size]
+            size = next_gap if is_large else gap + next_gap
+            scratch = scratch[: size if HEADER_BYTES < size <= len(scratch) else _FIND_BYTES]
         first = entry_offset if start else None
-        return scan_batches(self.file, start, self._size, _FIND_BYTES, scratch, first)
+        chunk_bytes = HEADER_BYTES if is_large else _FIND_BYTES
+        return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first)
+
+    def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int] | None:
+        """(position, size) of the batch behind the one that has this last offset and greatest
+        timestamp, where the index alone tells both: it has an entry for each of them, and for one
+        more. None where it does not, or where batches are compressed or have LogAppendTime;
+        `scan_from` then finds it, or what is wrong.
+        """
+        offset, position, gap, next_gap = self.offset_index.window(last_offset)
+        if offset != last_offset or next_gap < HEADER_BYTES:
+            return None
+        header = self.header_at(position)
+        if header.last_offset != last_offset or header.max_timestamp_ms != max_timestamp_ms:
+            return None
+        if header.attributes & _NOT_PLAIN:  # so is most likely the next one
+            return None
+        return (position + gap, next_gap) if header.size_bytes == gap else None
 
     def read(
         self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True

@@ -7,14 +7,19 @@ import random
 import pytest
 
 from commitlog.log import Log
+from commitlog.segment import Segment
 from tests.commitlog.builders import NOW, batch, config, filled, open_log, records_of
-from tidemark.records import arrow
+from tidemark.records import arrow, facts
 
 
 @pytest.fixture(autouse=True, params=["plain", "kernel"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways: the decoder's loop, and the kernel."""
-    monkeypatch.setattr(arrow, "takes_plain_path", lambda _: request.param == "plain")
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways: the decoder's loop, and the kernels."""
+    way: str = request.param
+    monkeypatch.setattr(arrow, "takes_plain_path", lambda _: way == "plain")
+    monkeypatch.setattr(facts, "_walk_kernel", None)
+    monkeypatch.setattr(facts, "_find_kernel", None)
+    return way
 
 
 def assert_agrees(log: Log) -> None:
@@ -65,3 +70,48 @@ def test_a_segment_that_was_cut_and_rolled_again_is_found_by_its_new_timestamps(
     found = log.offset_for_timestamp(NOW + 1000)
     assert found is not None
     assert found.offset == 12
+
+
+def test_a_look_up_by_time_reads_a_header_and_one_batch_where_the_index_tells_all(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(None, config(segment_bytes=1 << 20, index_interval_bytes=120))
+    for step in range(20):
+        log.append_as_leader(batch(3, timestamp=NOW + 10 * step, step=1, size=200), 1, NOW)
+    assert_agrees(log)
+    read: list[int] = []
+    file = log.segments[0].file
+    pread = file.pread
+
+    def noting(size: int, position: int) -> bytes:
+        read.append(size)
+        return pread(size, position)
+
+    monkeypatch.setattr(file, "pread", noting)
+    found = log.offset_for_timestamp(NOW + 101)
+    assert found is not None
+    assert found.offset == 31
+    short = [61, log.segments[0].header_at(0).size_bytes]
+    assert read == [*short, *(short if path == "plain" else []), 61]  # the last by this test
+
+
+def test_an_index_that_does_not_fit_is_made_anew_and_the_record_found() -> None:
+    log = open_log(None, config(segment_bytes=1 << 20, index_interval_bytes=120))
+    for step in range(20):
+        log.append_as_leader(batch(3, timestamp=NOW + 10 * step, step=1, size=200), 1, NOW)
+    segment = log.segments[0]
+    for row in range(len(segment.offset_index)):  # each entry says the batch before
+        segment.offset_index._positions[row] -= segment.header_at(0).size_bytes
+    rebuilds = Segment.rebuilds
+    assert_agrees(log)
+    assert Segment.rebuilds == rebuilds + 1
+
+
+@pytest.mark.parametrize("interval", [1, 120, 300, 700])
+def test_batches_between_two_index_entries_are_found(interval: int) -> None:
+    rng = random.Random(interval)
+    log = open_log(None, config(segment_bytes=1 << 20, index_interval_bytes=interval))
+    for step in range(40):
+        size = rng.choice((0, 5, 200))
+        log.append_as_leader(batch(1, timestamp=NOW + 10 * step, size=size), 1, NOW)
+    assert_agrees(log)

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from tests.records.strategies import RECORDS
 from tidemark.errors import CorruptMessageError, InvalidRecordError, TidemarkError
-from tidemark.records import Record, arrow, decode_batch, encode_batch, read_header
-from tidemark.records.facts import RecordFacts, record_facts
+from tidemark.records import Record, arrow, decode_batch, encode_batch, facts, read_header
+from tidemark.records.facts import (
+    RecordFacts,
+    find_in_plain_batch,
+    first_record_at_or_after,
+    record_facts,
+)
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -26,6 +31,8 @@ def facts_of(records: list[Record]) -> RecordFacts:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways: the decoder's loop, and the kernel."""
     monkeypatch.setattr(arrow, "takes_plain_path", lambda _: request.param == "plain")
+    monkeypatch.setattr(facts, "_walk_kernel", None)
+    monkeypatch.setattr(facts, "_find_kernel", None)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -60,6 +67,35 @@ def test_any_flipped_bit_gives_the_decoders_verdict() -> None:
         else:
             with pytest.raises((CorruptMessageError, InvalidRecordError)):
                 record_facts(bytes(damaged), read_header(damaged))
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_the_short_way_to_a_record_finds_what_the_long_one_finds_or_nothing(codec: str) -> None:
+    rng = random.Random(6)
+    records = [Record(0, 1000 + i * 3 % 7, b"k", b"v" * i) for i in range(12)]
+    data = encode_batch(records, base_offset=20, compression=codec)
+    record_facts(data, read_header(data))  # the kernels are there, where they are to be used
+    found = 0
+    for step in range(4000):
+        damaged = bytearray(data)
+        if step % 4:
+            damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        if step % 4 > 1:
+            damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
+        bounds = rng.randint(998, 1008), rng.randint(18, 34)
+        part = memoryview(damaged)[: rng.choice((len(data), len(data), rng.randrange(len(data))))]
+        short = find_in_plain_batch(part, *bounds)
+        found += short is not None
+        if short is not None:
+            header = read_header(damaged)
+            assert short == first_record_at_or_after(damaged, 0, header, *bounds)
+            assert header.max_timestamp_ms >= bounds[0]
+    assert (found > 1000) == (codec == "none" and find_kernel_is_used())
+
+
+def find_kernel_is_used() -> bool:
+    """As the long way: not where everything is to be decoded plainly."""
+    return not arrow.takes_plain_path(1)
 
 
 def test_a_header_s_key_that_is_no_text_is_taken_and_read_as_java_reads_it() -> None:

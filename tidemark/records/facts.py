@@ -27,6 +27,7 @@ from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch
 
 _arrow: Any = None
 _walk_kernel: Any = None
+_find_kernel: Any = None
 
 
 class RecordFacts(NamedTuple):
@@ -126,6 +127,26 @@ def first_record_at_or_after(
     if delta < 0:
         raise CorruptMessageError(f"a batch can not be read: {kernel.FAULTS[delta]}")
     return header.max_timestamp_ms if append_time else found_ms, header.base_offset + delta
+
+
+def find_in_plain_batch(
+    data: memoryview, timestamp_ms: int, min_offset: int
+) -> tuple[int, int] | None:
+    """As `first_record_at_or_after` of the batch that `data` begins with, an uncompressed one with
+    the records' own timestamps; its header is checked, too.
+
+    None also where the batch is another, is damaged, or this process has no use for kernels yet:
+    `first_record_at_or_after` then says more. A third of its time.
+    """
+    global _find_kernel
+    if _find_kernel is None:
+        if _walk_kernel is None:
+            return None
+        from tidemark.records import find_kernel
+
+        _find_kernel = find_kernel
+    offset, found_ms = _find_kernel.find(_walk_kernel.bytes_of(data), timestamp_ms, min_offset)
+    return (found_ms, offset) if offset >= 0 else None
 
 
 def _plain_body(

@@ -1,0 +1,53 @@
+"""A record by its timestamp in a batch just read: shape, CRC and walk in one compiled call.
+
+It is the short way of a look-up by timestamp, and gives an answer only where all is as it mostly
+is; whatever else there is to say of a batch (compressed, damaged, too large) the long way says
+(`tidemark.records.facts`, which this module's answers agree with). Reads foreign bytes: every bound
+is checked.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from tidemark.records.compact_kernels import _big_endian
+from tidemark.records.crc_kernel import crc_of
+from tidemark.records.jit import INT64, UINT8, kernel, readable
+from tidemark.records.kernels import Bytes, wide
+from tidemark.records.walk_kernel import seek
+
+_HEADER_BYTES = 61
+_OVERHEAD_BYTES = 12
+_CRC_BEGIN = 21
+_MAGIC = 2
+_MIN_RECORD_BYTES = 7
+_NO_PLAIN_DATA = 0x0F  # a codec, or timestamps that are not the records' own
+
+
+@kernel(types.UniTuple(INT64, 2)(readable(UINT8), INT64, INT64))
+def find(data: Bytes, least_time: int, least_offset: int) -> tuple[int, int]:
+    """(offset, timestamp) of the first record at or above both bounds of the batch that `data`
+    begins with; (-1, 0) where the batch has none, or is not plain, whole and sound.
+    """
+    if len(data) < _HEADER_BYTES:
+        return -1, 0
+    base, end = _big_endian(data, 0, 8), _big_endian(data, 8, 4) + _OVERHEAD_BYTES
+    last_delta, count = _big_endian(data, 23, 4), _big_endian(data, 57, 4)
+    if data[16] != _MAGIC or end < _HEADER_BYTES or end > len(data):
+        return -1, 0
+    if base < 0 or last_delta < 0 or base + last_delta < 0 or not 0 < count <= last_delta + 1:
+        return -1, 0
+    if count > (end - _HEADER_BYTES) // _MIN_RECORD_BYTES:
+        return -1, 0
+    if (_big_endian(data, 21, 2) & _NO_PLAIN_DATA) or _big_endian(data, 35, 8) < least_time:
+        return -1, 0
+    if crc_of(data, wide(_CRC_BEGIN), end) != _big_endian(data, 17, 4) & 0xFFFFFFFF:
+        return -1, 0
+    base_time = _big_endian(data, 27, 8)
+    least_delta = max(wide(0), least_offset - base)
+    delta, timestamp = seek(
+        data, _HEADER_BYTES, end, count, base_time, last_delta, least_time, least_delta
+    )
+    if delta < 0:
+        return -1, 0
+    return base + delta, timestamp
