@@ -78,7 +78,8 @@ class IsrKeeper:
 
     def shrink(self) -> None:
         """Drops followers that lag longer than replica.lag.time.max.ms; call it every half of
-        that."""
+        that. Those that are out of the ISR and stay behind hold the high watermark no more either:
+        no request of the others may tell, where sessions name only what is new."""
         now_ms = self._clock.mono_ms()
         for hosted in self._partitions:
             if hosted.is_leader and not hosted.offline:
@@ -86,6 +87,8 @@ class IsrKeeper:
                 if proposal is not None:
                     log.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
                 self.submit(proposal)
+                if hosted.core.maybe_advance_high_watermark(now_ms):
+                    hosted.committed()
 
     def submit(self, proposal: IsrProposal | None) -> None:
         """Puts a proposal into the next request."""

@@ -149,9 +149,10 @@ class Partition:
             return False  # nothing new: the proposal under way stays
         new_epoch = registration.leader_epoch > self.leader_epoch
         self.log_end_offset = log_end_offset
+        removed = self.isr - frozenset(registration.isr)
         self._take(registration)
         if registration.leader == self.node_id:
-            self._lead(new_epoch, now_ms)
+            self._lead(new_epoch, removed, now_ms)
         else:
             self.role = Role.FOLLOWER
             self.remotes = {}
@@ -168,7 +169,7 @@ class Partition:
         self.recovering = registration.recovering
         self.pending = None
 
-    def _lead(self, new_epoch: bool, now_ms: int) -> None:
+    def _lead(self, new_epoch: bool, removed: frozenset[int], now_ms: int) -> None:
         fresh = new_epoch or self.role is not Role.LEADER
         self.role = Role.LEADER
         if fresh or self.leader_epoch_start_offset is None:
@@ -177,6 +178,8 @@ class Partition:
         self.remotes = {r: self.remotes.get(r) or ReplicaState() for r in others}
         for replica_id, state in self.remotes.items():
             state.restart(replica_id in self.isr, now_ms, fresh)
+            if replica_id in removed:  # its disk may be dead: nobody waits for it to come back
+                state.forget_pace()
 
     # --- what happens to the log ---------------------------------------------------------------
 

@@ -72,3 +72,9 @@ class ReplicaState:
             self.leader_end_at_last_fetch = 0
             self.pulse = None
             self.last_caught_up_ms = now_ms if in_sync else _NEVER_MS
+
+    def forget_pace(self) -> None:
+        """The controller took it out of the ISR: only what it fetches from now on counts for being
+        caught up."""
+        self.last_caught_up_ms = self.last_fetch_ms = _NEVER_MS
+        self.pulse = None

@@ -190,6 +190,22 @@ def test_a_follower_that_keeps_pace_is_not_dropped() -> None:
         assert leader.core.maybe_shrink_isr(leader.now_ms) is None
 
 
+def test_a_replica_the_controller_took_out_of_the_isr_holds_the_watermark_no_more() -> None:
+    """Its disk failed, its broker lives: it kept pace a moment ago, and never fetches again."""
+    leader = Leader()
+    for end in (10, 20):
+        leader.fetch(2, end - 10)
+        leader.fetch(3, end - 10)
+        leader.append(end)
+    leader.fetch(2, 20)
+    assert leader.core.high_watermark == 10
+    leader.core.apply(Registration((1, 2, 3), (1, 2), 1, 5, 8), 20, leader.now_ms)
+    assert leader.core.maybe_advance_high_watermark(leader.now_ms)
+    assert leader.core.high_watermark == 20
+    leader.append(30)
+    assert leader.fetch(2, 30)
+
+
 def test_one_proposal_is_under_way_at_a_time() -> None:
     leader = Leader(isr=(1,))
     leader.fetch(2, 0)

@@ -65,6 +65,26 @@ def test_acks_all_times_out_while_a_member_of_the_isr_is_silent() -> None:
     scenario(test)
 
 
+def test_a_follower_out_of_the_isr_that_falls_silent_holds_no_acks_for_ever() -> None:
+    """Nobody asks for the partition again: the others have all of it, and sessions are silent."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        await cluster.nodes[1].produce("a")
+        cluster.cut |= {(3, 1)}
+        cluster.change(isr=(1, 2))
+        straggler = cluster.nodes[1].hosted().core.remotes[3]
+        straggler.last_caught_up_ms = cluster.nodes[1].clock.mono_ms()  # it was about to join
+        waiting = asyncio.ensure_future(cluster.nodes[1].produce("b", timeout_ms=60_000))
+        await asyncio.sleep(32)
+        assert not waiting.done()
+        cluster.nodes[1].isr.shrink()
+        assert (await waiting).error_code == ErrorCode.NONE
+        assert set(cluster.partition.isr) == {1, 2}
+
+    scenario(test)
+
+
 def test_a_silent_follower_leaves_the_isr_and_production_goes_on() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.create_topic(min_insync_replicas="2")
