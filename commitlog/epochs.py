@@ -24,9 +24,11 @@ class LeaderEpochCache:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self._dirty = False
+        self._on_disk: tuple[tuple[int, int], ...] | None = None  # durably; None: unknown
         if directory.exists(LEADER_EPOCH_CHECKPOINT):
             try:
                 self._set(parse_epochs(directory.read(LEADER_EPOCH_CHECKPOINT)))
+                self._on_disk = self.entries()
             except StorageError:
                 self._dirty = True  # recovery fills it again
 
@@ -129,7 +131,10 @@ class LeaderEpochCache:
     def flush(self) -> None:
         """Writes the checkpoint durably where it differs from the one on disk."""
         if self._dirty:
-            self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(self.entries()))
+            entries = self.entries()
+            if entries != self._on_disk:  # recovery finds most often what was there
+                self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(entries))
+                self._on_disk = entries
             self._dirty = False
 
     def validate(self) -> None:

@@ -43,6 +43,7 @@ class _IndexFile:
         self._written = 0  # entries on disk
         self._pending = bytearray()
         self._known_to_exist = False
+        self._is_stale = False  # the file has entries from before `_drop_all`
         self._unsynced = True
 
     def take_unsynced(self) -> bool:
@@ -66,19 +67,43 @@ class _IndexFile:
 
     def write_out(self) -> None:
         """Writes the waiting entries behind those on disk; the file exists from then on."""
-        if not self._pending and (self._known_to_exist or self.directory.exists(self.name)):
+        if self._is_stale and self._is_on_disk():
+            self._written = len(self._pending) // self.entry_bytes
+            self._pending.clear()
+        elif not self._is_stale and not self._pending and self._exists():
             self._known_to_exist = True
             return
-        self._unsynced = True
+        else:
+            self._write_pending()
+        self._known_to_exist, self._is_stale, self._unsynced = True, False, True
+
+    def _exists(self) -> bool:
+        return self._known_to_exist or self.directory.exists(self.name)
+
+    def _is_on_disk(self) -> bool:
+        """Is the file what waits to be written? Mostly so where an index is made anew by recovery:
+        bytes that are not written again are synced in no time.
+        """
+        size = len(self._pending)
+        if not self.directory.exists(self.name) or self.directory.size_of(self.name) != size:
+            return False
+        return self.directory.read(self.name) == self._pending
+
+    def _write_pending(self) -> None:
         file = self.directory.open(self.name, create=True)
         try:
             file.truncate(self._written * self.entry_bytes)
             file.append(bytes(self._pending))
         finally:
             file.close()
-        self._known_to_exist = True
         self._written += len(self._pending) // self.entry_bytes
         self._pending.clear()
+
+    def _drop_all(self) -> None:
+        """Forgets all entries; the file keeps them until the next write."""
+        self._written = 0
+        self._pending.clear()
+        self._is_stale = self._unsynced = True
 
     def _waiting(self, count: int, fields: list[tuple[str, str]]) -> Any:
         """Room for `count` entries more behind those that wait, as a numpy array to be filled."""
@@ -94,6 +119,7 @@ class _IndexFile:
             self._written = entries
             self._pending.clear()
             self._unsynced = True
+            self._is_stale = self._is_stale and entries > 0
             file = self.directory.open(self.name, create=True)
             file.truncate(entries * self.entry_bytes)
             file.close()
@@ -189,9 +215,9 @@ class OffsetIndex(_IndexFile):
             self._forget(keep)
 
     def reset(self) -> None:
-        """Drops all entries."""
+        """Drops all entries; on disk with the next write."""
         self._offsets, self._positions = array("i"), array("i")
-        self._forget(0)
+        self._drop_all()
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """All (offset, position)."""
@@ -282,9 +308,9 @@ class TimeIndex(_IndexFile):
             self._forget(keep)
 
     def reset(self) -> None:
-        """Drops all entries."""
+        """Drops all entries; on disk with the next write."""
         self._timestamps, self._offsets = array("q"), array("i")
-        self._forget(0)
+        self._drop_all()
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """All (timestamp, offset)."""

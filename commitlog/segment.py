@@ -53,6 +53,7 @@ DELETED_SUFFIX = ".deleted"
 _KNOWN_POSITIONS_MAX = 64
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
+_FEW_BATCHES = 8
 _NOT_PLAIN = CODEC_MASK | TIMESTAMP_TYPE_FLAG
 _FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if they are small
 
@@ -412,8 +413,12 @@ class Segment:
 
     def _index_table(self, table: BatchTable, start: int) -> None:
         """Takes in batches whose view begins at `start` of the file, as `_index` does one by
-        one.
+        one; columns pay from a few batches on.
         """
+        if len(table) <= _FEW_BATCHES:
+            for row, position in enumerate(table.positions.tolist()):
+                self._index(table.header(row), start + position)
+            return
         due = table.index_entries(
             start,
             self._last_indexed,

@@ -4,8 +4,12 @@ index entry, and the sync of a clean file costs a commit of the metadata quorum 
 
 from __future__ import annotations
 
+import pytest
+
 from commitlog import Log
+from commitlog.indexes import _IndexFile
 from commitlog.memory_files import MemoryDirectory
+from tests.commitlog.builders import filled, open_log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch
 from tidemark.types import TopicPartition
@@ -93,3 +97,46 @@ def test_names_that_could_not_be_synced_are_synced_with_the_next_flush():
     following.run()
     log.complete_flush(following)
     assert log.prepare_flush() is None
+
+
+def written_by_recovery(directory: MemoryDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Recovers the log; the names of what was written anew."""
+    written: list[str] = []
+    write, write_atomic = _IndexFile._write_pending, MemoryDirectory.write_atomic
+
+    def noting(index: _IndexFile) -> None:
+        written.append(index.name)
+        write(index)
+
+    def noting_atomic(where: MemoryDirectory, name: str, data: bytes) -> None:
+        written.append(name)
+        write_atomic(where, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_IndexFile, "_write_pending", noting)
+        patch.setattr(MemoryDirectory, "write_atomic", noting_atomic)
+        log = open_log(directory)
+    log.validate()
+    return written
+
+
+def test_recovery_writes_only_what_is_not_on_disk_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = MemoryDirectory()
+    log = filled(directory, 40)
+    assert len(log.segments) > 2
+    log.flush()
+    names = [name for segment in log.segments for name in segment.file_names[1:3]]
+    good = {name: directory.read(name) for name in names}
+    written_by_recovery(directory, monkeypatch)  # the active one gets its entries of the end
+    assert written_by_recovery(directory, monkeypatch) == []
+    for name in names:
+        for bad in (b"", good[name] + good[name][:12], bytes(len(good[name]))):
+            directory.remove(name)
+            file = directory.open(name, create=True)
+            file.append(bad)
+            file.close()
+            wanted = [] if bad == good[name] else [name]
+            assert written_by_recovery(directory, monkeypatch) == wanted
+            assert directory.read(name) == good[name]
