@@ -86,7 +86,7 @@ class BrokerServer:
             vital=config.metadata_directory,
             known_replica=self._replica_in_image,
         )
-        self._tier = make_tier(config, clock)
+        self._tier = make_tier(config, clock, storage)
         self._logs_open = False
         self._wire_up()
 
@@ -306,11 +306,13 @@ def _load_kernels() -> None:
     warm_up()
 
 
-def make_tier(config: ServerConfig, clock: Clock) -> RemoteLogManager | None:
+def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> RemoteLogManager | None:
     """The remote log manager as configured; None while remote.log.storage.system.enable is
-    false."""
+    false. Its cache is in the first log directory that can be used: nothing is made in place of a
+    disk that is away."""
     if not config.remote_log_storage_system_enable:
         return None
+    from tiering.index_cache import DIRECTORY_NAME
     from tiering.storage import create_storage_manager
     from tiering.topic_metadata import create_metadata_manager
 
@@ -321,4 +323,5 @@ def make_tier(config: ServerConfig, clock: Clock) -> RemoteLogManager | None:
         create_storage_manager(config),
         create_metadata_manager(config, own.address),
         clock.wall_ms,
+        cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),
     )

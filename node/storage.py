@@ -186,6 +186,10 @@ class NodeStorage:
         """The feature levels of an empty log; raises FatalError for a file of no use."""
         return read_first_levels(self.directories[config.metadata_directory])
 
+    def first_usable(self, config: ServerConfig) -> OsDirectory:
+        """The first one of log.dirs that can be used; there is one."""
+        return next(self.directories[p] for p in config.log_dirs if p in self.directories)
+
     def log_directories(self, config: ServerConfig) -> list[LogDirectory]:
         """log.dirs in their order; the unusable ones are offline from the beginning."""
         return [

@@ -1,10 +1,11 @@
 """RemoteIndexCache: index files of remote segments on local disk, least recently used, bounded in
 bytes.
 
-Files lie in `remote-log-index-cache` under the first log directory as `<start offset>_<segment
-id>.index` and `.timeindex`. They can always be fetched again: they are not synced, a file that is
-missing, torn or corrupt is fetched anew, and what a restart finds is taken over. The parsed entries
-of the segments in use are kept in memory, bounded too. Source: Kafka's RemoteIndexCache.
+Files lie in `remote-log-index-cache` under the first log directory that can be used, as `<start
+offset>_<segment id>.index` and `.timeindex`. They can always be fetched again: they are not synced,
+a file that is missing, torn or corrupt is fetched anew, and what a restart finds is taken over. The
+parsed entries of the segments in use are kept in memory, bounded too. Source: Kafka's
+RemoteIndexCache.
 
 `load` blocks and is called in the reader's pool; the lock is never held over IO.
 """

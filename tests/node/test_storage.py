@@ -9,6 +9,8 @@ import pytest
 
 from commitlog.checkpoints import CleanShutdown, MetaProperties
 from commitlog.files import OsDirectory
+from node.broker_server import make_tier
+from node.clock import Clock
 from node.storage import format_storage, open_storage, random_cluster_id
 from tests.node.fakes import broker_config
 from tidemark.config import ServerConfig
@@ -103,6 +105,22 @@ def test_a_directory_of_no_use_is_left_alone_while_another_is_good(
     with pytest.raises(StorageError, match="offline"):
         offline.list()
     assert damage != "missing" or not Path(second).exists(), "nothing is made in its place"
+
+
+def test_the_tiers_cache_is_not_made_in_place_of_a_disk_that_is_away(tmp_path: Path) -> None:
+    config = broker_config(
+        1,
+        log_dirs=f"{tmp_path / 'away'},{tmp_path / 'b'}",
+        metadata_log_dir=str(tmp_path / "b"),
+        remote_log_storage_system_enable="true",
+        remote_log_storage_manager_class_name="directory",
+        rsm_config_dir=str(tmp_path / "tier"),
+    )
+    format_storage(config, CLUSTER)
+    shutil.rmtree(tmp_path / "away")
+    assert make_tier(config, Clock(), open_storage(config)) is not None
+    assert not (tmp_path / "away").exists()
+    assert (tmp_path / "b" / "remote-log-index-cache").is_dir()
 
 
 def test_the_metadata_logs_directory_must_be_good(tmp_path: Path) -> None:
