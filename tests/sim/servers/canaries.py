@@ -23,16 +23,17 @@ class Servers:
 class _AnswersBeforeCommit(QuorumController):
     def _process(
         self, generate: Callable[[int], ControllerResult[Any]], future: asyncio.Future[Any]
-    ) -> None:
+    ) -> int:
         if future.done():
-            return
+            return 0
         try:
             result = generate(self._now_ms())
             self._append(result)
         except ApiError as error:
             future.set_exception(error)
-            return
+            return 0
         future.set_result(result.response)
+        return sum(map(len, result.groups))
 
 
 class AnswersBeforeCommit(Servers):

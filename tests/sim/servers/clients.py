@@ -1,11 +1,12 @@
 """Administrators of the simulated cluster: topics as registers that are compared and set by all of
-them, and settings that each of them counts up alone.
+them, moves of their partitions, and settings that each of them counts up alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quorum.image import MetadataImage
@@ -47,8 +48,11 @@ class Clients:
             leader_id = self._some_leader()
             if leader_id is None:
                 continue
-            if rng.random() < 0.6:
+            kind = rng.random()
+            if kind < 0.5:
                 await self._topic(leader_id)
+            elif kind < 0.7:
+                await self._move(leader_id)
             else:
                 await self._count_up(leader_id, str(11 + number))
 
@@ -91,6 +95,33 @@ class Clients:
         else:
             returned = asyncio.get_running_loop().time()
             history.append(Operation(name, outcome, called, returned))
+
+    async def _move(self, leader_id: int) -> None:
+        """Moves a partition to other brokers, takes a move back, or lets a topic grow. These topics
+        are deleted too, at any point of a move."""
+        rng = self._world.rng
+        topics = list(self._world.nodes[leader_id].image.topics)
+        if not topics:
+            return
+        topic = rng.choice(topics)
+        if rng.random() < 0.1:
+            grow = admin_pb2.CreatePartitionsRequest()
+            grow.topics.add(name=topic.name, count=len(topic.partitions) + 1)
+            answer = await self._ask(leader_id, "CreatePartitions", grow)
+            self._count("more partitions", answer.results if answer is not None else ())
+            return
+        request = admin_pb2.AlterPartitionReassignmentsRequest()
+        index = rng.choice(sorted(topic.partitions))
+        asked = request.partitions.add(topic=topic.name, partition_index=index)
+        if rng.random() < 0.8:
+            brokers = sorted(n for n, node in self._world.nodes.items() if node.is_mere_broker)
+            asked.replicas.broker_ids.extend(rng.sample(brokers, rng.randrange(1, 4)))
+        answer = await self._ask(leader_id, "AlterPartitionReassignments", request)
+        self._count("move", answer.responses if answer is not None else ())
+
+    def _count(self, what: str, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            self.answers[f"{what}: {ErrorCode(answer.error_code).name}"] += 1
 
     def _outcome(self, answer: Any) -> str | None:
         if answer is None or answer.error_code != ErrorCode.NONE or not answer.topics:

@@ -1,13 +1,15 @@
 """The event loop of the simulated servers: virtual time, disk work that takes virtual time on the
 loop itself instead of on threads, and tasks that belong to one life of one node.
 
-A node that crashes loses all its tasks and all its disk work at once, whatever they wait for.
+A node that crashes loses all its tasks and all its disk work at once, whatever they wait for. One
+that is paused (SIGSTOP) runs nothing; what became due meanwhile runs when it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +24,7 @@ class Life:
         self.alive = True
         self.disk_delay_s = disk_delay_s
         self.tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps the order
+        self.held: list[asyncio.Handle] | None = None  # what became due while it is paused
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts a task of this life, and looks at how it ends."""
@@ -31,8 +34,21 @@ class Life:
         task.add_done_callback(_look)
         return task
 
+    def pause(self) -> None:
+        """Nothing of this life runs until `resume`."""
+        if self.held is None:
+            self.held = []
+
+    def resume(self) -> None:
+        held, self.held = self.held, None
+        if held:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, ServerLoop)
+            loop.take_back(held)
+
     def end(self) -> None:
         self.alive = False
+        self.resume()
         for task in list(self.tasks):
             task.cancel()
 
@@ -46,13 +62,42 @@ def _look(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+class _Ready(deque[asyncio.Handle]):
+    """What the loop runs next: whatever belongs to a life that is paused is left for later."""
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        life = handle._context.get(_LIFE)
+        if life is None or life.held is None:
+            return handle
+        life.held.append(handle)
+        return _NOTHING
+
+
+def _nothing() -> asyncio.Handle:
+    loop = asyncio.new_event_loop()
+    handle = asyncio.Handle(lambda: None, (), loop)
+    handle.cancel()
+    loop.close()
+    return handle
+
+
+_NOTHING = _nothing()
+"""Cancelled, so that the loop passes it over."""
+
+
 class ServerLoop(VirtualTimeLoop):
     """`run_in_executor` does the work at the end of a delay; one after the other per executor."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._ready = _Ready(self._ready)
         self._busy_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self.set_task_factory(self._task_of_life)
+
+    def take_back(self, handles: list[asyncio.Handle]) -> None:
+        """They run next, after what is ready already."""
+        self._ready.extend(handles)
 
     @staticmethod
     def _task_of_life(loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:

@@ -122,7 +122,10 @@ class ServerNode:
         self.wall_skew_ms = world.rng.choice([0, 0, -86_400_000, 86_400_000])
         self.is_mere_broker = node_id >= FIRST_BROKER
         self.durable_when_down = 0
+        self.directories = self._new_directories(2)
+        self.clean_epoch = -1
         self.writes_state = False
+        self.is_shutting_down = False
         self.syncs_fail: str | None = None
         self.writes_fail = False
         if dynamic and node_id in voters:
@@ -171,7 +174,7 @@ class ServerNode:
             now_ms=lambda: world.now_ms() + self.wall_skew_ms,
             transport=SimTransport(world, self.node_id),
         )
-        self.writes_state = False
+        self.writes_state = self.is_shutting_down = False
         self.life = life
         with world.watch():
             world.checks.on_start(self)
@@ -215,9 +218,17 @@ class ServerNode:
         if hasattr(self, "controller") and self.controller is not None:
             self.controller.stop()
 
-    async def shut_down(self) -> None:
-        """In order: the voters hear of it first."""
+    def shut_down(self) -> asyncio.Task[None]:
+        """In order: the voters hear of it first, and a broker asks the controller to go."""
+        assert self.life is not None
+        self.is_shutting_down = True
+        return self.life.spawn(self._shut_down())
+
+    async def _shut_down(self) -> None:
         raft = self.raft
+        if self.is_mere_broker:
+            await self.lifecycle.begin_controlled_shutdown()
+            self.clean_epoch = self.lifecycle.broker_epoch
         if self.controller is not None:
             self.controller.stop()
         await self.loader.close()
@@ -229,11 +240,34 @@ class ServerNode:
 
     # --- broker -----------------------------------------------------------------------------------
 
+    def _new_directories(self, count: int) -> list[UUID]:
+        return [UUID(int=self.world.rng.getrandbits(120)) for _ in range(count)]
+
+    def lose_disk(self) -> None:
+        """A broker that is down comes back with empty disks and without its metadata."""
+        assert self.is_mere_broker and self.life is None
+        self.disk = MemoryDirectory(seed=self.world.rng.randrange(1 << 30))
+        self.directories = self._new_directories(2)
+        self.durable_when_down = 0
+        self.clean_epoch = -1
+        self.world.checks.on_disk_lost(self)
+
+    def fail_directory(self) -> None:
+        """One of two log directories is gone; from the next start on it is a new one. (Without
+        the other one the process would end.)"""
+        if self.lifecycle.offline_directories:
+            return
+        self.world.seen["directory failed"] += 1
+        self.lifecycle.directory_failed(self.directories[0])
+        self.directories = [self.directories[1], *self._new_directories(1)]
+
     def _start_broker(self, life: Life) -> None:
-        epoch = self.lifecycle.broker_epoch if hasattr(self, "lifecycle") else -1
+        """Only what stopped in order remembers its epoch (KIP-966)."""
+        epoch, self.clean_epoch = self.clean_epoch, -1
+        self.started_with = self.directories
         caller = LeaderCaller(self.world, self.node_id, lambda: self.raft.leader_and_epoch)
         self.lifecycle = BrokerLifecycle(
-            self.config, CLUSTER_ID, [UUID(int=self.node_id)], epoch, caller, self._offset
+            self.config, CLUSTER_ID, self.directories, epoch, caller, self._offset
         )
         self.lifecycle.incarnation_id = UUID(int=self.world.rng.getrandbits(128))
         life.spawn(self.lifecycle.run())
@@ -250,13 +284,17 @@ class ServerNode:
         rng = self.world.rng
         while True:
             await asyncio.sleep(rng.randrange(100, 600) / 1000)
-            request = self._isr_change(rng)
-            if request is not None:
-                try:
+            try:
+                request = self._isr_change(rng)
+                if request is not None:
                     answer = await caller.call("AlterPartition", request, 500)
-                except ApiError:
-                    continue
-                self.world.seen["ISR changed"] += answer.error_code == ErrorCode.NONE
+                    self.world.seen["ISR changed"] += answer.error_code == ErrorCode.NONE
+                assigned = self._assignment()
+                if assigned is not None:
+                    answer = await caller.call("AssignReplicasToDirs", assigned, 500)
+                    self.world.seen["directories told"] += answer.error_code == ErrorCode.NONE
+            except ApiError:
+                continue
 
     def _isr_change(self, rng: random.Random) -> controller_pb2.AlterPartitionRequest | None:
         image = self.image
@@ -284,6 +322,27 @@ class ServerNode:
                 data.new_isr.add(
                     broker_id=replica, broker_epoch=broker.epoch if broker is not None else -1
                 )
+        return request
+
+    def _assignment(self) -> controller_pb2.AssignReplicasToDirsRequest | None:
+        """Where the replicas are that the controller does not know of, or has elsewhere."""
+        gone = self.lifecycle.offline_directories
+        mine = [d for d in self.started_with if d not in gone]
+        homeless = [
+            (topic.topic_id, index)
+            for topic in self.image.topics
+            for index, partition in sorted(topic.partitions.items())
+            if self.node_id in partition.replicas
+            and partition.directory_of(self.node_id) not in mine
+        ]
+        if not homeless or not mine:
+            return None
+        request = controller_pb2.AssignReplicasToDirsRequest(
+            broker_id=self.node_id, broker_epoch=self.lifecycle.broker_epoch
+        )
+        directory = request.directories.add(id=self.world.rng.choice(mine).bytes)
+        for topic_id, index in homeless:
+            directory.partitions.add(topic_id=topic_id.bytes, partition_index=index)
         return request
 
     # --- listening --------------------------------------------------------------------------------
@@ -331,10 +390,14 @@ class LeaderCaller:
                 "RegisterBroker": controller.register_broker,
                 "BrokerHeartbeat": controller.broker_heartbeat,
                 "AlterPartition": controller.alter_partition,
+                "AssignReplicasToDirs": controller.assign_replicas_to_dirs,
             }
             known = own.get(method)
-            if known is not None:
-                return await known(request)
-            return await controller.administer(method, request)
+            if known is None:
+                return await controller.administer(method, request)
+            answer = await known(request)
+            if method == "BrokerHeartbeat" and answer.should_shut_down:
+                self._world.broker_may_go(target, request)
+            return answer
 
         return await self._world.network.call(self._source, leader_id, ask, timeout_ms)

@@ -3,8 +3,9 @@ healing, and what must hold.
 
 Invariants I1-I8 as in `tests.sim.checks`, after every event of every replica; besides: a change
 that was acknowledged is in every image in the end, and the answers of all clients are explained by
-one order of their changes; the image at an offset is the same on every node; a partition's leader
-is in its ISR, and the ISR within its replicas.
+one order of their changes; the image at an offset is the same on every node; in every image a
+partition's leader is in its ISR and in service with its directory, and the ISR within its replicas;
+a broker that is let go leads nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quorum.image import MetadataImage
+from quorum.image import MetadataImage, PartitionRegistration
 from quorum.raft import messages as m
 from quorum.raft.roles import Leader
 from tests.raft.linearizability import Operation, explain, set_if
@@ -29,6 +30,7 @@ from tests.sim.servers.loop import ServerLoop
 from tests.sim.servers.network import CLIENT, FaultyNetwork
 from tests.sim.servers.node import CLUSTER_ID, FIRST_BROKER, ServerNode, endpoint_of
 from tidemark.errors import FatalError, NetworkError, StorageError
+from tidemark.v1 import controller_pb2
 
 FAULT_TIME_MS = 6_000
 HEAL_TIME_MS = 15_000
@@ -118,10 +120,23 @@ class ServerWorld:
             raise Violation(f"I8 the image at {image.offset} differs on node {node.node_id}")
         for topic in image.topics:
             for index, partition in topic.partitions.items():
-                isr = set(partition.isr)
-                led = partition.leader is None or partition.leader in isr
-                if not led or not isr <= set(partition.replicas):
-                    raise Violation(f"I9 {topic.name}-{index}: {partition}")
+                broken = _broken_rule(image, partition)
+                if broken is not None:
+                    raise Violation(f"I9 {topic.name}-{index}: {broken}: {partition}")
+
+    def broker_may_go(
+        self, controller: ServerNode, request: controller_pb2.BrokerHeartbeatRequest
+    ) -> None:
+        """The controller lets a broker go that wants to: nobody needs it any more."""
+        self.seen["broker let go"] += 1
+        broker = controller.image.brokers.get(request.broker_id)
+        if broker is None or broker.epoch != request.broker_epoch:
+            return
+        for topic in controller.image.topics:
+            for index, partition in topic.partitions.items():
+                if partition.leader == request.broker_id:
+                    with self.watch():
+                        raise Violation(f"I10 {topic.name}-{index} is led by {partition.leader}")
 
     def process_ended(self, node: ServerNode, error: Exception) -> None:
         """A server says that its process must stop: for a planned fault of its disk, or a bug."""
@@ -137,6 +152,10 @@ class ServerWorld:
     # --- faults -----------------------------------------------------------------------------------
 
     def _restart_later(self, delay_ms: int, node: ServerNode) -> None:
+        if node.life is None and node.is_mere_broker and self.faulty and self.rng.random() < 0.1:
+            self.seen["broker's disks lost"] += 1
+            node.lose_disk()
+
         async def run() -> None:
             await asyncio.sleep(delay_ms / 1000)
             with self.watch():
@@ -199,17 +218,46 @@ class ServerWorld:
 
     async def _trouble_leader(self) -> None:
         for leader in self.leaders():
+            life = leader.life
+            if life is None or life.held is not None:
+                continue
             if self.rng.random() < 0.4:
                 self.seen["leader resigns"] += 1
                 leader.raft.resign(leader.replica.epoch)
                 continue
-            life = leader.life
-            assert life is not None
             self.seen["leader shut down in order"] += 1
-            await asyncio.wait({life.spawn(leader.shut_down())})
+            await asyncio.wait({leader.shut_down()})
             if leader.life is life:
                 leader.crash()
                 self._restart_later(200, leader)
+
+    async def _pause_one(self) -> None:
+        """SIGSTOP, beyond the timeouts or not; a leader that goes on is a zombie for a moment."""
+        leaders = self.leaders()
+        running = leaders if leaders and self.rng.random() < 0.5 else self._running()
+        if running:
+            life = self.rng.choice(running).life
+            assert life is not None
+            self.seen["paused"] += 1
+            life.pause()
+            await asyncio.sleep(self.rng.randrange(1, 3000) / 1000)
+            life.resume()
+
+    async def _trouble_broker(self) -> None:
+        """One goes in order and comes back, or loses one of its directories."""
+        brokers = [n for n in self._running() if n.is_mere_broker and n.lifecycle.unfenced.is_set()]
+        if not brokers:
+            return
+        broker = self.rng.choice(brokers)
+        if self.rng.random() < 0.4:
+            broker.fail_directory()
+            return
+        life = broker.life
+        self.seen["broker shut down in order"] += 1
+        await asyncio.wait({broker.shut_down()})
+        if broker.life is life:
+            broker.crash()
+            self._restart_later(200, broker)
 
     async def _change_voters(self) -> None:
         leaders = self.leaders()
@@ -251,6 +299,8 @@ class ServerWorld:
             (rng.choice([800, 3000]), self._cut_some),
             (rng.choice([1500, 4000]), self._break_a_disk),
             (rng.choice([1500, 6000]), self._trouble_leader),
+            (rng.choice([1500, 6000]), self._pause_one),
+            (rng.choice([1000, 3000]), self._trouble_broker),
         ]
         if self.dynamic:
             storms.append((rng.choice([500, 2000]), self._change_voters))
@@ -293,8 +343,10 @@ class ServerWorld:
         self.faulty = False
         self.network.heal()
         for node in self._all():
-            if node.life is not None and node.replica.shutting_down:
-                node.crash()
+            if node.life is not None:
+                node.life.resume()
+                if node.is_shutting_down:
+                    node.crash()
             node.make_room()
             node.disk.disk.failing_fsyncs.clear()
             node.disk_max_ms = 4
@@ -329,6 +381,16 @@ class ServerWorld:
             await self._until_ms(self.now_ms() + 7)
             if self.now_ms() > deadline_ms:
                 raise Violation(f"liveness: the images never meet: {self._states()}")
+        image = self._all()[0].image
+        for topic in image.topics:
+            for index, partition in topic.partitions.items():
+                heirs = [
+                    b
+                    for b in (*partition.isr, *partition.elr)
+                    if image.is_active(b) and image.replica_is_online(partition, b)
+                ]
+                if partition.leader is None and heirs:
+                    raise Violation(f"liveness: nobody leads {topic.name}-{index}: {partition}")
 
     def _require_history(self) -> None:
         image = self._all()[0].image
@@ -339,6 +401,26 @@ class ServerWorld:
             if explain(whole, "absent", set_if) is None:
                 raise Violation(f"clients: no order explains topic {name}: {whole}")
         self.clients.require_settings(image)
+
+
+def _broken_rule(image: MetadataImage, partition: PartitionRegistration) -> str | None:
+    """What every image promises of a partition, whatever came before it."""
+    isr, leader = partition.isr, partition.leader
+    if not set(isr) <= set(partition.replicas):
+        return "the ISR is not within the replicas"
+    if not {*partition.adding, *partition.removing} <= set(partition.replicas):
+        return "what moves is not within the replicas"
+    if set(partition.elr) & set(isr):
+        return "a member of the ISR is eligible besides"
+    if len(isr) > 1 and not all(image.is_active(b) for b in isr):
+        return "somebody out of service is in the ISR"
+    if leader is None:
+        return None
+    if leader not in isr or not image.is_active(leader):
+        return "the leader is not in the ISR or out of service"
+    if not image.replica_is_online(partition, leader):
+        return "the leader's directory is gone"
+    return None
 
 
 def run_servers(
