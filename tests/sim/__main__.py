@@ -36,7 +36,7 @@ def main() -> int:
             outcomes.append(run_seed(seed, canary, verbose=arguments.verbose))
         except Exception as error:
             failed.append(seed)
-            print(f"seed {seed} failed: {type(error).__name__}: {error}")
+            print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
             if arguments.verbose:
                 traceback.print_exc()
             bug = f" --canary {arguments.canary}" if arguments.canary else ""
@@ -56,7 +56,7 @@ def main_of_servers(start: int, seeds: int, *, verbose: bool) -> int:
             outcome = run_servers(seed, verbose=verbose)
         except Exception as error:
             failed += 1
-            print(f"seed {seed} failed: {type(error).__name__}: {error}")
+            print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
             print(f"  repeat it: python -m tests.sim --servers --seeds 1 --start {seed} --verbose")
         else:
             total.update(outcome.seen)
