@@ -173,6 +173,7 @@ class MetadataCache:
         """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
+            self._refreshing.add_done_callback(_take_note)
         await asyncio.shield(self._refreshing)
 
     async def topic(self, name: str, timeout_ms: float | None = None) -> TopicMetadata:
@@ -289,3 +290,9 @@ class MetadataCache:
                 self._stale = True
             partitions[new.partition] = new
         return TopicMetadata(topic.name, topic_id, partitions)
+
+
+def _take_note(asked: asyncio.Task[None]) -> None:
+    """Whoever joined has the error; where all of them were cancelled nobody wants it."""
+    if not asked.cancelled():
+        asked.exception()
