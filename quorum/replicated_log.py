@@ -424,6 +424,9 @@ class ReplicatedLog:
     def clean(self, now_ms: int) -> bool:
         """Lets the log begin at a later checkpoint when it is too large or too old; says
         whether.
+
+        What needs room on the disk comes last: where there is none (StorageError) the log begins
+        at its earliest checkpoint all the same, and the segments before it go another time.
         """
         keep = first_to_keep(
             list(self._snapshots.values()),
@@ -434,11 +437,11 @@ class ReplicatedLog:
         )
         if keep is None:
             return False
+        self._delete_snapshots_before(keep)
+        self.history.drop_before(keep.end_offset)
         self._raise_log_start(keep)
         self._log.delete_expired(now_ms)
         self._log.purge_deleted(now_ms)
-        self._delete_snapshots_before(keep)
-        self.history.drop_before(keep.end_offset)
         return True
 
     def _raise_log_start(self, snapshot_id: SnapshotId) -> None:

@@ -107,6 +107,25 @@ def test_kafkas_quorum_state_is_read():
     assert QuorumStateStore(directory).read() == ElectionState(1, 1, None)
 
 
+def test_a_full_disk_ends_a_cleaning_with_the_log_at_its_earliest_checkpoint():
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    fill(log, 8)
+    make_snapshot(log)
+    fill(log, 8, epoch=2)
+    second = make_snapshot(log)
+    room = directory.disk.capacity_bytes
+    directory.set_capacity(0)
+    with pytest.raises(StorageError):  # a new segment, the epochs: both want room
+        log.clean(0)
+    assert (log.earliest_snapshot, log.start_offset) == (second, second.end_offset)
+    directory.set_capacity(room)
+    directory.crash("everything")
+    again = open_log(directory)
+    assert again.earliest_snapshot == second
+    assert again.end_offset == second.end_offset
+
+
 def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
     directory = MemoryDirectory()
     log = open_log(directory)
