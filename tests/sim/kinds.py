@@ -40,7 +40,7 @@ DISK = (
     "disk full: log",
     "disk full: quorum-state",
     "disk full: checkpoint",
-    "start on a full disk refused",
+    "start on a full disk",
 )
 CLOCK = ("clock runs wrong", "wall clock is days off")
 QUORUM = (
@@ -62,7 +62,7 @@ RARE = frozenset(
         "checkpoint rots on the way",
         "disk full: quorum-state",
         "restart with an older disk",
-        "start on a full disk refused",
+        "start on a full disk",
     }
 )
 """What some dozens of seeds may miss; hundreds meet them too."""

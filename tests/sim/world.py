@@ -313,11 +313,11 @@ class World:
 
     def _starts_full(self, node: SimNode) -> bool:
         """Tries to start on a disk without room; where that fails the operator makes room."""
+        self.seen["start on a full disk"] += 1
         try:
             node.start()
         except StorageError as error:
             assert self.is_planned(node, error), error
-            self.seen["start on a full disk refused"] += 1
             node.crash()
             node.make_room()
             self.restart_later(node)
