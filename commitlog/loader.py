@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commitlog.batches import end_transaction
-from commitlog.cleaner_swap import finish_swaps
+from commitlog.cleaner.swap import finish_swaps
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.producer_state import ProducerStateManager, snapshot_name

@@ -23,7 +23,7 @@ from uuid import UUID
 from commitlog import invariants, lookup, retention
 from commitlog.batches import Header, end_transaction
 from commitlog.checkpoints import check_topic_id
-from commitlog.cleaner_swap import swap_files, with_cleaned
+from commitlog.cleaner.swap import swap_files, with_cleaned
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
@@ -539,7 +539,7 @@ class Log:
     # --- durability
 
     def move_to(self, place: Callable[[], tuple[Directory, list[Segment]]]) -> None:
-        """Goes on where `place` put the same files, durably; for `commitlog.directory_moves`."""
+        """Goes on where `place` put the same files, durably; for `commitlog.moves`."""
         with self._lock:
             directory, segments = place()
             self.directory = self.epochs.directory = self.producers.directory = directory

@@ -30,10 +30,10 @@ from commitlog.checkpoints import (
     OffsetCheckpoint,
     PartitionMetadata,
 )
-from commitlog.directory_moves import DirectoryMoves
 from commitlog.files import Directory, DirectoryLock
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
@@ -437,7 +437,7 @@ class LogManager:
         return known is not None and known[1] is not None and known[1] == directory.directory_id
 
     def moved_to(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
-        """The log goes on in another directory; for `commitlog.directory_moves`."""
+        """The log goes on in another directory; for `commitlog.moves.directory_moves`."""
         left, self._homes[topic_partition] = self._homes[topic_partition], directory
         self.on_moved(topic_partition, left)
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log_manager import LogManager
 from node.cleaning import CleanerWorkers
 from node.clock import Clock

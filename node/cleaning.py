@@ -1,4 +1,4 @@
-"""The cleaner threads of a broker: compaction (`commitlog.cleaner_manager`) in a bounded pool.
+"""The cleaner threads of a broker: compaction (`commitlog.cleaner.manager`) in a bounded pool.
 
 Each of log.cleaner.threads workers takes the dirtiest log, cleans it group by group in a thread,
 and puts every group in place on the event loop, which owns the logs. An idle worker looks again
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from node.tasks import OnFatal, cancel_all, spawn
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
@@ -81,7 +81,7 @@ class CleanerWorkers:
         if not cleaner.has_work:
             return False
         # loads the kernels: the first time that takes long, so not on the loop
-        await self._in_pool(lambda: importlib.import_module("commitlog.cleaner"))
+        await self._in_pool(lambda: importlib.import_module("commitlog.cleaner.cleaning"))
         cleaning = cleaner.choose()
         if cleaning is None:
             return False

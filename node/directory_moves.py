@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from commitlog.cleaner_manager import LogCleaner
-from commitlog.future_log import FutureLog, Piece
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
+from commitlog.moves.future_log import FutureLog, Piece
 from commitlog.names import FUTURE_SUFFIX, NAME_BYTES_MAX
 from node.registry import PartitionRegistry
 from node.tasks import OnFatal, cancel_all, spawn

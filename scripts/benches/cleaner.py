@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.files import File, OsDirectory, OsFile
 from commitlog.log_manager import LogManager
 from tidemark.config import TopicConfig, parse_server_config
@@ -82,7 +82,7 @@ def _clean(path: Path, directory: OsDirectory) -> float:
     log.update_high_watermark(log.log_end_offset)
     cleaner = LogCleaner(manager, SERVER, now_ms=lambda: NOW_MS)
     cleaner.start()
-    import commitlog.cleaner  # noqa: F401  not part of a cleaning
+    import commitlog.cleaner.cleaning  # noqa: F401  not part of a cleaning
 
     begin = time.perf_counter()
     done = cleaner.clean_once()

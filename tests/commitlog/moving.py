@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from commitlog import directory_moves, future_log, log_manager
+from commitlog import log_manager
 from commitlog.files import Directory
-from commitlog.future_log import FutureLog
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
+from commitlog.moves import directory_moves, future_log
+from commitlog.moves.future_log import FutureLog
 from tests.commitlog.builders import NOW, TP, batch, config
 from tidemark.config import parse_server_config
 from tidemark.types import random_uuid

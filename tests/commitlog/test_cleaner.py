@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from commitlog.cleaner_choice import SegmentSizes, cleanable, group_segments, qualifies
-from commitlog.cleaner_io import Throttle
-from commitlog.cleaner_manager import LogCleaner
-from commitlog.cleaner_states import CleaningState, CleaningStates
+from commitlog.cleaner.choice import SegmentSizes, cleanable, group_segments, qualifies
+from commitlog.cleaner.io import Throttle
+from commitlog.cleaner.manager import LogCleaner
+from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError
+from commitlog.cleaner.states import CleaningState, CleaningStates
 from commitlog.dump import dump_file
 from commitlog.files import Directory, OsDirectory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
-from commitlog.offset_map import OffsetMap, OffsetMapFullError
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, config, records_of
 from tests.commitlog.test_golden import copy_of
@@ -364,7 +364,7 @@ def test_a_truncation_aborts_a_cleaning_under_way() -> None:
     assert group is not None
     log.truncate_to(20)
     assert world.cleaner.states.get(TP) is CleaningState.ABORTED
-    from commitlog.cleaner_io import CleaningAbortedError
+    from commitlog.cleaner.io import CleaningAbortedError
 
     with pytest.raises(CleaningAbortedError) as caught:
         world.cleaner.swap(cleaning, group)

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from commitlog.cleaner import Cleaning
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.cleaning import Cleaning
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log import Log
 from commitlog.log_directory import GuardedDirectory
 from commitlog.log_manager import LogManager

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from commitlog.checkpoints import OffsetCheckpoint
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.files import OsDirectory
-from commitlog.future_log import PIECE_BYTES, Moves, SourceError
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
+from commitlog.moves.future_log import PIECE_BYTES, Moves, SourceError
 from commitlog.names import parse_future_name, unique_name
 from commitlog.producer_state import ProducerEntry, encode_snapshot
 from commitlog.types import AppendOrigin

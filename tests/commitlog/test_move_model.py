@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from commitlog.cleaner_manager import LogCleaner
-from commitlog.future_log import Piece
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
+from commitlog.moves.future_log import Piece
 from commitlog.names import FUTURE_SUFFIX
 from tests.commitlog.builders import NOW, TP, config
 from tests.commitlog.moving import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import commitlog.cleaner  # noqa: F401  loads the kernels before the children are forked
-from commitlog.cleaner_manager import LogCleaner
+import commitlog.cleaner.cleaning  # noqa: F401  loads the kernels before the children are forked
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.files import Directory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager

@@ -7,10 +7,10 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
-from commitlog import directory_moves, future_log
 from commitlog.files import Directory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
+from commitlog.moves import directory_moves, future_log
 from tests.crash.harness import Ack
 from tidemark.config import ServerConfig, TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.files import OsDirectory
 from commitlog.log import Log
 from tests.commitlog.builders import records_of

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from node.cleaning import CleanerWorkers

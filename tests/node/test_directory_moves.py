@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from commitlog.cleaner_manager import LogCleaner
-from commitlog.future_log import FutureLog
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.memory_files import MemoryDirectory
+from commitlog.moves.future_log import FutureLog
 from node.directory_moves import PREFERRED_MAX, SWAP_BYTES_MAX, Copied, DirectoryMover
 from quorum.image.types import LOST_DIRECTORY
 from tests.node.jbod import JbodCluster, JbodNode, jbod

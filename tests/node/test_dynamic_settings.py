@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from commitlog.cleaner_io import Throttle
-from commitlog.cleaner_manager import LogCleaner
+from commitlog.cleaner.io import Throttle
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from node.cleaning import CleanerWorkers

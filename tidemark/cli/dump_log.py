@@ -186,7 +186,7 @@ def json_entry(entry: Entry) -> Entry:
     control = entry.get("control")
     if control is None:
         return entry
-    from commitlog.dump_format import control_fields
+    from commitlog.dump.format import control_fields
 
     named = {"type": type(control.message).__name__, **control_fields(control.message)}
     return entry | {"control": named}

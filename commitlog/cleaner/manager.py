@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from commitlog.checkpoints import OffsetCheckpoint
-from commitlog.cleaner_choice import cleanable, qualifies
-from commitlog.cleaner_io import CleanerIo, CleaningAbortedError, Throttle
-from commitlog.cleaner_states import CleaningState, CleaningStates
+from commitlog.cleaner.choice import cleanable, qualifies
+from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, Throttle
+from commitlog.cleaner.states import CleaningState, CleaningStates
 from commitlog.files import Directory
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
@@ -27,8 +27,8 @@ from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 
 if TYPE_CHECKING:
-    from commitlog.cleaner import CleanedGroup, Cleaning
-    from commitlog.offset_map import OffsetMap
+    from commitlog.cleaner.cleaning import CleanedGroup, Cleaning
+    from commitlog.cleaner.offset_map import OffsetMap
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class LogCleaner:
 
     def choose(self) -> Cleaning | None:
         """The dirtiest log that qualifies; it is IN_PROGRESS until `finish`."""
-        from commitlog.cleaner import Cleaning
+        from commitlog.cleaner.cleaning import Cleaning
 
         now_ms = self._now_ms()
         best = None
@@ -135,7 +135,7 @@ class LogCleaner:
 
     def new_map(self) -> OffsetMap:
         """A map of one cleaner's share of log.cleaner.dedupe.buffer.size."""
-        from commitlog.offset_map import OffsetMap
+        from commitlog.cleaner.offset_map import OffsetMap
 
         config = self._config
         share = config.log_cleaner_dedupe_buffer_size // config.log_cleaner_threads

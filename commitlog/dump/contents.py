@@ -2,7 +2,7 @@
 
 Read-only and tolerant of damage: a bad batch is named with the byte at which it begins, and
 what can be read behind it is shown, too. `dump_file` yields plain dictionaries (their key
-"kind" tells which fields they have), `commitlog.dump_format.format_entry` gives Kafka's line
+"kind" tells which fields they have), `commitlog.dump.format.format_entry` gives Kafka's line
 for each.
 """
 
@@ -15,8 +15,7 @@ from typing import Any
 
 from commitlog.batches import crc_is_valid, unpack_header
 from commitlog.checkpoints import META_PROPERTIES, PARTITION_METADATA, parse_entries
-from commitlog.dump_format import format_entry
-from commitlog.dump_index import damage, index_entries
+from commitlog.dump.index import damage, index_entries
 from commitlog.files import Directory, File
 from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
@@ -24,8 +23,6 @@ from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records import decode_batch, decode_control_records
 from tidemark.records.header import DELETE_HORIZON_FLAG, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
 from tidemark.records.header import BatchHeader as Header
-
-__all__ = ["DumpOptions", "Entry", "dump_file", "format_entry"]
 
 Entry = dict[str, Any]
 CHECKPOINT_SUFFIX = ".checkpoint"

@@ -16,20 +16,20 @@ import numpy as np
 
 from commitlog.batch_table import BatchTable, claimed_size, sound_batches
 from commitlog.batches import HEADER_BYTES, end_transaction, header_in
-from commitlog.cleaner_choice import Cleanable, SegmentSizes, group_segments
-from commitlog.cleaner_filter import (
+from commitlog.cleaner.choice import Cleanable, SegmentSizes, group_segments
+from commitlog.cleaner.filter import (
     BatchFilter,
     LastOfProducer,
     crc_error,
     plain_body,
     rows_of,
 )
-from commitlog.cleaner_io import CleanerIo, CleaningAbortedError, SegmentDoesNotFitError
-from commitlog.cleaner_swap import CLEANED_SUFFIX, remove_files
-from commitlog.cleaner_transactions import TransactionWalk
+from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, SegmentDoesNotFitError
+from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError
+from commitlog.cleaner.swap import CLEANED_SUFFIX, remove_files
+from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.files import File
 from commitlog.log import Log
-from commitlog.offset_map import OffsetMap, OffsetMapFullError
 from commitlog.segment import Segment
 from tidemark.errors import CorruptMessageError
 from tidemark.records import compact_kernels as kernels

@@ -38,8 +38,8 @@ from commitlog.batches import (
     crc_is_valid,
     end_transaction,
 )
-from commitlog.cleaner_transactions import TransactionWalk
-from commitlog.offset_map import OffsetMap
+from commitlog.cleaner.offset_map import OffsetMap
+from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
 from tidemark.records import compact_kernels as kernels

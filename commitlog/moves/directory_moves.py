@@ -1,7 +1,7 @@
 """Moves of logs between the log directories of a node (KIP-113): beginning, swapping, cancelling,
 and what a start finds of them.
 
-A move copies a log into a future log (`commitlog.future_log`) and then swaps, here and now:
+A move copies a log into a future log (`commitlog.moves.future_log`) and then swaps, here and now:
 
     1  the future log gets all that is left                                      current in A
     2  the target's checkpoints name the partition; A's log is marked as left    current in A
@@ -36,9 +36,9 @@ from commitlog.checkpoints import (
     OffsetCheckpoint,
 )
 from commitlog.files import Directory
-from commitlog.future_log import MOVES_FILE, FutureLog, Moves
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.moves.future_log import MOVES_FILE, FutureLog, Moves
 from commitlog.names import (
     DELETE_SUFFIX,
     parse_directory_name,
