@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.records import Record, batch_kernel, crc_kernel, encode_batch
-from tidemark.records.crc_kernel import LANE_BYTES
+from tidemark.records.crc_kernel import LANE_BYTES, LONG_LANE_BYTES
 
-SIZES = [*range(70), *(3 * LANE_BYTES + step for step in (-1, 0, 1, 8)), 5000, 20_001]
+AROUND = (-1, 0, 1, 8)
+SIZES = [*range(70), 5000, 20_001, 6 * LONG_LANE_BYTES + 3 * LANE_BYTES + 13]
+SIZES += [3 * lane + step for lane in (LANE_BYTES, LONG_LANE_BYTES) for step in AROUND]
 
 
 def test_the_kernels_sum_is_the_librarys_at_every_size_and_alignment() -> None:
