@@ -10,13 +10,17 @@ from commitlog.memory_files import MemoryDirectory
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import ElectionState
 from quorum.raft.log_view import Valid, validate_offset_and_epoch
+from quorum.raft.voters import VoterSet
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId
 from snapshot.writer import SnapshotWriter
+from tests.sim.disk_faults import copy_disk
 from tidemark.errors import FatalError, InvalidRequestError, StorageError
+from tidemark.types import Endpoint
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "kafka-4.3.0" / "__cluster_metadata-0"
 CONFIG = MetadataLogConfig(segment_bytes=300, retention_bytes=500)
+ONE_SEGMENT = MetadataLogConfig(segment_bytes=16_000)
 
 
 def open_log(directory):
@@ -147,3 +151,80 @@ def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
     assert validate_offset_and_epoch(log, 30, 2) == Valid()
     log.close()
     assert open_log(directory).earliest_snapshot == fetched
+
+
+def with_a_new_epochs_tail(log, directory):
+    """The first records of an epoch, a change of the voters among them, outlived a crash; the note
+    of the epoch did not."""
+    fill(log, 3)
+    log.append_values([b"of a new leader"], 2, 1000)
+    endpoints = {n: Endpoint("voter", 9000 + n) for n in (1, 2)}
+    log.append_voters(VoterSet.static(endpoints), 2, 1000)
+
+
+def with_a_lost_tail(log, directory):
+    """The note of an epoch is there, its records are not."""
+    fill(log, 3)
+    size = directory.size_of(log._log.active_segment.log_file)
+    fill(log, 1, epoch=2)
+    directory.cut(log._log.active_segment.log_file, size)
+
+
+def without_an_index(log, directory):
+    for number in range(8):
+        log.append_values([b"%d" % number * 1000], 1, 1000)
+    log.flush()
+    name = log._log.active_segment.file_names[1]
+    assert name.endswith(".index")
+    assert directory.size_of(name) > 0
+    directory.remove(name)
+
+
+def with_a_checkpoint_behind_the_logs_end(log, directory):
+    """A fetched checkpoint was frozen, and the log did not begin there yet."""
+    fill(log, 3)
+    writer = SnapshotWriter(directory, SnapshotId(30, 2), 1000)
+    writer.append([b"state"])
+    writer.freeze()
+
+
+def what_it_holds(log):
+    start, end = log.start_offset, log.end_offset
+    return (
+        start,
+        end,
+        log.read(start, 1 << 20) if start < end else b"",
+        log._log.epochs.entries(),
+        log.latest_snapshot,
+        log.voters,
+    )
+
+
+def left_behind(leave):
+    """The disk after a crash, and what a start with room finds on it."""
+    directory = MemoryDirectory()
+    leave(ReplicatedLog(directory, ONE_SEGMENT, 0), directory)
+    directory.crash("everything")
+    return directory, what_it_holds(ReplicatedLog(copy_disk(directory, 0), ONE_SEGMENT, 0))
+
+
+@pytest.mark.parametrize("leave", [with_a_new_epochs_tail, with_a_lost_tail, without_an_index])
+def test_a_start_on_a_full_disk_is_refused_loses_nothing_and_goes_well_with_room(leave):
+    directory, wanted = left_behind(leave)
+    for keep in ("everything", "nothing", "everything"):
+        directory.set_capacity(directory.disk.used_bytes)
+        with pytest.raises(StorageError, match="the disk is full"):
+            ReplicatedLog(directory, ONE_SEGMENT, 0)
+        directory.crash(keep)
+    directory.set_capacity(1 << 20)
+    again = ReplicatedLog(directory, ONE_SEGMENT, 0)
+    assert what_it_holds(again) == wanted
+    directory.crash("nothing")
+    assert what_it_holds(ReplicatedLog(directory, ONE_SEGMENT, 0)) == wanted
+
+
+def test_a_start_on_a_full_disk_that_gives_room_first_goes_well():
+    directory, wanted = left_behind(with_a_checkpoint_behind_the_logs_end)
+    directory.set_capacity(directory.disk.used_bytes)
+    assert what_it_holds(ReplicatedLog(directory, ONE_SEGMENT, 0)) == wanted
+    assert wanted[:2] == (30, 30)

@@ -19,7 +19,9 @@ PROCESS = (
     "crash",
     "all crash at once",
     "crash while a checkpoint is written",
+    "crash while a checkpoint is installed",
     "paused",
+    "machine suspended",
     "leader resigns",
     "leader shut down in order",
     "restart at another address",
@@ -41,6 +43,7 @@ DISK = (
     "disk full: quorum-state",
     "disk full: checkpoint",
     "start on a full disk",
+    "start on a full disk refused",
 )
 CLOCK = ("clock runs wrong", "wall clock is days off")
 QUORUM = (
@@ -62,7 +65,7 @@ RARE = frozenset(
         "checkpoint rots on the way",
         "disk full: quorum-state",
         "restart with an older disk",
-        "start on a full disk",
+        "start on a full disk refused",
     }
 )
 """What some dozens of seeds may miss; hundreds meet them too."""

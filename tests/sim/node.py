@@ -149,6 +149,8 @@ class SimNode:
         self.syncs_fail: str | None = None
         self.writes_fail = False
         self.paused_until_ms = 0
+        self.asleep_since_ms: int | None = None
+        self.slept_ms = 0
         self.first_voters = voters
         self.dynamic = dynamic
         self.is_mere_broker = node_id > 10
@@ -180,8 +182,13 @@ class SimNode:
     # --- time -----------------------------------------------------------------------------------
 
     def clock_ms(self) -> int:
-        """The node's own steady clock: it runs a little wrong."""
-        return int(self.world.now_ms * self.clock_rate) + self.clock_skew_ms
+        """The node's own steady clock: it runs a little wrong, and stands still while the machine
+        is suspended."""
+        return int(self._awake_ms() * self.clock_rate) + self.clock_skew_ms
+
+    def _awake_ms(self) -> int:
+        now_ms = self.world.now_ms if self.asleep_since_ms is None else self.asleep_since_ms
+        return now_ms - self.slept_ms
 
     def wall_ms(self) -> int:
         """The node's wall clock: for timestamps only, it may be days off."""
@@ -192,11 +199,27 @@ class SimNode:
         moment_ms = int((clock_ms - self.clock_skew_ms) / self.clock_rate)
         while int(moment_ms * self.clock_rate) + self.clock_skew_ms < clock_ms:
             moment_ms += 1
-        return moment_ms
+        return moment_ms + self.slept_ms
 
     @property
     def is_paused(self) -> bool:
         return self.world.now_ms < self.paused_until_ms
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.asleep_since_ms is not None
+
+    def suspend(self) -> None:
+        """The machine stands still (a virtual one that is moved or saved): unlike a process that is
+        stopped it does not see the time pass, and what is sent to it meanwhile is lost."""
+        self.wake()
+        self.asleep_since_ms = self.world.now_ms
+
+    def wake(self) -> None:
+        """It goes on as if nothing had been."""
+        if self.asleep_since_ms is not None:
+            self.slept_ms += self.world.now_ms - self.asleep_since_ms
+            self.asleep_since_ms = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -232,6 +255,11 @@ class SimNode:
         self.writes_fail = False
         self.disk.set_capacity(1 << 40)
 
+    def fill_disk(self, left_bytes: int) -> None:
+        """Something else writes to the disk until only this much room is left."""
+        self.writes_fail = True
+        self.disk.set_capacity(self.disk.disk.used_bytes + left_bytes)
+
     def mend_disk(self) -> None:
         """From now on the disk is fast and has room; one that can not sync comes to light yet."""
         self.make_room()
@@ -242,6 +270,7 @@ class SimNode:
         """(Re)starts from what the disk kept."""
         self.incarnation += 1
         self.alive = True
+        self.wake()
         self.paused_until_ms = 0
         now_ms = self.clock_ms()
         directory = self.disk.subdirectory("__cluster_metadata-0")
@@ -518,6 +547,11 @@ class SimNode:
                 return
             except (StorageError, FatalError) as error:
                 self.disk_failed(error)
+                return
+            if self.world.chance(0.1):  # the log does not begin there yet
+                self.world.seen["crash while a checkpoint is installed"] += 1
+                self.crash()
+                self.world.restart_later(self)
                 return
             self.log.start_at_fetched_snapshot(snapshot_id)
             self.world.trace(self, f"installed {snapshot_id.name}")

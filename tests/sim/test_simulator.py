@@ -22,7 +22,7 @@ from tidemark.errors import FatalError
 
 SEEDS = int(os.environ.get("TIDEMARK_SIM_SEEDS", "60"))
 """How many seeds the suite runs; `scripts/test` runs 1,000, `scripts/soak` many more."""
-ENOUGH_FOR_ALL = 1000
+ENOUGH_FOR_ALL = 500
 
 # Where the search for a planted bug begins (timing changes move the seeds that meet it), and words
 # of the findings that tell of it; `python -m tests.sim.canary_table` counts from seed 0.

@@ -34,6 +34,8 @@ FAULT_TIME_MS = 8_000
 HEAL_TIME_MS = 12_000
 PEACE_TIME_MS = 3_000
 MAX_EVENTS = 200_000
+LEFT_ROOM_MAX_BYTES = 64
+"""What others leave of a disk that a node starts on: less than most files need."""
 
 
 @dataclass
@@ -190,9 +192,11 @@ class World:
         incarnation, correlation_id = source.incarnation, send.correlation_id
 
         def arrive() -> None:
-            if not target.alive or send.endpoint != target.config.endpoint:
+            reached = send.endpoint == target.config.endpoint and not target.is_suspended
+            if not target.alive or not reached:
                 self.seen["nobody answers there"] += 1
-                if self.rng.random() < 0.5:  # the connection is refused; else silence
+                # the connection is refused; else silence
+                if not target.is_suspended and self.rng.random() < 0.5:
                     self.after_of(source, incarnation, lambda: RequestFailed(correlation_id))
                 return
             token = self.next_token()
@@ -224,7 +228,8 @@ class World:
                 self.checks.on_vote_granted(source, asked.epoch, asked.candidate)
 
         def arrive() -> None:
-            if target.alive and target.incarnation == incarnation:
+            listens = target.alive and not target.is_suspended
+            if listens and target.incarnation == incarnation:
                 target.step(ResponseReceived(correlation_id, response))
 
         self._carry(source.node_id, target_id, arrive)
@@ -312,25 +317,41 @@ class World:
             node.start()
 
     def _starts_full(self, node: SimNode) -> bool:
-        """Tries to start on a disk without room; where that fails the operator makes room."""
+        """Tries to start on a disk that others filled meanwhile, up to what a crash gave back;
+        where that fails the operator makes room."""
+        node.fill_disk(self.rng.randrange(LEFT_ROOM_MAX_BYTES))
         self.seen["start on a full disk"] += 1
         try:
             node.start()
         except StorageError as error:
             assert self.is_planned(node, error), error
+            self.seen["start on a full disk refused"] += 1
             node.crash()
             node.make_room()
             self.restart_later(node)
         return False
 
     def _pause_one(self) -> None:
-        """SIGSTOP, beyond the timeouts or not; a leader that goes on is a zombie for a moment."""
+        """SIGSTOP, or the whole machine, beyond the timeouts or not; a leader that goes on is a
+        zombie for a moment: the longer if it was suspended, since its own clock stood still."""
         leaders = self.leaders()
         node = leaders[0] if leaders and self.rng.random() < 0.5 else self._any_node()
-        if node.alive:
+        if node.alive and not node.is_paused:
+            self._wake(node)
             node.paused_until_ms = self.now_ms + 1 + self.rng.randrange(3000)
-            self.seen["paused"] += 1
-            self.trace(node, "paused")
+            suspended = self.rng.random() < 0.4
+            if suspended:
+                node.suspend()
+                self.at(node.paused_until_ms, lambda: self._wake(node))
+            kind = "machine suspended" if suspended else "paused"
+            self.seen[kind] += 1
+            self.trace(node, kind)
+
+    def _wake(self, node: SimNode) -> None:
+        """Unless it is to sleep on: it was suspended again meanwhile."""
+        if node.is_suspended and not node.is_paused:
+            node.wake()
+            self.schedule_tick(node)
 
     def controllers(self) -> list[SimNode]:
         return [n for n in self.nodes.values() if not n.is_mere_broker]
@@ -425,6 +446,7 @@ class World:
         self.administrator.correct_bootstrap_servers()
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, self.now_ms)
+            self._wake(node)
             node.mend_disk()
         for moment_ms in range(self.now_ms + 500, FAULT_TIME_MS + HEAL_TIME_MS, 50):
             self.at(moment_ms, self._look)
