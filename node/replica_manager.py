@@ -399,13 +399,13 @@ class ReplicaManager:
         hosted.on_copyable = self._tier.segment_rolled if self._tier and tiered else None
 
     def topic_config(self, topic: str, image: MetadataImage) -> TopicConfig:
-        """The topic's effective settings; a setting this version does not know leaves the
-        defaults."""
-        try:
-            return effective_topic_config(self._defaults, image.topic_configs(topic))
-        except TidemarkError as error:
-            log.error("settings of topic %s: %s; using the defaults", topic, error)
-            return self._defaults
+        """The topic's effective settings; one that this version can not read takes its default,
+        and only that one."""
+        return effective_topic_config(
+            self._defaults,
+            image.topic_configs(topic),
+            lambda error: log.error("settings of topic %s: %s; its default counts", topic, error),
+        )
 
     # --- questions -----------------------------------------------------------------------------
 

@@ -79,12 +79,43 @@ def test_a_key_like_no_other_is_named_without_a_guess() -> None:
         ("log.cleaner.min.cleanable.ratio", "1.5", "above the greatest allowed value 1"),
         ("compression.type", "brotli", "'brotli' is none of producer"),
         ("process.roles", "broker,king", "'king' is none of controller, broker"),
+        ("log.dirs", "/a,/b,/a", "names '/a' twice"),
+        ("log.cleaner.min.cleanable.ratio", "nan", "is not of type float"),
+        ("log.cleaner.io.max.bytes.per.second", "inf", "is not of type float"),
+        ("log.retention.ms", "1_000", "is not of type int"),
+        ("log.retention.ms", "٣", "is not of type int"),
+        ("log.retention.ms", str(2**63), "above the greatest allowed value 9223372036854775807"),
+        ("log.index.size.max.bytes", str(2**31), "above the greatest allowed value 2147483647"),
+        ("log.retention.hours", "1.5", "is not of type int"),
+        ("log.cleaner.min.compaction.lag.ms", str(2**63 - 1), ""),
+        ("auto.create.topics.enable", "true", "tidemark topics create"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(key: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=key) as caught:
-        parse_server_config(BROKER | {key: text})
+        parse_server_config(BROKER | {"log.cleaner.max.compaction.lag.ms": "9"} | {key: text})
     assert said in str(caught.value)
+
+
+def test_kafkas_coarser_names_count_where_the_finer_one_is_not_set(tmp_path: Path) -> None:
+    coarse = {
+        "log.retention.hours": "2",
+        "log.roll.hours": "3",
+        "log.roll.jitter.hours": "1",
+        "log.dir": "/one",
+    }
+    config = parse_server_config(BROKER | coarse)
+    assert (config.log_retention_ms, config.log_roll_ms) == (7_200_000, 10_800_000)
+    assert (config.log_roll_jitter_ms, config.log_dirs) == (3_600_000, ("/one",))
+    coarse["log.retention.minutes"] = "5"
+    assert parse_server_config(BROKER | coarse).log_retention_ms == 300_000
+    finest = coarse | {"log.retention.ms": "7", "log.dirs": "/two"}
+    config = parse_server_config(BROKER | finest)
+    assert (config.log_retention_ms, config.log_dirs) == (7, ("/two",))
+    assert parse_server_config(BROKER | {"log.retention.hours": "-1"}).log_retention_ms == -1
+    path = tmp_path / "server.properties"
+    path.write_text(format_properties(BROKER))
+    assert load_server_config(path, {"TIDEMARK_LOG_ROLL_HOURS": "1"}).log_roll_ms == 3_600_000
 
 
 @pytest.mark.parametrize("missing", ["process.roles", "node.id"])
@@ -251,6 +282,38 @@ def test_defaults_of_server_and_topic_agree() -> None:
 def test_a_topics_own_settings_go_over_the_defaults() -> None:
     config = effective_topic_config(TopicConfig(retention_ms=5), {"segment.bytes": "100"})
     assert (config.segment_bytes, config.retention_ms) == (100, 5)
+
+
+def test_a_setting_that_can_not_be_read_costs_a_topic_that_one_alone() -> None:
+    stored = {"cleanup.policy": "compact", "of.a.later.version": "1", "segment.bytes": "many"}
+    told: list[str] = []
+    config = effective_topic_config(TopicConfig(), stored, lambda error: told.append(str(error)))
+    assert config == TopicConfig(cleanup_policy=("compact",))
+    assert ["of.a.later.version" in told[0], "segment.bytes" in told[1]] == [True, True]
+    with pytest.raises(InvalidConfigError):
+        effective_topic_config(TopicConfig(), stored)
+
+
+def test_a_topic_is_judged_by_what_it_takes_from_the_server_too() -> None:
+    short = server(log_retention_ms="1000")
+    with pytest.raises(InvalidConfigError, match=r"above retention\.ms=1000"):
+        validate_topic_configs({"local.retention.ms": "2000"}, short)
+    with pytest.raises(InvalidConfigError, match=r"above retention\.ms=1500"):
+        validate_topic_configs({"local.retention.ms": "2000"}, short, {"log.retention.ms": "1500"})
+    assert validate_topic_configs({"local.retention.ms": "2000"})
+    lag = {"log.cleaner.max.compaction.lag.ms": "10"}
+    with pytest.raises(InvalidConfigError, match=r"min\.compaction\.lag\.ms=11 is above"):
+        validate_topic_configs({"min.compaction.lag.ms": "11"}, server(), lag)
+
+
+def test_a_topic_is_tiered_only_on_servers_with_a_tier() -> None:
+    wanted = {"remote.storage.enable": "true"}
+    with pytest.raises(InvalidConfigError, match=r"remote\.log\.storage\.system\.enable=true"):
+        validate_topic_configs(wanted, server())
+    assert validate_topic_configs(wanted, server(remote_log_storage_system_enable="true"))
+
+
+def test_values_of_topics() -> None:
     assert validate_topic_configs({"retention.ms": "7"}) == {"retention_ms": 7}
 
 
@@ -265,6 +328,12 @@ def test_a_topics_own_settings_go_over_the_defaults() -> None:
         ({"retention.ms": "10", "local.retention.ms": "-1"}, "local.retention.ms=-1 is above"),
         ({"retention.bytes": "10", "local.retention.bytes": "11"}, "local.retention.bytes=11"),
         ({"local.retention.ms": "-3"}, "below the least allowed value -2"),
+        ({"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "5"}, "max.compaction.lag.ms=5"),
+        ({"min.cleanable.dirty.ratio": "nan"}, "is not of type float"),
+        ({"cleanup.policy": "delete,delete"}, "names 'delete' twice"),
+        ({"segment.index.bytes": str(2**31)}, "above the greatest"),
+        ({"retention.ms": str(2**63)}, "above the greatest"),
+        ({"remote.log.delete.on.disable": "true"}, "has no effect"),
     ],
 )
 def test_what_kafka_refuses_of_a_topic_is_invalid_config(

@@ -159,7 +159,7 @@ class _Change:
 
     def _validate(self, settings: Mapping[str, str]) -> None:
         if self.resource.type == ConfigResourceType.TOPIC:
-            validate_topic_configs(settings)
+            validate_topic_configs(settings, self.config, self.image.broker_configs(None))
             return
         if self.resource.name and _MIN_ISR in settings:
             # The controller decides on elections by it: one value has to hold for all (KIP-966).

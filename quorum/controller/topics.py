@@ -153,7 +153,7 @@ class TopicControl:
     ) -> tuple[_Created, list[pb.MetadataRecord]]:
         validate_topic_name(wanted.name)
         names.check_free(wanted.name)
-        validate_topic_configs(wanted.configs)
+        validate_topic_configs(wanted.configs, self.config, image.broker_configs(None))
         if wanted.assignments:
             replicas = _manual_replicas(image, wanted)
         else:

@@ -127,8 +127,27 @@ def test_validation_alone_writes_nothing(s: Scenario) -> None:
     assert (answer.error_code, s.written) == (0, [])
 
 
-def test_the_tier_can_not_be_switched_off(s: Scenario) -> None:
-    alter(s, TOPIC, ("remote.storage.enable", Request.SET, "true"))
+def test_the_tier_can_not_be_switched_on_where_there_is_none(s: Scenario) -> None:
+    answer = alter(s, TOPIC, ("remote.storage.enable", Request.SET, "true"))
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert "remote.log.storage.system.enable=true" in answer.error_message
+    created = s.try_create("tiered", (1, 2, 3), remote_storage_enable="true")
+    assert created.error_code == ErrorCode.INVALID_CONFIG
+
+
+def test_a_topics_settings_must_fit_what_all_brokers_were_given(s: Scenario) -> None:
+    alter(s, EVERYBODY, ("log.retention.ms", Request.SET, "3000"))
+    alter(s, TOPIC, ("retention.ms", Request.DELETE, None))
+    answer = alter(s, TOPIC, ("local.retention.ms", Request.SET, "4000"))
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert "retention.ms=3000" in answer.error_message
+
+
+def test_the_tier_can_not_be_switched_off() -> None:
+    s = Scenario(config=controller_config(remote_log_storage_system_enable="true"))
+    s.start_brokers(1)
+    s.create("t", (1,))
+    assert alter(s, TOPIC, ("remote.storage.enable", Request.SET, "true")).error_code == 0
     answer = alter(s, TOPIC, ("remote.storage.enable", Request.DELETE, None))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
 

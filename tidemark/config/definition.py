@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +22,8 @@ from tidemark.errors import ConfigError
 T = TypeVar("T")
 
 _MISSING = object()
+_MAX_LONG = 2**63 - 1  # no number of Kafka's settings is wider
+_DIGITS = re.compile(r"[+-]?[0-9]+")  # int() would take 1_000 and the digits of other scripts, too
 
 # By settings class; there are two.
 _keys: dict[type[Any], dict[str, dataclasses.Field[Any]]] = {}
@@ -87,14 +91,19 @@ def convert(key: str, field: dataclasses.Field[Any], kind: Any, text: str) -> An
     """The typed and checked value of one setting; raises ConfigError."""
     value = _convert_text(key, kind, text.strip())
     low, high = field.metadata["at_least"], field.metadata["at_most"]
+    if kind is int and high is None:
+        high = _MAX_LONG
     if low is not None and value < low:
         raise ConfigError(f"{key}={text!r} is below the least allowed value {low}")
     if high is not None and value > high:
         raise ConfigError(f"{key}={text!r} is above the greatest allowed value {high}")
     choices = field.metadata["one_of"]
-    for item in value if isinstance(value, tuple) else (value,):
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
         if choices is not None and item not in choices:
             raise ConfigError(f"{key}={text!r}: {item!r} is none of {', '.join(choices)}")
+        if items.count(item) > 1:
+            raise ConfigError(f"{key}={text!r} names {item!r} twice")
     return value
 
 
@@ -102,16 +111,18 @@ def _convert_text(key: str, kind: Any, text: str) -> Any:
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        if kind is int:
+        if kind is int and _DIGITS.fullmatch(text):
             return int(text)
-        if kind is float:
+        if kind is float and math.isfinite(float(text)):
             return float(text)
         if kind == tuple[str, ...]:
             return tuple(part.strip() for part in text.split(",") if part.strip())
+        if kind is str:
+            return text
     except (KeyError, ValueError):
-        name = "true or false" if kind is bool else f"of type {kind.__name__}"
-        raise ConfigError(f"{key}={text!r} is not {name}") from None
-    return text
+        pass
+    name = "true or false" if kind is bool else f"of type {kind.__name__}"
+    raise ConfigError(f"{key}={text!r} is not {name}")
 
 
 def parse(

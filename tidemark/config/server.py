@@ -14,7 +14,18 @@ from tidemark.config.properties import environment_overrides, parse_properties
 from tidemark.errors import ConfigError
 from tidemark.types import Endpoint
 
+_MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
+# Kafka's coarser names of a setting: what they count in ms. The finer one counts where several are
+# set; -1 (no limit) stays what it is.
+_MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
+_COARSER = {
+    "log.retention.minutes": ("log.retention.ms", _MINUTE_MS),
+    "log.retention.hours": ("log.retention.ms", _HOUR_MS),
+    "log.roll.hours": ("log.roll.ms", _HOUR_MS),
+    "log.roll.jitter.hours": ("log.roll.jitter.ms", _HOUR_MS),
+    "log.dir": ("log.dirs", 1),
+}
 _PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
 
 
@@ -124,7 +135,7 @@ class ServerConfig:
     auto_create_topics_enable: bool = setting(False, doc="create a topic that a client asks for")
 
     log_segment_bytes: int = setting(
-        1 << 30, doc="segment.bytes of topics", at_least=14, at_most=2**31 - 1
+        1 << 30, doc="segment.bytes of topics", at_least=14, at_most=_MAX_INT
     )
     log_roll_ms: int = setting(604_800_000, doc="segment.ms of topics", at_least=1)
     log_roll_jitter_ms: int = setting(0, doc="segment.jitter.ms of topics", at_least=0)
@@ -136,9 +147,11 @@ class ServerConfig:
     log_cleanup_policy: tuple[str, ...] = setting(
         ("delete",), doc="cleanup.policy of topics", one_of=("delete", "compact")
     )
-    log_index_interval_bytes: int = setting(4096, doc="index.interval.bytes of topics", at_least=0)
+    log_index_interval_bytes: int = setting(
+        4096, doc="index.interval.bytes of topics", at_least=0, at_most=_MAX_INT
+    )
     log_index_size_max_bytes: int = setting(
-        10 << 20, doc="segment.index.bytes of topics", at_least=24
+        10 << 20, doc="segment.index.bytes of topics", at_least=24, at_most=_MAX_INT
     )
     log_segment_delete_delay_ms: int = setting(
         60_000, doc="file.delete.delay.ms of topics", at_least=0
@@ -147,12 +160,19 @@ class ServerConfig:
         _MAX_LONG, doc="flush.messages of topics", at_least=1
     )
     log_flush_interval_ms: int = setting(_MAX_LONG, doc="flush.ms of topics", at_least=0)
+    log_flush_scheduler_interval_ms: int = setting(
+        _MAX_LONG,
+        doc="time between looks for logs whose flush.ms is over; they are flushed with the"
+        " recovery-point checkpoints as well",
+        at_least=1,
+    )
     log_flush_offset_checkpoint_interval_ms: int = setting(
         60_000, doc="time between recovery-point checkpoints", at_least=1
     )
     log_flush_start_offset_checkpoint_interval_ms: int = setting(
         60_000, doc="time between log-start checkpoints", at_least=1
     )
+    log_preallocate: bool = setting(False, doc="preallocate of topics")
     log_message_timestamp_type: str = setting(
         "CreateTime", doc="message.timestamp.type of topics", one_of=("CreateTime", "LogAppendTime")
     )
@@ -207,13 +227,17 @@ class ServerConfig:
     num_recovery_threads_per_data_dir: int = setting(
         2, doc="threads that recover logs at start", at_least=1
     )
-    message_max_bytes: int = setting(1_048_588, doc="max.message.bytes of topics", at_least=0)
+    message_max_bytes: int = setting(
+        1_048_588, doc="max.message.bytes of topics", at_least=0, at_most=_MAX_INT
+    )
     compression_type: str = setting(
         "producer",
         doc="compression.type of topics",
         one_of=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     )
-    min_insync_replicas: int = setting(1, doc="min.insync.replicas of topics", at_least=1)
+    min_insync_replicas: int = setting(
+        1, doc="min.insync.replicas of topics", at_least=1, at_most=_MAX_INT
+    )
     unclean_leader_election_enable: bool = setting(False, doc="may a replica outside the ISR lead")
 
     replica_lag_time_max_ms: int = setting(
@@ -332,6 +356,15 @@ class ServerConfig:
         if self.is_broker and not self.broker_listeners():
             raise ConfigError("a broker needs a listener beside those in controller.listener.names")
         self.voters()
+        if self.log_cleaner_min_compaction_lag_ms > self.log_cleaner_max_compaction_lag_ms:
+            raise ConfigError(
+                "log.cleaner.min.compaction.lag.ms is above log.cleaner.max.compaction.lag.ms"
+            )
+        if self.auto_create_topics_enable:
+            raise ConfigError(
+                "auto.create.topics.enable=true: topics are not created by asking for them; create"
+                " them (tidemark topics create, or an Admin), and leave this setting out"
+            )
 
     @property
     def is_controller(self) -> bool:
@@ -392,8 +425,29 @@ def _parse_listeners(key: str, texts: tuple[str, ...]) -> dict[str, Endpoint]:
 
 
 def parse_server_config(values: Mapping[str, str]) -> ServerConfig:
-    """Settings from texts by name; raises ConfigError."""
-    return parse(ServerConfig, values, prefixes=_PLUGIN_PREFIXES)
+    """Settings from texts by name, Kafka's coarser ones too (log.retention.hours); raises
+    ConfigError.
+    """
+    return parse(ServerConfig, _in_ms(values), prefixes=_PLUGIN_PREFIXES)
+
+
+def _in_ms(values: Mapping[str, str]) -> dict[str, str]:
+    """The settings without those of `_COARSER`: each as the one it stands for, where that is not
+    set itself.
+    """
+    finer = {key: text for key, text in values.items() if key not in _COARSER}
+    for key, (target, unit_ms) in _COARSER.items():
+        text = values.get(key)
+        if text is not None and target not in finer:
+            finer[target] = text if unit_ms == 1 else _times(key, text.strip(), unit_ms)
+    return finer
+
+
+def _times(key: str, text: str, unit_ms: int) -> str:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ConfigError(f"{key}={text!r} is not of type int")
+    return text if int(text) < 0 else str(int(text) * unit_ms)
 
 
 def load_server_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ServerConfig:
@@ -404,4 +458,5 @@ def load_server_config(path: str | Path, environ: Mapping[str, str] | None = Non
         raise ConfigError(f"can not read {path}: {error}") from error
     values = parse_properties(text, source=str(path))
     chosen = os.environ if environ is None else environ
-    return parse_server_config(values | environment_overrides(chosen, keys_of(ServerConfig)))
+    known = [*keys_of(ServerConfig), *_COARSER]
+    return parse_server_config(values | environment_overrides(chosen, known))

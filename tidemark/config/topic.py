@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +59,15 @@ class TopicConfig:
         604_800_000, doc="a segment is rolled at this age of its first record", at_least=1
     )
     segment_jitter_ms: int = setting(0, doc="random reduction of segment.ms", at_least=0)
-    segment_index_bytes: int = setting(10 << 20, doc="size limit of an index file", at_least=24)
-    index_interval_bytes: int = setting(4096, doc="bytes of log between index entries", at_least=0)
-    max_message_bytes: int = setting(1_048_588, doc="largest record batch accepted", at_least=0)
+    segment_index_bytes: int = setting(
+        10 << 20, doc="size limit of an index file", at_least=24, at_most=_MAX_INT
+    )
+    index_interval_bytes: int = setting(
+        4096, doc="bytes of log between index entries", at_least=0, at_most=_MAX_INT
+    )
+    max_message_bytes: int = setting(
+        1_048_588, doc="largest record batch accepted", at_least=0, at_most=_MAX_INT
+    )
     retention_ms: int = setting(604_800_000, doc="age limit of records; -1: none", at_least=-1)
     retention_bytes: int = setting(-1, doc="size limit of a partition; -1: none", at_least=-1)
     delete_retention_ms: int = setting(86_400_000, doc="how long tombstones stay", at_least=0)
@@ -86,13 +92,15 @@ class TopicConfig:
     message_timestamp_after_max_ms: int = setting(
         3_600_000, doc="how far ahead a record may be", at_least=0
     )
-    min_insync_replicas: int = setting(1, doc="replicas that acks=all needs", at_least=1)
+    min_insync_replicas: int = setting(
+        1, doc="replicas that acks=all needs", at_least=1, at_most=_MAX_INT
+    )
     unclean_leader_election_enable: bool = setting(False, doc="may a replica outside the ISR lead")
     preallocate: bool = setting(False, doc="allocate a segment's file on creation")
     remote_storage_enable: bool = setting(False, doc="rolled segments go to the tier (KIP-405)")
     remote_log_copy_disable: bool = setting(False, doc="stop copying to the tier")
     remote_log_delete_on_disable: bool = setting(
-        False, doc="drop remote data when the tier is disabled"
+        False, doc="drop remote data when the tier is disabled, which it can not be yet"
     )
     local_retention_ms: int = setting(
         -2, doc="age limit of local segments; -2: as retention.ms", at_least=-2
@@ -120,14 +128,36 @@ class TopicConfig:
         return "delete" in self.cleanup_policy
 
 
-def validate_topic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
+def validate_topic_configs(
+    overrides: Mapping[str, str], server: ServerConfig | None = None, *dynamic: Mapping[str, str]
+) -> dict[str, object]:
     """The typed values of a topic's own settings, by attribute name.
 
-    Raises InvalidConfigError for unknown names, wrong values, and combinations Kafka refuses
-    (KIP-405: tiering of a compacted topic, local retention above the total).
+    `server` and what was altered since (`dynamic`, as in `server_defaults`) give what the topic
+    does not set itself; without them the built-in defaults do. Raises InvalidConfigError for
+    unknown names, wrong values, and combinations Kafka refuses: compaction lags that exclude each
+    other, tiering of a compacted topic or on servers without it, local retention above the total
+    (KIP-405).
     """
     values = _converted(TopicConfig, overrides, keys_of(TopicConfig))
-    _check_tiering(dataclasses.replace(TopicConfig(), **values))  # type: ignore[arg-type]
+    defaults = TopicConfig() if server is None else server_defaults(server, *dynamic)
+    config = dataclasses.replace(defaults, **values)  # type: ignore[arg-type]
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise InvalidConfigError(
+            f"min.compaction.lag.ms={config.min_compaction_lag_ms} is above"
+            f" max.compaction.lag.ms={config.max_compaction_lag_ms}"
+        )
+    _check_tiering(config)
+    if config.remote_log_delete_on_disable:
+        raise InvalidConfigError(
+            "remote.log.delete.on.disable=true has no effect: remote.storage.enable can not be"
+            " switched off; use remote.log.copy.disable=true to stop copying"
+        )
+    if config.remote_storage_enable and server and not server.remote_log_storage_system_enable:
+        raise InvalidConfigError(
+            "remote.storage.enable needs remote.log.storage.system.enable=true in the"
+            " server.properties of every node: nothing would ever be copied, nor deleted here"
+        )
     return values
 
 
@@ -238,9 +268,23 @@ def server_defaults(server: ServerConfig, *dynamic: Mapping[str, str]) -> TopicC
     return TopicConfig(**chosen)  # type: ignore[arg-type]
 
 
-def effective_topic_config(defaults: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
-    """`defaults` with the topic's own settings on top; raises InvalidConfigError as
-    `validate_topic_configs` does.
+def effective_topic_config(
+    defaults: TopicConfig,
+    overrides: Mapping[str, str],
+    on_error: Callable[[InvalidConfigError], None] | None = None,
+) -> TopicConfig:
+    """`defaults` with the topic's own settings on top.
+
+    A setting that can not be read (another version's, say) is told to `on_error` and takes its
+    default, the others hold: a topic must not lose its cleanup.policy to it. Without `on_error` it
+    is raised.
     """
-    values = validate_topic_configs(overrides)
+    values: dict[str, object] = {}
+    for key, text in overrides.items():
+        try:
+            values |= _converted(TopicConfig, {key: text}, keys_of(TopicConfig))
+        except InvalidConfigError as error:
+            if on_error is None:
+                raise
+            on_error(error)
     return dataclasses.replace(defaults, **values)  # type: ignore[arg-type]
