@@ -14,7 +14,6 @@ everything from the recovery point on is checked again (`commitlog.loader`).
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.flushing import PendingFlush
 from commitlog.indexes import MAX_RELATIVE_OFFSET
+from commitlog.jitter import roll_jitter_ms
 from commitlog.loader import load_segments, replay_producers
 from commitlog.producer_state import ProducerStateManager, find_duplicate
 from commitlog.segment import Segment
@@ -80,8 +80,7 @@ class Log:
         self._failed: FatalError | None = None
         self._unflushed_messages = self.last_flush_ms = self._now_ms = self.recovered_bytes_cut = 0
         self._deleted = retention.DeletedFiles(directory)
-        jitter = config.segment_jitter_ms
-        self._jitter_ms = random.Random(str(topic_partition)).randrange(jitter) if jitter else 0
+        self._jitter_ms = 0  # of the active segment
 
     @classmethod
     def open(
@@ -159,6 +158,7 @@ class Log:
         self._config = config
         for segment in self._segments:
             segment.config = config
+        self._jitter_ms = roll_jitter_ms(config, self.topic_partition, self._bases[-1])
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -415,6 +415,7 @@ class Log:
         segment = self._new_segment(base_offset, now_ms)
         self._segments.append(segment)
         self._bases.append(base_offset)
+        self._jitter_ms = roll_jitter_ms(self._config, self.topic_partition, base_offset)
         return segment
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
@@ -424,6 +425,7 @@ class Log:
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
+        self._jitter_ms = roll_jitter_ms(self._config, self.topic_partition, self._bases[-1])
 
     def delete_expired(self, now_ms: int) -> list[DeletedSegment]:
         """Retention by time, size and log start; see `commitlog.retention`."""

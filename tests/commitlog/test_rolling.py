@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
 from tests.commitlog.builders import NOW, batch, config
@@ -24,6 +26,26 @@ def test_jitter_rolls_earlier_by_less_than_its_bound_and_not_all_at_once() -> No
     times = {rolled_after_ms(n, 800) for n in range(12)}
     assert len(times) > 4
     assert all(200 < time <= 1050 for time in times)
+
+
+def test_jitter_never_takes_all_of_a_segments_time() -> None:
+    """Kafka bounds it by segment.ms; beyond that every append would roll."""
+    times = {rolled_after_ms(n, 1_000_000) for n in range(12)}
+    assert len(times) > 4
+    assert all(0 < time <= 1050 for time in times)
+
+
+def test_each_segment_has_a_share_of_its_own_and_new_settings_count_at_once() -> None:
+    log = Log.open(MemoryDirectory(), TopicPartition("t", 0), config(segment_ms=10), now_ms=NOW)
+    log.config = config(segment_ms=1000, segment_jitter_ms=800, segment_bytes=1 << 20)
+    bases, step = set(), 0
+    while len(log.segments) < 8:
+        log.append_as_leader(batch(1, timestamp=NOW + step), 1, NOW)
+        bases.add(log.active_segment.base_offset)
+        step += 10
+    lengths = {later - base for base, later in pairwise(sorted(bases))}
+    assert len(lengths) > 3
+    assert all(20 < length <= 101 for length in lengths)
 
 
 def test_a_segment_without_timestamps_ages_by_its_files_time() -> None:
