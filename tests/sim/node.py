@@ -269,7 +269,6 @@ class SimNode:
     def start(self) -> None:
         """(Re)starts from what the disk kept."""
         self.incarnation += 1
-        self.alive = True
         self.wake()
         self.paused_until_ms = 0
         now_ms = self.clock_ms()
@@ -278,6 +277,7 @@ class SimNode:
         self.log: ReplicatedLog = self.canary.log(directory, LOG_CONFIG, self.wall_ms())
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
+        self.alive = True
         self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
         self.listeners = Listeners(self.replica, self.log)
         self.image = Image(self)
@@ -299,12 +299,16 @@ class SimNode:
         self.log_start = self.log.start_offset
         self.alive = False
         self.syncs_fail = None
+        self.lose_power()
+        self.world.trace(self, "crash")
+
+    def lose_power(self) -> None:
+        """What happens to the disk, also in the middle of a start."""
         self.world.seen["crash"] += 1
         before = self.disk.disk.lost_changes, self.disk.disk.torn_appends
         self.disk.crash()
         self.world.seen["un-synced writes lost"] += self.disk.disk.lost_changes - before[0]
         self.world.seen["write torn"] += self.disk.disk.torn_appends - before[1]
-        self.world.trace(self, "crash")
 
     def disk_failed(self, error: Exception) -> None:
         """What persists failed: the process stops (rule 4), and is started again later."""
@@ -550,7 +554,10 @@ class SimNode:
                 return
             if self.world.chance(0.1):  # the log does not begin there yet
                 self.world.seen["crash while a checkpoint is installed"] += 1
+                diverges = self.log._is_behind(snapshot_id)
                 self.crash()
+                if diverges:  # the next start takes the checkpoint in place of other records
+                    self.durable_when_down = snapshot_id.end_offset
                 self.world.restart_later(self)
                 return
             self.log.start_at_fetched_snapshot(snapshot_id)

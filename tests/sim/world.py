@@ -326,7 +326,7 @@ class World:
         except StorageError as error:
             assert self.is_planned(node, error), error
             self.seen["start on a full disk refused"] += 1
-            node.crash()
+            node.lose_power()
             node.make_room()
             self.restart_later(node)
         return False
