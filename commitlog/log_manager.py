@@ -479,15 +479,20 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> None:
         """Flushes what was rolled, and logs whose flush.ms is over; then writes the checkpoint."""
-        now_ms = self._now_ms()
+        self.flush_due()
         for log in self.logs():
             with suppress(LogDirectoryOfflineError):  # the others go on
-                if now_ms - log.last_flush_ms >= log.config.flush_ms:
+                log.flush(log.active_segment.base_offset)
+        self._write_recovery_points(self.directories)
+
+    def flush_due(self) -> None:
+        """Flushes the logs whose flush.ms is over."""
+        now_ms = self._now_ms()
+        for log in self.logs():
+            if now_ms - log.last_flush_ms >= log.config.flush_ms:
+                with suppress(LogDirectoryOfflineError):  # the others go on
                     log.flush()
                     log.last_flush_ms = now_ms
-                else:
-                    log.flush(log.active_segment.base_offset)
-        self._write_recovery_points(self.directories)
 
     def checkpoint_log_start_offsets(self) -> None:
         """Writes the log starts that the files do not tell: those within or below a segment."""

@@ -27,6 +27,7 @@ from tidemark.errors import FatalError, StorageError
 log = logging.getLogger(__name__)
 
 _PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
+_NEVER_MS = 2**63 - 1
 
 
 class BackgroundWork:
@@ -68,6 +69,8 @@ class BackgroundWork:
             config.log_flush_offset_checkpoint_interval_ms,
             self.checkpoint_recovery_points,
         )
+        if config.log_flush_scheduler_interval_ms < _NEVER_MS:
+            self._begin("flush", config.log_flush_scheduler_interval_ms, self.flush_due)
         self._begin(
             "log-start checkpoint",
             config.log_flush_start_offset_checkpoint_interval_ms,
@@ -125,6 +128,10 @@ class BackgroundWork:
 
     async def checkpoint_recovery_points(self) -> None:
         await self._in_pool(self._logs.checkpoint_recovery_points)
+
+    async def flush_due(self) -> None:
+        """Flushes the logs whose flush.ms is over, besides the recovery-point checkpoints."""
+        await self._in_pool(self._logs.flush_due)
 
     async def checkpoint_log_starts(self) -> None:
         await self._in_pool(self._logs.checkpoint_log_start_offsets)

@@ -1,0 +1,127 @@
+"""Settings of topics and logs do what they say, at the very bound that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from commitlog.batches import Header, header_at
+from commitlog.log_manager import LogManager
+from commitlog.memory_files import MemoryDirectory
+from commitlog.producer_state import ProducerStateManager
+from tests.commitlog.builders import NOW, batch, config, filled, open_log, records_of
+from tidemark.config import TopicConfig, parse_server_config
+from tidemark.types import TopicPartition
+
+SERVER = {
+    "process.roles": "broker",
+    "node.id": "1",
+    "controller.quorum.voters": "0@localhost:1",
+}
+
+
+def header_of(data: bytes) -> Header:
+    return header_at(memoryview(data))
+
+
+def test_flush_ms_flushes_a_log_when_it_is_over_and_no_other() -> None:
+    clock = [NOW]
+    settings = parse_server_config(SERVER)
+    logs = LogManager([MemoryDirectory()], settings, now_ms=lambda: clock[0])
+    logs.open()
+    soon = logs.get_or_create(TopicPartition("soon", 0), None, TopicConfig(flush_ms=500))
+    never = logs.get_or_create(TopicPartition("never", 0), None, TopicConfig())
+    for log in (soon, never):
+        log.append_as_leader(batch(2), 1, NOW)
+    clock[0] += 499
+    logs.flush_due()
+    logs.checkpoint_recovery_points()
+    assert (soon.recovery_point, never.recovery_point) == (0, 0)
+    clock[0] += 1
+    logs.flush_due()
+    assert (soon.recovery_point, never.recovery_point) == (2, 0)
+    soon.append_as_leader(batch(1), 1, NOW)
+    clock[0] += 499
+    logs.checkpoint_recovery_points()
+    assert soon.recovery_point == 2
+    clock[0] += 1
+    logs.checkpoint_recovery_points()
+    assert (soon.recovery_point, never.recovery_point) == (3, 0)
+
+
+@pytest.mark.parametrize(("policy", "segments"), [("compact", 2), ("delete", 1)])
+def test_a_compacted_log_rolls_before_a_record_waits_longer_than_its_lag(
+    policy: str, segments: int
+) -> None:
+    """Or max.compaction.lag.ms could not hold: the active segment is never cleaned."""
+    settings = config(cleanup_policy=(policy,), max_compaction_lag_ms=100)
+    log = open_log(settings=settings)
+    for timestamp in (NOW, NOW + 100):
+        log.append_as_leader(batch(1, timestamp=timestamp), 1, NOW)
+    assert len(log.segments) == 1
+    log.append_as_leader(batch(1, timestamp=NOW + 101), 1, NOW)
+    assert len(log.segments) == segments
+
+
+def test_an_index_entry_is_due_when_more_than_the_interval_lies_behind_the_last_one() -> None:
+    """Not when just as much does; whichever way the batches come in."""
+    size = len(batch(1))
+    settings = config(index_interval_bytes=3 * size, segment_bytes=1 << 20)
+    disk = MemoryDirectory()
+    log = open_log(disk, settings)
+    for _ in range(30):
+        log.append_as_leader(batch(1), 1, NOW)
+    wanted = [(offset, offset * size) for offset in range(4, 30, 4)]
+    assert list(log.active_segment.offset_index.entries()) == wanted
+    log.close()
+    found = open_log(disk, settings).active_segment  # recovered: many batches at once
+    assert list(found.offset_index.entries()) == wanted
+    follower = open_log(settings=settings)
+    follower.append_as_follower(log.read(0, 1 << 20).records)
+    assert list(follower.active_segment.offset_index.entries()) == wanted
+
+
+def test_a_silent_producer_with_an_open_transaction_is_not_forgotten() -> None:
+    producers = ProducerStateManager(MemoryDirectory(), expiration_ms=1000)
+    for producer, transactional in ((7, True), (8, False)):
+        options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0}
+        data = batch(1, transactional=transactional, base_offset=producer, **options)
+        producers.update(header_of(data), None)
+    assert producers.remove_expired(NOW + 999) == 0
+    assert producers.remove_expired(NOW + 1000) == 1
+    assert producers.remove_expired(NOW + 1_000_000) == 0
+    assert producers.first_unstable_offset == 7
+    producers.take_snapshot()
+    producers.reload(0, producers.end_offset, NOW + 1_000_000)
+    assert list(producers.producers) == [7]
+
+
+def test_the_first_of_several_records_with_the_greatest_timestamp_is_told() -> None:
+    log = open_log()
+    for timestamp in (NOW, NOW + 9, NOW + 3):
+        log.append_as_leader(batch(1, timestamp=timestamp), 1, NOW)
+    log.roll()
+    log.append_as_leader(batch(1, timestamp=NOW + 9), 1, NOW)
+    found = log.offset_of_max_timestamp()
+    assert found is not None
+    assert (found.offset, found.timestamp_ms) == (1, NOW + 9)
+
+
+@pytest.mark.parametrize("policy", [("compact",), ()])
+def test_retention_by_time_and_size_is_for_logs_that_are_deleted(policy: tuple[str, ...]) -> None:
+    """cleanup.policy=compact, or none at all, keeps everything; DeleteRecords still takes."""
+    log = filled(settings=config(cleanup_policy=policy, retention_ms=1, retention_bytes=1))
+    before = records_of(log)
+    assert len(log.segments) > 2
+    assert log.delete_expired(NOW + 1_000_000_000) == []
+    assert records_of(log) == before
+    log.increment_log_start_offset(log.segments[1].base_offset)
+    assert [gone.reason for gone in log.delete_expired(NOW)] == ["log start offset"]
+
+
+def test_retention_by_size_counts_what_is_left_at_its_very_bound() -> None:
+    log = filled()
+    sizes = [segment.size_bytes for segment in log.segments]
+    log.config = config(retention_bytes=sum(sizes) - sizes[0] + 1)
+    assert log.delete_expired(NOW) == []
+    log.config = config(retention_bytes=sum(sizes) - sizes[0])
+    assert [gone.size_bytes for gone in log.delete_expired(NOW)] == sizes[:1]
