@@ -62,6 +62,11 @@ class LeaderEpochCache:
         self._starts.append(start_offset)
         self._dirty = True
 
+    def on_batch(self, epoch: int, base_offset: int) -> None:
+        """A batch was appended; if it is of a newer epoch than all, that leader begins with it."""
+        if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1]):
+            self.assign(epoch, base_offset)
+
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
         """The end of `epoch` as a leader answers OffsetForLeaderEpoch (KIP-101, KIP-279).
 

@@ -4,11 +4,28 @@
    without a log go.
 2. After an unclean stop every segment from the recovery point on is checked batch by batch (shape,
    CRC, offsets that rise) and its indexes rebuilt; at the first bad byte the log ends: the file is
-   cut there and all later segments are removed. So does it where a segment does not begin at the
-   end of the one before it (its un-synced tail was lost), but for compacted topics, where gaps are
-   normal.
+   cut there and all later segments are removed. So does it at a gap that is a loss (below).
 3. Even after a clean stop the last segment's end is looked at: a torn tail is cut.
 Leader epochs above the recovery point are taken from the batches again.
+
+Gaps between segments. A disk that loses power may keep a later segment and lose the un-synced end
+of the one before it, at a batch's end or whole: there the log must end, or the replica would serve
+a hole in place of acknowledged records that its peers have (Kafka does not look, and serves it).
+But compaction leaves gaps, too, and to cut there loses what was acknowledged; and the topic's
+present cleanup.policy does not tell, for it may have been compacted before. What tells is what the
+log's own writes guarantee:
+
+- A segment begins where the one before it ends. So does a cleaned one: a cleaned range keeps its
+  last batch, and where it fills several segments, each begins where the one before it ends.
+- But where an offset is too far from its segment's base for an index entry (2^31), the new segment
+  begins at the batch. What lies before it is synced then, and the recovery point is moved there and
+  checkpointed, before the segment is made (`Log.roll`).
+- A log has an entry in the checkpoint of recovery points before it has a second segment.
+
+So a gap is a loss where it begins at or above a recovery point that is known; below, all was
+durable, and nothing is missing. Where the checkpoint names no recovery point, the files are not of
+our writing (copied from a Kafka broker, whose followers and cleaner leave gaps), or the checkpoint
+is lost: everything is checked, and gaps are kept, as Kafka does.
 """
 
 from __future__ import annotations
@@ -71,11 +88,13 @@ def load_segments(
     config: TopicConfig,
     epochs: LeaderEpochCache,
     *,
-    recovery_point: int,
+    recovery_point: int | None,
     clean: bool,
     now_ms: int,
 ) -> Loaded:
-    """Steps 1 to 3; `epochs` is brought up to date with the recovered batches."""
+    """Steps 1 to 3; `epochs` is brought up to date with the recovered batches. `recovery_point`:
+    None where it is not known.
+    """
     remove_leftovers(directory)
     segments = [
         Segment(
@@ -97,15 +116,31 @@ def load_segments(
     first = len(segments) - 1
     if not clean:
         first = _first_to_recover(segments, recovery_point)
-    return _recover(directory, segments, first, epochs, config)
+    loaded = _recover(directory, segments, first, epochs, recovery_point)
+    end = loaded.segments[-1].next_offset if loaded.segments else 0
+    if clean or not first or recovery_point is None or recovery_point <= end:
+        return loaded
+    _log.warning("%s ends below its recovery point: all is checked", directory.path)
+    again = _recover(directory, loaded.segments, 0, epochs, None)
+    return Loaded(
+        again.segments,
+        loaded.cut_bytes + again.cut_bytes,
+        loaded.removed_segments + again.removed_segments,
+        again.recovered_segments,
+    )
 
 
-def _first_to_recover(segments: list[Segment], recovery_point: int) -> int:
+def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> int:
     """The segment that holds the recovery point, at most the last one."""
     for index in range(len(segments) - 1, 0, -1):
-        if segments[index].base_offset <= recovery_point:
+        if recovery_point is not None and segments[index].base_offset <= recovery_point:
             return index
     return 0
+
+
+def _is_loss(begin: int, recovery_point: int | None) -> bool:
+    """Is a gap between segments that begins here a loss? The reasons are at the file's head."""
+    return recovery_point is not None and begin >= recovery_point
 
 
 def _recover(
@@ -113,7 +148,7 @@ def _recover(
     segments: list[Segment],
     first: int,
     epochs: LeaderEpochCache,
-    config: TopicConfig,
+    recovery_point: int | None,
 ) -> Loaded:
     noted = dict(epochs.entries())
     epochs.truncate_from_end(segments[first].base_offset)
@@ -137,9 +172,12 @@ def _recover(
     expected = segments[first - 1].next_offset if first else segments[0].base_offset
     keep = first
     for segment in segments[first:]:
-        if segment.base_offset < expected or (
-            segment.base_offset > expected and not config.is_compacted
-        ):
+        if segment.base_offset < expected:
+            break
+        if segment.base_offset > expected and _is_loss(expected, recovery_point):
+            _log.warning(
+                "%s: offsets %d to %d are lost", directory.path, expected, segment.base_offset - 1
+            )
             break
         transactions.begin(segment)
         cut = segment.recover(on_batches)

@@ -68,6 +68,7 @@ class Log:
         self.producers = ProducerStateManager(directory, producer_expiration_ms)
         self.highest_remote_offset = -1
         self.on_truncation: Callable[[Log], None] | None = None
+        self.on_roll: Callable[[Log, bool], None] = lambda _, __: None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
@@ -91,15 +92,15 @@ class Log:
         *,
         topic_id: UUID | None = None,
         now_ms: int,
-        recovery_point: int = 0,
+        recovery_point: int | None = None,
         log_start_offset: int = 0,
         clean: bool = False,
         producer_expiration_ms: int = _DAY_MS,
     ) -> Log:
         """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
 
-        `recovery_point` and `log_start_offset` are what the checkpoints say. StorageError where
-        the files can not be used, InconsistentTopicIdError where they are of another topic.
+        `recovery_point` (None: unknown, see `commitlog.loader`) and `log_start_offset` are what the
+        checkpoints say. StorageError, InconsistentTopicIdError (the files are of another topic).
         """
         topic_id = check_topic_id(directory, topic_partition, topic_id)
         log = cls(directory, topic_partition, config, topic_id, producer_expiration_ms)
@@ -113,7 +114,7 @@ class Log:
         log._recovery_point = log.log_end_offset if clean else 0
         log._opened_end = log.log_end_offset if clean else -1
         if not clean or loaded.recovered_segments:
-            log._recovery_point = min(recovery_point, log.log_end_offset)
+            log._recovery_point = min(recovery_point or 0, log.log_end_offset)
             log.flush()
         return log
 
@@ -132,9 +133,8 @@ class Log:
         self._log_start_offset = log_start_offset if tiered else max(log_start_offset, first)
         self._high_watermark = self._log_start_offset
         if self.epochs.latest_epoch is None:
-            for segment in segments:
-                for header in segment.headers():
-                    self._assign_epoch(header)
+            for header in (header for segment in segments for header in segment.headers()):
+                self.epochs.on_batch(header.partition_leader_epoch, header.base_offset)
         self.epochs.truncate_from_end(self._log_end_offset)
         self.epochs.truncate_from_start(self._log_start_offset)
         self.producers.remove_stray({segment.base_offset for segment in segments})
@@ -286,7 +286,7 @@ class Log:
         segment.append(prepared.buffers, headers)
         self._log_end_offset = prepared.last_offset + 1
         for index, header in enumerate(headers):
-            self._assign_epoch(header)
+            self.epochs.on_batch(header.partition_leader_epoch, header.base_offset)
             if header.producer_id >= 0:
                 self._update_producers(header, prepared, index)
         self.producers.end_offset = self._log_end_offset
@@ -302,11 +302,6 @@ class Log:
             size_bytes=prepared.size_bytes,
             batches=len(headers),
         )
-
-    def _assign_epoch(self, header: Header) -> None:
-        latest, epoch = self.epochs.latest_epoch, header.partition_leader_epoch
-        if epoch >= 0 and (latest is None or epoch > latest):
-            self.epochs.assign(epoch, header.base_offset)
 
     def _update_producers(self, header: Header, prepared: Prepared, index: int) -> None:
         ended = end_transaction(*prepared.sources[index]) if header.is_control else None
@@ -405,6 +400,11 @@ class Log:
             return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:
+        """`on_roll` comes first: what it checkpoints tells recovery a gap from a loss."""
+        if is_gap := base_offset > self._log_end_offset:
+            self.flush()
+            self._log_end_offset = self._recovery_point = base_offset
+        self.on_roll(self, is_gap)
         active = self.active_segment
         if active.size_bytes == 0:  # too far from its base for a 32-bit relative offset
             self._remove_newest()

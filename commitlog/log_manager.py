@@ -16,7 +16,6 @@ to the event loop.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,6 @@ from commitlog.checkpoints import (
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     CleanShutdown,
-    OffsetCheckpoint,
     PartitionMetadata,
 )
 from commitlog.files import Directory, DirectoryLock
@@ -35,6 +33,7 @@ from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
+from commitlog.offset_checkpoints import LogCheckpoints
 from commitlog.open_files import OPEN_FILES
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
@@ -77,7 +76,7 @@ class LogManager:
         self._failed: dict[TopicPartition, StorageError] = {}
         self._locks: list[DirectoryLock] = []
         self._deleted: list[tuple[int, LogDirectory, str]] = []
-        self.checkpoint_lock = threading.Lock()
+        self.checkpoints = LogCheckpoints(lambda: self._homes)
         self.on_cut: Callable[[Log], None] | None = None
         self.on_removed: Callable[[TopicPartition], None] | None = None
         self.on_moved: Callable[[TopicPartition, LogDirectory], None] = lambda _, __: None
@@ -178,9 +177,9 @@ class LogManager:
         return epoch
 
     def _open_directory(self, directory: LogDirectory, clean: bool) -> None:
-        recovery_points = _read(directory, RECOVERY_POINT_CHECKPOINT)
-        starts = _read(directory, LOG_START_OFFSET_CHECKPOINT)
-        watermarks = _read(directory, HIGH_WATERMARK_CHECKPOINT)
+        recovery_points = self.checkpoints.read(directory, RECOVERY_POINT_CHECKPOINT)
+        starts = self.checkpoints.read(directory, LOG_START_OFFSET_CHECKPOINT)
+        watermarks = self.checkpoints.read(directory, HIGH_WATERMARK_CHECKPOINT)
         found: list[tuple[TopicPartition, str]] = []
         for name in directory.list():
             if not directory.is_directory(name):
@@ -202,7 +201,7 @@ class LogManager:
                     topic_partition,
                     self._topic_config(topic_partition.topic) or server_defaults(self._config),
                     now_ms=self._now_ms(),
-                    recovery_point=recovery_points.get(topic_partition, 0),
+                    recovery_point=recovery_points.get(topic_partition),
                     log_start_offset=starts.get(topic_partition, 0),
                     clean=clean,
                     producer_expiration_ms=self._config.producer_id_expiration_ms,
@@ -214,6 +213,8 @@ class LogManager:
                 _log.error("can not open %s: %s", topic_partition, error)
                 self._failed[topic_partition] = error
                 return
+            if recovery_points.get(topic_partition, 0) > log.log_end_offset:
+                self.checkpoints.doubt(directory, RECOVERY_POINT_CHECKPOINT, topic_partition)
             log.update_high_watermark(watermarks.get(topic_partition, 0))
             self._add(log, directory)
 
@@ -263,6 +264,7 @@ class LogManager:
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
         log.on_truncation = self._on_truncation
+        log.on_roll = self._on_roll
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
 
@@ -354,6 +356,7 @@ class LogManager:
         if may_hold_data:
             self.moves.check_source(topic_partition)
         home = self._home_for(topic_partition, assigned, may_hold_data)
+        self.checkpoints.forget(home, topic_partition)
         log = Log.open(
             home.subdirectory(str(topic_partition)),
             topic_partition,
@@ -494,9 +497,18 @@ class LogManager:
                     log.flush()
                     log.last_flush_ms = now_ms
 
+    def flush_due(self) -> None:
+        """Flushes the logs whose flush.ms is over."""
+        now_ms = self._now_ms()
+        for log in self.logs():
+            if now_ms - log.last_flush_ms >= log.config.flush_ms:
+                with suppress(LogDirectoryOfflineError):  # the others go on
+                    log.flush()
+                    log.last_flush_ms = now_ms
+
     def checkpoint_log_start_offsets(self) -> None:
         """Writes the log starts that the files do not tell: those within or below a segment."""
-        self._checkpoint(
+        self.checkpoints.write(
             LOG_START_OFFSET_CHECKPOINT,
             lambda: {
                 log.topic_partition: log.log_start_offset
@@ -508,7 +520,7 @@ class LogManager:
 
     def checkpoint_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Writes the high watermarks, each in its log's directory."""
-        self._checkpoint(HIGH_WATERMARK_CHECKPOINT, lambda: offsets, self.directories)
+        self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, lambda: offsets, self.directories)
 
     def _on_truncation(self, log: Log) -> None:
         """Before a log is cut below its recovery point, the checkpoint must say so."""
@@ -518,40 +530,18 @@ class LogManager:
         if self.on_cut is not None:
             self.on_cut(log)
 
+    def _on_roll(self, log: Log, must_write: bool) -> None:
+        """Before a log has a second segment, the checkpoint must name it (`commitlog.loader`)."""
+        home = self._homes.get(log.topic_partition)
+        if home is not None and (
+            must_write
+            or not self.checkpoints.names(home, RECOVERY_POINT_CHECKPOINT, log.topic_partition)
+        ):
+            self._write_recovery_points((home,))
+
     def _write_recovery_points(self, directories: Iterable[LogDirectory]) -> None:
-        self._checkpoint(
+        self.checkpoints.write(
             RECOVERY_POINT_CHECKPOINT,
             lambda: {log.topic_partition: log.recovery_point for log in self.logs()},
             directories,
         )
-
-    def _checkpoint(
-        self,
-        name: str,
-        offsets_now: Callable[[], Mapping[TopicPartition, int]],
-        directories: Iterable[LogDirectory],
-    ) -> None:
-        """One writer at a time, of the temporary file too; and what it writes is read by then, or
-        a recovery point from before a truncation could outlive the one that was written for it.
-        """
-        with self.checkpoint_lock:
-            offsets, homes = offsets_now(), dict(self._homes)
-            for directory in directories:
-                own = {
-                    topic_partition: offset
-                    for topic_partition, offset in offsets.items()
-                    if homes.get(topic_partition) is directory
-                }
-                with suppress(LogDirectoryOfflineError):  # the others go on
-                    OffsetCheckpoint(directory, name).write(own)
-
-
-def _read(directory: Directory, name: str) -> dict[TopicPartition, int]:
-    """A checkpoint's offsets; a damaged one only costs time (recovery starts at 0)."""
-    try:
-        return OffsetCheckpoint(directory, name).read()
-    except LogDirectoryOfflineError:
-        raise
-    except StorageError as error:
-        _log.warning("%s", error)
-        return {}

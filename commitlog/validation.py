@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from commitlog.batches import PATCH_BYTES, crc_is_valid, header_at, patch, restamp
+from commitlog.indexes import MAX_RELATIVE_OFFSET
 from commitlog.rewriting import COMPRESSION_MASK, recompress, wanted_codec
 from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
 from tidemark.config import TopicConfig
@@ -227,15 +228,21 @@ def prepare_follower(records: RecordsList, next_offset: int, *, gaps_allowed: bo
 
 
 def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[Prepared]:
-    """Cuts a follower's append into pieces that fit into `room`, then into segments each."""
-    if prepared.size_bytes <= room:
+    """Cuts a follower's append into pieces that fit into `room`, then into segments each, the
+    offsets of a piece into an index.
+    """
+    span = prepared.last_offset - prepared.headers[0].base_offset
+    if prepared.size_bytes <= room and span <= MAX_RELATIVE_OFFSET:
         return [prepared]
     pieces: list[Prepared] = []
     current = Prepared()
     for header, (source, _), buffer in zip(
         prepared.headers, prepared.sources, prepared.buffers, strict=True
     ):
-        if current.headers and current.size_bytes + header.size_bytes > room:
+        if current.headers and (
+            current.size_bytes + header.size_bytes > room
+            or header.last_offset - current.headers[0].base_offset > MAX_RELATIVE_OFFSET
+        ):
             pieces.append(current)
             current, room = Prepared(), segment_bytes
         current.add(header, source, buffer)

@@ -91,6 +91,7 @@ class ReplicatedLog:
             config.topic_config(),
             topic_id=ONE_UUID,
             now_ms=now_ms,
+            recovery_point=0,  # all is ours, and checked: a gap in it is a loss
         )
         self._align_with_snapshots()
         self.history = VoterHistory()

@@ -218,9 +218,8 @@ class Cleaning:
         while len(left):
             fitting = self._fitting(target, left)
             if fitting == 0:  # a rewritten batch may be larger: a group fills more than a segment
-                base_offset = left.header(0).base_offset
-                self._keep_aborted(target, base_offset)
-                target = self._new_target(group, base_offset)
+                self._keep_aborted(target, target.next_offset)
+                target = self._new_target(group, target.next_offset)  # no gap: `commitlog.loader`
                 continue
             piece, left = left.split(fitting)
             target.append_table(piece)

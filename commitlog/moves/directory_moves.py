@@ -33,7 +33,6 @@ from commitlog.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
-    OffsetCheckpoint,
 )
 from commitlog.files import Directory
 from commitlog.log import Log
@@ -270,7 +269,7 @@ class DirectoryMoves:
 
         def place() -> tuple[Directory, list[Segment]]:
             future.complete()
-            with manager.checkpoint_lock:
+            with manager.checkpoints.lock:
                 self._note(target, future.current)
                 directory = self._rename(future, target)
                 manager.moved_to(topic_partition, target)
@@ -307,22 +306,17 @@ class DirectoryMoves:
             moves.after(2).write(future.current.directory)
             raise
 
-    def _note(self, target: Directory, current: Log) -> None:
-        """Step 2: older entries would mislead a start; all others of the files stay."""
-        for name, offset in (
-            (RECOVERY_POINT_CHECKPOINT, current.log_end_offset),
-            (LOG_START_OFFSET_CHECKPOINT, current.log_start_offset),
-            (HIGH_WATERMARK_CHECKPOINT, current.high_watermark),
-        ):
-            checkpoint = OffsetCheckpoint(target, name)
-            try:
-                others = checkpoint.read()
-            except LogDirectoryOfflineError:
-                raise
-            except StorageError as error:
-                _log.warning("%s", error)
-                others = {}
-            checkpoint.write({**others, current.topic_partition: offset})
+    def _note(self, target: LogDirectory, current: Log) -> None:
+        """Step 2: older entries would mislead a start."""
+        self._manager.checkpoints.note(
+            target,
+            current.topic_partition,
+            {
+                RECOVERY_POINT_CHECKPOINT: current.log_end_offset,
+                LOG_START_OFFSET_CHECKPOINT: current.log_start_offset,
+                HIGH_WATERMARK_CHECKPOINT: current.high_watermark,
+            },
+        )
 
     def _remove(self, topic_partition: TopicPartition, home: LogDirectory, name: str) -> None:
         """Takes a directory away from the log's names at once; its files go in the background."""

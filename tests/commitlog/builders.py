@@ -43,6 +43,7 @@ def open_log(
     """Opens a log; by default a new one in memory, as after an unclean stop."""
     where = MemoryDirectory() if directory is None else directory
     options.setdefault("now_ms", NOW)
+    options.setdefault("recovery_point", 0)  # as where it was never flushed; None: not known
     return Log.open(where, TP, settings or config(), **options)
 
 

@@ -287,20 +287,20 @@ def test_a_truncation_during_a_checkpoint_is_in_the_one_that_stays() -> None:
     for _ in range(40):
         log.append_as_leader(batch(3), 1, NOW)
     log.flush()
-    lock = logs.checkpoint_lock
+    lock = logs.checkpoints.lock
 
     class Taken:
         """The event loop cuts the log while the thread of checkpoints waits for its turn."""
 
         def __enter__(self) -> None:
-            logs.checkpoint_lock = lock
+            logs.checkpoints.lock = lock
             log.truncate_to(50)
             lock.acquire()
 
         def __exit__(self, *_: object) -> None:
             lock.release()
 
-    logs.checkpoint_lock = Taken()  # type: ignore[assignment]
+    logs.checkpoints.lock = Taken()  # type: ignore[assignment]
     logs.checkpoint_recovery_points()
     points = OffsetCheckpoint(logs.directories[0], "recovery-point-offset-checkpoint").read()
     assert points == {TP: log.recovery_point}
