@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commitlog.batches import Header, header_at
@@ -10,6 +12,8 @@ from commitlog.memory_files import MemoryDirectory
 from commitlog.producer_state import ProducerStateManager
 from tests.commitlog.builders import NOW, batch, config, filled, open_log, records_of
 from tidemark.config import TopicConfig, parse_server_config
+from tidemark.errors import InvalidTimestampError, MessageTooLargeError
+from tidemark.records.header import TIMESTAMP_TYPE_FLAG
 from tidemark.types import TopicPartition
 
 SERVER = {
@@ -125,3 +129,87 @@ def test_retention_by_size_counts_what_is_left_at_its_very_bound() -> None:
     assert log.delete_expired(NOW) == []
     log.config = config(retention_bytes=sum(sizes) - sizes[0])
     assert [gone.size_bytes for gone in log.delete_expired(NOW)] == sizes[:1]
+
+
+def test_retention_by_time_takes_what_is_older_than_its_bound_and_not_what_is_as_old() -> None:
+    log = open_log(settings=config(retention_ms=1000))
+    log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
+    log.roll()
+    log.append_as_leader(batch(1, timestamp=NOW + 5000), 1, NOW)
+    log.update_high_watermark(2)
+    assert log.delete_expired(NOW + 1000) == []
+    assert [gone.next_offset for gone in log.delete_expired(NOW + 1001)] == [1]
+
+
+def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
+    disk = MemoryDirectory()
+    disk.disk.now_ms = NOW
+    log = open_log(disk, config(retention_ms=1000))
+    log.append_as_leader(batch(1, timestamp=-1), 1, NOW)
+    log.roll()
+    log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
+    log.update_high_watermark(2)
+    assert log.segments[0].max_timestamp_ms == -1
+    assert log.delete_expired(NOW + 1000) == []
+    assert [gone.next_offset for gone in log.delete_expired(NOW + 1001)] == [1]
+
+
+def test_a_segment_is_filled_to_its_very_size() -> None:
+    size = len(batch(1))
+    for limit, segments in ((3 * size, 1), (3 * size - 1, 2)):
+        log = open_log(settings=config(segment_bytes=limit))
+        for _ in range(3):
+            log.append_as_leader(batch(1), 1, NOW)
+        assert len(log.segments) == segments
+
+
+SENT = [{}, {"compression": "lz4"}, {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}]
+
+
+@pytest.mark.parametrize("options", SENT, ids=["plain", "compressed", "idempotent"])
+def test_a_batch_of_just_max_message_bytes_is_taken(options: dict[str, Any]) -> None:
+    data = batch(3, **options)
+    log = open_log(settings=config(max_message_bytes=len(data)))
+    assert log.append_as_leader(data, 1, NOW).last_offset == 2
+    log = open_log(settings=config(max_message_bytes=len(data) - 1))
+    with pytest.raises(MessageTooLargeError, match=r"raise max\.message\.bytes"):
+        log.append_as_leader(data, 1, NOW)
+
+
+@pytest.mark.parametrize("options", SENT, ids=["plain", "compressed", "idempotent"])
+def test_timestamps_may_lie_at_their_bounds_and_not_beyond(options: dict[str, Any]) -> None:
+    settings = config(message_timestamp_before_max_ms=50, message_timestamp_after_max_ms=20)
+    for timestamp in (NOW - 50, NOW + 19):
+        log = open_log(settings=settings)
+        assert log.append_as_leader(batch(2, timestamp=timestamp, **options), 1, NOW).batches == 1
+    for timestamp, named in ((NOW - 51, "before"), (NOW + 20, "after")):
+        with pytest.raises(InvalidTimestampError, match=rf"message\.timestamp\.{named}\.max\.ms"):
+            open_log(settings=settings).append_as_leader(
+                batch(2, timestamp=timestamp, **options), 1, NOW
+            )
+
+
+@pytest.mark.parametrize("options", SENT, ids=["plain", "compressed", "idempotent"])
+def test_with_log_append_time_the_producers_clock_does_not_matter(options: dict[str, Any]) -> None:
+    bounds = {"message_timestamp_before_max_ms": 0, "message_timestamp_after_max_ms": 0}
+    log = open_log(settings=config(message_timestamp_type="LogAppendTime", **bounds))
+    for timestamp in (-1, 5, NOW + 10**9):
+        log.append_as_leader(batch(2, timestamp=timestamp, **options), 1, NOW)
+        options = options and {k: v + 2 if k == "base_sequence" else v for k, v in options.items()}
+    assert {record.timestamp_ms for record in records_of(log)} == {NOW}
+    assert {header.attributes & TIMESTAMP_TYPE_FLAG for header in log.segments[0].headers()} == {8}
+
+
+def test_a_torn_tail_is_cut_even_after_a_clean_stop() -> None:
+    disk = MemoryDirectory()
+    log = filled(disk, batches=3)
+    end, size, name = log.log_end_offset, log.active_segment.size_bytes, log.active_segment.log_file
+    log.close()
+    for tail in (b"\x00" * 70, batch(2, base_offset=end)[:-1], b"x"):
+        file = disk.open(name)
+        file.append(tail)
+        file.close()
+        again = open_log(disk, clean=True)
+        assert again.log_end_offset == end
+        assert (disk.size_of(name), again.active_segment.size_bytes) == (size, size)
+        again.close()
