@@ -223,9 +223,9 @@ class Log:
     ) -> AppendInfo:
         """Appends whole batches: gives them offsets and the epoch. All or nothing, in one segment.
 
-        Errors of `validation.prepare_leader`; OutOfOrderSequenceNumberError,
-        InvalidProducerEpochError; StorageError. A batch that its idempotent producer sent before is
-        not written again: the answer has the offsets of its first time, and `duplicate`.
+        Errors of `validation.prepare_leader` and `ProducerStateManager.check`; StorageError. What
+        an idempotent client sent before is not written again: the answer has the offsets of its
+        first time, and `duplicate`.
         """
         self._now_ms = now_ms
         prepared = prepare_leader(
@@ -237,10 +237,10 @@ class Log:
             now_ms=now_ms,
         )
         if prepared.has_producers:
-            duplicate = find_duplicate(prepared, self.producers, self._log_start_offset)
+            duplicate = find_duplicate(prepared, self.producers, self._log_start_offset, origin)
             if duplicate is not None:
                 return duplicate
-            self.producers.check(prepared.headers)
+            self.producers.check(prepared, origin)
         with self._lock:
             return self._append(prepared, now_ms)
 

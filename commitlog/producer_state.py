@@ -19,14 +19,16 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from commitlog.batches import EndTransaction, Header
+from commitlog.batches import EndTransaction, Header, end_transaction
 from commitlog.files import Directory
-from commitlog.types import AbortedTransaction, AppendInfo
+from commitlog.types import AbortedTransaction, AppendInfo, AppendOrigin
 from commitlog.validation import Prepared
 from tidemark.errors import (
     InvalidProducerEpochError,
+    InvalidTxnStateError,
     OutOfOrderSequenceNumberError,
     StorageError,
+    TransactionCoordinatorFencedError,
 )
 
 RETAINED_BATCHES = 5
@@ -170,56 +172,30 @@ class ProducerStateManager:
         entry = self.producers.get(header.producer_id)
         return entry.find_duplicate(header) if entry else None
 
-    def check(self, headers: Iterable[Header]) -> None:
-        """May a leader append these batches? Changes nothing.
+    def check(self, prepared: Prepared, origin: AppendOrigin) -> None:
+        """May a leader append these batches? Changes nothing. Only clients count sequences: what a
+        coordinator writes for a producer (offsets committed in its transaction) has none.
 
         InvalidProducerEpochError for an epoch older than the producer's,
-        OutOfOrderSequenceNumberError for a gap.
+        OutOfOrderSequenceNumberError for a gap, InvalidTxnStateError for a batch outside of the
+        transaction that is open, TransactionCoordinatorFencedError for a marker of an older
+        coordinator than the last one's.
         """
-        staged: dict[int, tuple[int, int]] = {}
-        for header in headers:
+        staged: dict[int, ProducerEntry] = {}
+        for header, source in zip(prepared.headers, prepared.sources, strict=True):
             if header.producer_id < 0:
                 continue
-            entry = self.producers.get(header.producer_id)
-            known = staged.get(header.producer_id)
-            if known is None:
-                known = (entry.producer_epoch, entry.last_sequence) if entry else (-1, -1)
-            epoch, last = known
-            self._check_one(header, epoch, last)
-            if header.is_control:
-                staged[header.producer_id] = (
-                    header.producer_epoch,
-                    last if header.producer_epoch == epoch else -1,
-                )
-            else:
-                staged[header.producer_id] = (header.producer_epoch, header.last_sequence)
+            known = staged.get(header.producer_id) or self.producers.get(header.producer_id)
+            known = known or ProducerEntry(header.producer_id)
+            ended = end_transaction(*source) if header.is_control else None
+            _check_one(header, known, ended, sequences=origin is AppendOrigin.CLIENT)
+            if len(prepared.headers) > 1:
+                staged[header.producer_id] = _after(header, known, ended)
 
-    @staticmethod
-    def _check_one(header: Header, epoch: int, last_sequence: int) -> None:
-        who = f"producer {header.producer_id}"
-        if header.producer_epoch < epoch:
-            raise InvalidProducerEpochError(
-                f"{who} has epoch {epoch}; {header.producer_epoch} is old"
-            )
-        if header.is_control or epoch < 0:
-            return
-        if header.producer_epoch != epoch:
-            if header.base_sequence != 0:
-                raise OutOfOrderSequenceNumberError(
-                    f"{who}: the new epoch {header.producer_epoch} must begin at sequence 0,"
-                    f" not {header.base_sequence}"
-                )
-        elif header.base_sequence != add_one(last_sequence):
-            raise OutOfOrderSequenceNumberError(
-                f"{who}: sequence {header.base_sequence} follows {last_sequence}"
-            )
-
-    def update(
-        self, header: Header, end_transaction: EndTransaction | None
-    ) -> AbortedTransaction | None:
+    def update(self, header: Header, ended: EndTransaction | None) -> AbortedTransaction | None:
         """Takes in an appended batch (or one read back from the log).
 
-        `end_transaction` is what its control record says, where it has one. Returns the transaction
+        `ended` is what its control record says, where it has one. Returns the transaction
         that it aborted, for the transaction index.
         """
         self.end_offset = header.next_offset
@@ -233,16 +209,15 @@ class ProducerStateManager:
             entry.batches.clear()
         entry.last_timestamp_ms = header.max_timestamp_ms
         if header.is_control:
-            return self._end(entry, header, end_transaction) if end_transaction else None
-        if header.base_sequence >= 0:
-            entry.batches.append(
-                BatchMetadata(
-                    header.last_sequence,
-                    header.last_offset,
-                    header.last_offset_delta,
-                    header.max_timestamp_ms,
-                )
+            return self._end(entry, header, ended) if ended else None
+        entry.batches.append(
+            BatchMetadata(
+                header.last_sequence,
+                header.last_offset,
+                header.last_offset_delta,
+                header.max_timestamp_ms,
             )
+        )
         if header.is_transactional and entry.current_txn_first_offset is None:
             entry.current_txn_first_offset = header.base_offset
             self._ongoing[header.base_offset] = header.producer_id
@@ -422,12 +397,65 @@ def add_one(sequence: int) -> int:
     return 0 if sequence in (-1, _MAX_SEQUENCE) else sequence + 1
 
 
+def _check_one(
+    header: Header, known: ProducerEntry, ended: EndTransaction | None, *, sequences: bool
+) -> None:
+    who, epoch = f"producer {header.producer_id}", known.producer_epoch
+    if header.producer_epoch < epoch:
+        raise InvalidProducerEpochError(f"{who} has epoch {epoch}; {header.producer_epoch} is old")
+    if header.is_control:
+        if ended is not None and ended.coordinator_epoch < known.coordinator_epoch:
+            raise TransactionCoordinatorFencedError(
+                f"{who}: a marker of coordinator epoch {ended.coordinator_epoch} comes behind one"
+                f" of {known.coordinator_epoch}"
+            )
+        return
+    if sequences and epoch >= 0:
+        is_new = header.producer_epoch != epoch
+        if is_new and header.base_sequence != 0:
+            raise OutOfOrderSequenceNumberError(
+                f"{who}: the new epoch {header.producer_epoch} must begin at sequence 0,"
+                f" not {header.base_sequence}"
+            )
+        if not is_new and header.base_sequence != add_one(known.last_sequence):
+            raise OutOfOrderSequenceNumberError(
+                f"{who}: sequence {header.base_sequence} follows {known.last_sequence}"
+            )
+    if known.current_txn_first_offset is not None and not header.is_transactional:
+        raise InvalidTxnStateError(
+            f"{who} has a transaction open since offset {known.current_txn_first_offset}; end it"
+            " before anything is sent outside of it"
+        )
+
+
+def _after(header: Header, known: ProducerEntry, ended: EndTransaction | None) -> ProducerEntry:
+    """What would be known behind this batch, as far as the check of the next one asks."""
+    entry = ProducerEntry(
+        header.producer_id,
+        header.producer_epoch,
+        known.coordinator_epoch if ended is None else ended.coordinator_epoch,
+        current_txn_first_offset=known.current_txn_first_offset,
+    )
+    if header.is_control:
+        if header.producer_epoch == known.producer_epoch:
+            entry.batches.extend(known.batches)
+        if ended is not None:
+            entry.current_txn_first_offset = None
+        return entry
+    entry.batches.append(BatchMetadata(header.last_sequence, header.last_offset, 0, -1))
+    if header.is_transactional and entry.current_txn_first_offset is None:
+        entry.current_txn_first_offset = header.base_offset
+    return entry
+
+
 def find_duplicate(
-    prepared: Prepared, producers: ProducerStateManager, log_start_offset: int
+    prepared: Prepared, producers: ProducerStateManager, log_start_offset: int, origin: AppendOrigin
 ) -> AppendInfo | None:
-    """The answer to an append whose first known batch was written before; None: it is new."""
-    for header in prepared.headers:
-        found = None if header.is_control else producers.find_duplicate(header)
+    """The answer to a client's append whose first known batch was written before; None: it is
+    new.
+    """
+    for header in prepared.headers if origin is AppendOrigin.CLIENT else ():
+        found = producers.find_duplicate(header)
         if found is not None:
             return AppendInfo(
                 found.first_offset,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commitlog.log import Log
@@ -15,12 +17,16 @@ from commitlog.producer_state import (
     encode_snapshot,
     in_kafkas_order,
 )
+from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.errors import (
     InvalidProducerEpochError,
+    InvalidTxnStateError,
     OutOfOrderSequenceNumberError,
     StorageError,
+    TransactionCoordinatorFencedError,
 )
+from tidemark.records import EndTransactionMarker, encode_control_batch
 
 MAX = 2**31 - 1
 
@@ -81,6 +87,56 @@ def test_several_batches_of_one_request_are_checked_in_their_order() -> None:
         log.append_as_leader(b"".join(bad), 1, NOW)
     assert log.log_end_offset == 4
     assert log.producers.producers[7].last_sequence == 3
+
+
+def end(log: Log, committed: bool, *, producer: int = 7, epoch: int = 0, coordinator: int) -> None:
+    marker = encode_control_batch(
+        [EndTransactionMarker(committed, coordinator)],
+        base_offset=0,
+        timestamp_ms=NOW,
+        partition_leader_epoch=1,
+        producer_id=producer,
+        producer_epoch=epoch,
+    )
+    log.append_as_leader(marker, 1, NOW, origin=AppendOrigin.COORDINATOR)
+
+
+def test_a_coordinator_of_an_older_epoch_is_fenced_as_by_kafka() -> None:
+    log = open_log()
+    end(log, True, coordinator=3)
+    end(log, False, coordinator=3)
+    end(log, True, producer=8, coordinator=0)
+    with pytest.raises(TransactionCoordinatorFencedError, match="epoch 2 comes behind one of 3"):
+        end(log, True, coordinator=2)
+    assert log.log_end_offset == 3
+    assert log.producers.producers[7].coordinator_epoch == 3
+
+
+def test_nothing_is_sent_outside_of_an_open_transaction_as_by_kafka() -> None:
+    log = open_log()
+    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+    log.append_as_leader(batch(2, base_sequence=0, transactional=True, **fields), 1, NOW)
+    with pytest.raises(InvalidTxnStateError, match="open since offset 0"):
+        log.append_as_leader(batch(1, base_sequence=2, **fields), 1, NOW)
+    pair = batch(1, base_sequence=2, transactional=True, **fields)
+    with pytest.raises(InvalidTxnStateError):
+        log.append_as_leader(pair + batch(1, base_sequence=3, **fields), 1, NOW)
+    assert log.log_end_offset == 2
+    end(log, True, coordinator=0)
+    log.append_as_leader(batch(1, base_sequence=2, **fields), 1, NOW)
+
+
+def test_only_clients_count_sequences_as_in_kafka() -> None:
+    """A group coordinator writes the offsets of a transaction without any."""
+    log = open_log()
+    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    for sequence in (5, 5, 90):
+        log.append_as_leader(
+            batch(1, base_sequence=sequence, **fields), 1, NOW, origin=AppendOrigin.COORDINATOR
+        )
+    assert [b.last_sequence for b in log.producers.producers[7].batches] == [5, 5, 90]
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        log.append_as_leader(batch(1, base_sequence=92, **fields), 1, NOW)
 
 
 def test_silent_producers_are_forgotten() -> None:

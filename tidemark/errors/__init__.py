@@ -50,6 +50,7 @@ class ErrorCode(IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
+    TRANSACTION_COORDINATOR_FENCED = 52
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
@@ -322,6 +323,12 @@ class InvalidTxnStateError(ApiError):
     """The transaction is in a state that does not allow this."""
 
     code = ErrorCode.INVALID_TXN_STATE
+
+
+class TransactionCoordinatorFencedError(ApiError):
+    """Another transaction coordinator with a newer epoch has taken over."""
+
+    code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 
 class KafkaStorageError(ApiError):

@@ -57,6 +57,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     DUPLICATE_SEQUENCE_NUMBER: _ErrorCode.ValueType  # 46
     INVALID_PRODUCER_EPOCH: _ErrorCode.ValueType  # 47
     INVALID_TXN_STATE: _ErrorCode.ValueType  # 48
+    TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 52
     KAFKA_STORAGE_ERROR: _ErrorCode.ValueType  # 56
     LOG_DIR_NOT_FOUND: _ErrorCode.ValueType  # 57
     UNKNOWN_PRODUCER_ID: _ErrorCode.ValueType  # 59
@@ -129,6 +130,7 @@ OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorCode.ValueType  # 45
 DUPLICATE_SEQUENCE_NUMBER: ErrorCode.ValueType  # 46
 INVALID_PRODUCER_EPOCH: ErrorCode.ValueType  # 47
 INVALID_TXN_STATE: ErrorCode.ValueType  # 48
+TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 52
 KAFKA_STORAGE_ERROR: ErrorCode.ValueType  # 56
 LOG_DIR_NOT_FOUND: ErrorCode.ValueType  # 57
 UNKNOWN_PRODUCER_ID: ErrorCode.ValueType  # 59
