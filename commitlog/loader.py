@@ -49,6 +49,7 @@ from commitlog.segment import (
 )
 from commitlog.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
+from tidemark.errors import CorruptMessageError
 
 if TYPE_CHECKING:
     from commitlog.batch_table import BatchTable
@@ -112,6 +113,7 @@ def load_segments(
     if not segments:
         return Loaded([], 0, 0, 0)
     if clean and segments[-1].is_sound_at_end():
+        _find_epochs(epochs, segments)
         return Loaded(segments, 0, 0, 0)
     first = len(segments) - 1
     if not clean:
@@ -138,6 +140,18 @@ def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> in
     return 0
 
 
+def _find_epochs(epochs: LeaderEpochCache, segments: list[Segment]) -> None:
+    """Takes the epochs from the batches where the checkpoint is lost, or damaged."""
+    if epochs.latest_epoch is not None:
+        return
+    for segment in segments:
+        try:
+            for header in segment.headers():
+                epochs.on_batch(header.partition_leader_epoch, header.base_offset)
+        except CorruptMessageError as error:  # what is behind it can not be read, either
+            _log.error("%s/%s: %s", segment.directory.path, segment.log_file, error)
+
+
 def _is_loss(begin: int, recovery_point: int | None) -> bool:
     """Is a gap between segments that begins here a loss? The reasons are at the file's head."""
     return recovery_point is not None and begin >= recovery_point
@@ -152,6 +166,7 @@ def _recover(
 ) -> Loaded:
     noted = dict(epochs.entries())
     epochs.truncate_from_end(segments[first].base_offset)
+    _find_epochs(epochs, segments[:first])
     seen = segments[first].base_offset
     transactions = TransactionRecovery(directory, segments[:first], seen, replay_producers)
 
@@ -168,7 +183,7 @@ def _recover(
             epochs.assign(header.partition_leader_epoch, start)
         seen = table.next_offset
 
-    cut_bytes = recovered = 0
+    cut = cut_bytes = recovered = 0
     expected = segments[first - 1].next_offset if first else segments[0].base_offset
     keep = first
     for segment in segments[first:]:
@@ -195,7 +210,9 @@ def _recover(
             )
             break
     removed = segments[keep:]
-    for segment in reversed(removed):  # newest first: what a crash leaves is the log's beginning
+    # Newest first, and before the cut: what a crash leaves is the log's beginning, still damaged
+    # where it was, or the next start would take a gap for one that was there before.
+    for segment in reversed(removed):
         _log.warning("%s: removing %s behind the end", directory.path, segment.log_file)
         cut_bytes += segment.size_bytes
         remove_segment(directory, segment)
@@ -203,6 +220,8 @@ def _recover(
     if kept:
         kept[-1].is_rolled = False
     directory.fsync()
+    if cut:
+        kept[-1].cut_tail()
     return Loaded(kept, cut_bytes, len(removed), recovered)
 
 

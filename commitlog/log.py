@@ -132,9 +132,6 @@ class Log:
         tiered = self._config.remote_storage_enable
         self._log_start_offset = log_start_offset if tiered else max(log_start_offset, first)
         self._high_watermark = self._log_start_offset
-        if self.epochs.latest_epoch is None:
-            for header in (header for segment in segments for header in segment.headers()):
-                self.epochs.on_batch(header.partition_leader_epoch, header.base_offset)
         self.epochs.truncate_from_end(self._log_end_offset)
         self.epochs.truncate_from_start(self._log_start_offset)
         self.producers.remove_stray({segment.base_offset for segment in segments})
@@ -495,6 +492,7 @@ class Log:
             self._set_segments([self._new_segment(offset, self._now_ms)])
             self._log_start_offset = offset if log_start_offset is None else log_start_offset
             self.epochs.clear()
+            self.producers.drop_snapshots()
             self._after_truncation(offset)
 
     def _after_truncation(self, end_offset: int) -> None:

@@ -74,6 +74,7 @@ class LogManager:
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._lost: dict[TopicPartition, LogDirectory] = {}
         self._failed: dict[TopicPartition, StorageError] = {}
+        self._unopened: set[str] = set()  # paths of directories with such logs
         self._locks: list[DirectoryLock] = []
         self._deleted: list[tuple[int, LogDirectory, str]] = []
         self.checkpoints = LogCheckpoints(lambda: self._homes)
@@ -212,6 +213,7 @@ class LogManager:
             except StorageError as error:
                 _log.error("can not open %s: %s", topic_partition, error)
                 self._failed[topic_partition] = error
+                self._unopened.add(directory.path)
                 return
             if recovery_points.get(topic_partition, 0) > log.log_end_offset:
                 self.checkpoints.doubt(directory, RECOVERY_POINT_CHECKPOINT, topic_partition)
@@ -277,7 +279,8 @@ class LogManager:
         """Closes all logs and gives the directories back.
 
         A clean close flushes, writes all checkpoints, and at last the marker with `broker_epoch`.
-        A directory that is offline, or goes offline here, gets no marker.
+        A directory that is offline, or goes offline here, gets no marker; nor does one with a log
+        that could not be opened, and so was perhaps never recovered.
         """
         try:
             for log in self.logs():
@@ -288,6 +291,8 @@ class LogManager:
                 if high_watermarks is not None:
                     self.checkpoint_high_watermarks(high_watermarks)
                 for directory in self.online_directories:
+                    if directory.path in self._unopened:
+                        continue
                     try:
                         CleanShutdown(directory).write(broker_epoch)
                     except LogDirectoryOfflineError as error:

@@ -322,6 +322,11 @@ class ProducerStateManager:
             if offset not in base_offsets:
                 self._remove(offset)
 
+    def drop_snapshots(self) -> None:
+        """Removes all: the log goes on from elsewhere, perhaps after other batches."""
+        for offset in self._snapshots.copy():
+            self._remove(offset)
+
     def _remove(self, offset: int) -> None:
         self.directory.remove(snapshot_name(offset))
         self._snapshots.remove(offset)
@@ -380,8 +385,7 @@ class ProducerStateManager:
     def install(self, data: bytes, end_offset: int, now_ms: int) -> None:
         """Begins with a snapshot from elsewhere (the tier); StorageError where it is damaged."""
         entries = decode_snapshot(data)
-        for offset in self._snapshots.copy():
-            self._remove(offset)
+        self.drop_snapshots()
         self.clear(end_offset)
         self._take(entries, now_ms)
         self.directory.write_atomic(snapshot_name(end_offset), data)

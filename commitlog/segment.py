@@ -371,10 +371,10 @@ class Segment:
             self.finish_indexes()
 
     def recover(self, on_batches: Callable[[BatchTable], None]) -> int:
-        """Checks every batch's CRC, rebuilds the indexes, and cuts the file at the first bad byte.
+        """Checks every batch's CRC, rebuilds the indexes, and ends at the first bad byte.
 
         `on_batches` gets the sound batches, one buffer after the other; its bytes are gone after
-        the call. Returns the number of bytes that were cut off.
+        the call. Returns the number of bytes behind the end; `cut_tail` takes them away.
         """
         from commitlog.batch_table import BatchTable, claimed_size, sound_batches
 
@@ -404,12 +404,14 @@ class Segment:
             have = len(got) - stop
             view[:have] = got[stop:]  # the batch that the chunk cut off is not read twice
         cut = self._size - end
-        if cut:
-            self.file.truncate(end)
-            self._size = end
-        elif self.is_rolled:
+        self._size = end
+        if not cut and self.is_rolled:
             self.finish_indexes()
         return cut
+
+    def cut_tail(self) -> None:
+        """After `recover`: the file ends where the segment does."""
+        self.file.truncate(self._size)
 
     def _index_table(self, table: BatchTable, start: int) -> None:
         """Takes in batches whose view begins at `start` of the file, as `_index` does one by

@@ -87,10 +87,14 @@ class LogMachine(RuleBasedStateMachine):
             base_sequence=sequence,
         )
 
-    @precondition(lambda self: self.batches)
+    def known_batches(self) -> list[Batch]:
+        """Below the log's start a producer's batches count no more."""
+        return [b for b in self.batches[-5:] if b.end > self.log.log_start_offset]
+
+    @precondition(lambda self: self.known_batches())
     @rule(back=st.integers(0, 4))
     def append_again(self, back: int) -> None:
-        kept = self.batches[-5:]
+        kept = self.known_batches()
         again = kept[-1 - min(back, len(kept) - 1)]
         data = self.encode(again.timestamps, again.size, again.sequence)
         if again is not self.batches[-1] and back:
@@ -103,6 +107,11 @@ class LogMachine(RuleBasedStateMachine):
             info = self.log.append_as_leader(data, self.epoch, self.now)
         assert info.duplicate
         assert (info.first_offset, info.last_offset) == (again.first, again.end - 1)
+
+    @rule(by=st.integers(-90_000, 90_000))
+    def set_the_clock(self, by: int) -> None:
+        """Back, too. (What producers sent expires by it after a day.)"""
+        self.now += by
 
     @rule()
     def roll(self) -> None:
