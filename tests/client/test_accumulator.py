@@ -15,6 +15,7 @@ from tidemark.errors import (
     DuplicateSequenceNumberError,
     InvalidRecordError,
     NetworkError,
+    NotEnoughReplicasError,
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
 )
@@ -140,6 +141,21 @@ def test_a_batch_that_was_never_sent_leaves_no_gap_when_it_expires() -> None:
     assert isinstance(stale.error, RequestTimedOutError)
     assert late.stamp == Stamp(7, 0, 1)
     accumulator.succeeded(sent, 0)
+    accumulator.validate()
+
+
+def test_a_batch_that_expires_amid_its_retries_tells_what_they_failed_with() -> None:
+    accumulator = make(timeout_ms=100)
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 0) == [batch]
+    assert accumulator.failed(batch, NotEnoughReplicasError("t-0: one of two in sync"), 10)
+    assert accumulator.expire(99) == []
+    assert accumulator.expire(100) == [batch]
+    with pytest.raises(NotEnoughReplicasError, match=r"one of two.*delivery\.timeout\.ms=100"):
+        raise batch.error
     accumulator.validate()
 
 

@@ -235,6 +235,8 @@ def test_a_batch_too_large_for_the_node_is_cut() -> None:
 
 
 def test_a_record_that_nobody_acknowledges_times_out() -> None:
+    import tidemark.records.kernels  # noqa: F401  compiled before the deadline begins
+
     async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
         cluster.faults[ONE].extend([Fault(ErrorCode.NOT_ENOUGH_REPLICAS)] * 1000)
         with pytest.raises(NotEnoughReplicasError, match="t-0"):

@@ -300,6 +300,7 @@ class Accumulator:
         if wait_ms is None:
             self.give_up(batch, error)
             return False
+        batch.refusal = error
         batch.retry_at_ms = now_ms + (0 if at_once else wait_ms)
         return True
 
@@ -380,19 +381,20 @@ class Accumulator:
     # Time.
 
     def expire(self, now_ms: float) -> list[Batch]:
-        """Fails batches that waited longer than the delivery timeout; those in flight end with
-        their request.
+        """Fails batches that waited longer than the delivery timeout, with what their last try
+        failed with, or RequestTimedOutError; those in flight end with their request.
         """
         expired = [batch for batch in self._waiting() if now_ms >= self._expiry_ms(batch)]
         for batch in expired:
             partition, limit = batch.topic_partition, self._retry.timeout_ms
-            self.give_up(
-                batch,
-                RequestTimedOutError(
-                    f"{batch.count} record(s) for {partition} were not acknowledged in "
-                    f"delivery.timeout.ms={limit}"
-                ),
-            )
+            text = f"not acknowledged in delivery.timeout.ms={limit}"
+            if batch.refusal is None:
+                kind: type[BaseException] = RequestTimedOutError
+                text = f"{batch.count} record(s) for {partition} were {text}"
+            else:
+                kind = type(batch.refusal)
+                text = f"{batch.refusal} ({batch.count} record(s) were {text})"
+            self.give_up(batch, kind(text))
         return expired
 
     def expiry_ms(self, batches: Iterable[Batch]) -> float:

@@ -66,6 +66,7 @@ class Batch:
         "log_append_time_ms",
         "payload",
         "payload_stamp",
+        "refusal",
         "retry_at_ms",
         "size_bytes",
         "source",
@@ -91,6 +92,7 @@ class Batch:
         self.payload_stamp = NO_STAMP
         self.stamp: Stamp | None = None
         self.attempts = 0
+        self.refusal: BaseException | None = None  # what the last try failed with
         self.retry_at_ms = 0.0
         self.in_flight = False
         self.done = False
