@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from commitlog.batches import crc_is_valid, unpack_header
-from commitlog.checkpoints import META_PROPERTIES, PARTITION_METADATA, parse_entries
 from commitlog.dump.index import damage, index_entries
+from commitlog.dump.text_files import (
+    JSON_FILES,
+    PROPERTIES,
+    checkpoint_entries,
+    json_entries,
+    property_entries,
+)
 from commitlog.files import Directory, File
 from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
@@ -34,11 +40,15 @@ _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to show. `decode_value` turns a record's value into text where it is not UTF-8."""
+    """What to show. `decode_key` and `decode_value` make text of what is not UTF-8; `null_value` is
+    shown for a null value (None: nothing is).
+    """
 
     deep_iteration: bool = True
     print_data_log: bool = True
+    decode_key: Callable[[bytes], str] | None = None
     decode_value: Callable[[bytes], str] | None = None
+    null_value: str | None = None
     max_bytes: int | None = None  # of a segment's whole batches; None: all
     max_message_bytes: int = 5 << 20  # what an index entry's batch is looked for in
     index_sanity: bool = False  # of indexes, what a start looks at
@@ -48,27 +58,31 @@ def dump_file(
     directory: Directory, name: str, options: DumpOptions | None = None
 ) -> Iterator[Entry]:
     """The entries of one file; StorageError for a name that is no file of a log directory."""
-    options = options or DumpOptions()
-    plain = name.removesuffix(".deleted").removesuffix(".swap").removesuffix(".cleaned")
+    entries = _entries_of(directory, name, options or DumpOptions())
     yield {"kind": "file", "name": f"{directory.path}/{name}"}
+    yield from entries
+
+
+def _entries_of(directory: Directory, name: str, options: DumpOptions) -> Iterator[Entry]:
+    plain = name.removesuffix(".deleted").removesuffix(".swap").removesuffix(".cleaned")
     if plain.endswith((LOG_SUFFIX, CHECKPOINT_SUFFIX)):
-        yield from _start(plain)
-        yield from _batches(directory, name, options)
-    elif plain.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
-        yield from index_entries(
-            directory, name, plain, options.max_message_bytes, sanity=options.index_sanity
-        )
-    elif plain.endswith(SNAPSHOT_SUFFIX):
-        yield from _producers(directory, name)
-    elif plain.endswith(("-checkpoint", ".leader_epoch_checkpoint")):
-        yield from _checkpoint(directory, name)
-    elif plain in (META_PROPERTIES, PARTITION_METADATA):
-        yield from _properties(directory, name)
-    else:
-        raise StorageError(
-            f"{name} is no file of a log: expected .log, .index, .timeindex, .txnindex, .snapshot,"
-            " .checkpoint, *-checkpoint, meta.properties or partition.metadata"
-        )
+        return _segment(directory, name, plain, options)
+    if plain.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
+        limit = options.max_message_bytes
+        return index_entries(directory, name, plain, limit, sanity=options.index_sanity)
+    if plain.endswith(SNAPSHOT_SUFFIX):
+        return _producers(directory, name)
+    if plain.endswith(("-checkpoint", ".leader_epoch_checkpoint")):
+        return checkpoint_entries(name, directory.read(name))
+    if plain in PROPERTIES:
+        return property_entries(name, directory.read(name))
+    if plain in JSON_FILES:
+        return json_entries(name, directory.read(name))
+    raise StorageError(
+        f"{name} is no file of a log: expected .log, .index, .timeindex, .txnindex, .snapshot,"
+        " .checkpoint, *-checkpoint, meta.properties, partition.metadata, quorum-state or"
+        " .kafka_cleanshutdown"
+    )
 
 
 # --- batches
@@ -86,10 +100,15 @@ def _start(name: str) -> Iterator[Entry]:
             yield {"kind": "snapshot", "end_offset": int(end), "epoch": int(epoch)}
 
 
+def _segment(directory: Directory, name: str, plain: str, options: DumpOptions) -> Iterator[Entry]:
+    yield from _start(plain)
+    yield from _batches(directory, name, options)
+
+
 def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[Entry]:
     file = directory.open_read_only(name)
     gaps: list[tuple[int, int]] = []
-    previous = -1
+    previous, floor = -1, _base_of(name)
     try:
         position, size = 0, file.size
         limit = size if options.max_bytes is None else min(size, options.max_bytes)
@@ -108,6 +127,10 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
                 return
             if header.end_position > limit:
                 break
+            if header.base_offset < floor:
+                reason = f"offset {header.base_offset} where {floor} or more is expected"
+                yield damage(name, position, header.size_bytes, reason)
+            floor = max(floor, header.next_offset)
             for entry in _batch(file, name, header, options):
                 if entry["kind"] == "record":
                     if entry["offset"] != previous + 1:
@@ -119,6 +142,12 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
             yield {"kind": "gaps", "name": f"{directory.path}/{name}", "pairs": gaps}
     finally:
         file.close()
+
+
+def _base_of(name: str) -> int:
+    """The offset that a segment begins at; 0 for a checkpoint."""
+    stem = name.split(".")[0]
+    return int(stem) if LOG_SUFFIX in name and stem.isdigit() else 0
 
 
 def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Iterator[Entry]:
@@ -176,18 +205,20 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
         if control is not None:
             entry["control"] = control
         elif options.print_data_log and not header.is_control:
-            entry["key"] = None if record.key is None else text_of(record.key)
-            entry["payload"] = _payload(record.value, record.offset, options)
+            entry["key"] = _decoded(record.key, record.offset, options.decode_key)
+            entry["payload"] = _decoded(record.value, record.offset, options.decode_value)
+            if record.value is None:
+                entry["payload"] = options.null_value
         yield entry
 
 
-def _payload(value: bytes | None, offset: int, options: DumpOptions) -> str | None:
-    if value is None:
+def _decoded(data: bytes | None, offset: int, decode: Callable[[bytes], str] | None) -> str | None:
+    if data is None:
         return None
-    if options.decode_value is None:
-        return text_of(value)
+    if decode is None:
+        return text_of(data)
     try:
-        return options.decode_value(value)
+        return decode(data)
     except TidemarkError as error:
         return f"Error at {offset}, skipping. {error}"
 
@@ -208,7 +239,7 @@ def _delete_horizon(header: Header) -> int | None:
     return header.base_timestamp_ms if header.attributes & DELETE_HORIZON_FLAG else None
 
 
-# --- indexes, snapshots, text files
+# --- snapshots
 
 
 def _producers(directory: Directory, name: str) -> Iterator[Entry]:
@@ -234,30 +265,3 @@ def _producers(directory: Directory, name: str) -> Iterator[Entry]:
             shown["offset_delta"] = batch.offset_delta
             shown["timestamp_ms"] = batch.timestamp_ms
         yield shown
-
-
-def _checkpoint(directory: Directory, name: str) -> Iterator[Entry]:
-    text = directory.read(name).decode("utf-8", "replace")
-    try:
-        for fields in parse_entries(text, name):
-            if len(fields) == 2:
-                epoch, start = map(int, fields)
-                yield {"kind": "epoch", "epoch": epoch, "start_offset": start}
-            else:
-                topic, partition, offset = fields
-                yield {
-                    "kind": "checkpoint",
-                    "topic": topic,
-                    "partition": int(partition),
-                    "offset": int(offset),
-                }
-    except (StorageError, ValueError) as error:
-        yield damage(name, 0, len(text), str(error))
-
-
-def _properties(directory: Directory, name: str) -> Iterator[Entry]:
-    separator = ":" if name == PARTITION_METADATA else "="
-    for line in directory.read(name).decode("utf-8", "replace").splitlines():
-        key, found, value = line.partition(separator)
-        if found and not key.startswith("#"):
-            yield {"kind": "property", "key": key.strip(), "value": value.strip()}

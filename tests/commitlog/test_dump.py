@@ -133,6 +133,51 @@ def test_text_files_are_shown_line_by_line() -> None:
     assert last["kind"] == "damage"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("x-checkpoint", "0\n2\na 0 1\nb zero 2\n", ["a-0: 1", (10, "is no entry")]),
+        ("x-checkpoint", "0\n3\na 0 1\nb\nc 0 3\n", ["a-0: 1", (10, "'b'"), "c-0: 3"]),
+        ("x-checkpoint", "0\n3\na 0 1\n", ["a-0: 1", (2, "3 entries are announced, and 1")]),
+        ("x-checkpoint", "0\n1\na 0 12", [(4, "without its end")]),
+        ("x-checkpoint", "7\n1\na 0 1\n", [(0, "expected 0")]),
+        ("x-checkpoint", "0\nmany\na 0 1\n", [(2, "no count")]),
+        ("x-checkpoint", "", [(0, "expected 0")]),
+        ("leader-epoch-checkpoint", "0\n2\n1 x\n2 5\n", [(4, "1 x"), "epoch: 2 startOffset: 5"]),
+        ("meta.properties", "#c\nnode.id=1\nnonsense\n", ["node.id: 1", (13, "nonsense")]),
+        ("partition.metadata", "version: 0\ntopic_id\n", ["version: 0", (11, "key:value")]),
+        ("quorum-state", '{"leaderId":1,"data_version":', [(29, "no JSON object")]),
+        ("quorum-state", '{"leaderId":1,"currentVoters":[]}', ["leaderId: 1", "currentVoters: []"]),
+        (".kafka_cleanshutdown", "[]", [(0, "it is no object")]),
+    ],
+)
+def test_a_line_that_is_none_is_named_by_its_first_byte_and_the_others_are_shown(
+    name: str, text: str, shown: list[str | tuple[int, str]]
+) -> None:
+    directory = MemoryDirectory()
+    directory.write_atomic(name, text.encode())
+    entries = list(dump_file(directory, name))[1:]
+    assert len(entries) == len(shown)
+    for entry, wanted in zip(entries, shown, strict=True):
+        if isinstance(wanted, str):
+            assert format_entry(entry) == wanted
+        else:
+            assert (entry["kind"], entry["position"]) == ("damage", wanted[0])
+            assert wanted[1] in entry["reason"]
+
+
+def test_a_batch_whose_offsets_go_back_is_where_recovery_would_cut() -> None:
+    directory = MemoryDirectory()
+    sound = batch(3, base_offset=7) + batch(2, base_offset=10)
+    directory.write_atomic(f"{7:020d}.log", sound + batch(2, base_offset=11))
+    (found,) = [e for e in dump_file(directory, f"{7:020d}.log") if e["kind"] == "damage"]
+    assert found["position"] == len(sound)
+    assert "offset 11 where 12" in found["reason"]
+    directory.write_atomic(f"{8:020d}.log", sound)
+    (found,) = [e for e in dump_file(directory, f"{8:020d}.log") if e["kind"] == "damage"]
+    assert found["position"] == 0
+
+
 def test_a_file_that_is_none_of_a_log_is_refused() -> None:
     directory = MemoryDirectory()
     directory.write_atomic("notes.txt", b"")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.dump import DumpOptions, dump_file, format_entry
+from commitlog.dump import DumpOptions, dump_file, format_entry, transaction_log
 from commitlog.files import OsDirectory
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
@@ -30,6 +30,7 @@ LOGS = [
     "transactional-0",
     "compacted-0",
     "rolled-by-size-0",
+    "__transaction_state-0",
 ]
 DUMPS = sorted(
     path
@@ -58,6 +59,10 @@ def lines_of(dump: Path) -> list[str]:
 def test_the_dump_says_what_kafkas_own_tool_says(dump: Path) -> None:
     wanted = lines_of(dump)
     options = DumpOptions(print_data_log=any("payload:" in line for line in wanted))
+    if dump.parent.name == "__transaction_state-0":
+        options = DumpOptions(
+            decode_key=transaction_log.key_text, decode_value=transaction_log.value_text
+        )
     directory = OsDirectory(dump.parent, create=False)
     name = dump.name.removesuffix(".dump.txt")
     shown = "\n".join(format_entry(entry) for entry in dump_file(directory, name, options))

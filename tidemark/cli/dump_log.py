@@ -7,7 +7,7 @@ other entry one object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,15 @@ _CHECK_KINDS = ("file", "empty", *_DAMAGE_KINDS)
 
 
 def dump_log(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots, "
+            "checkpoints, meta.properties, partition.metadata, quorum-state; of a node that runs, "
+            "too.",
+        ),
+    ] = None,
     file_list: Annotated[
         str, typer.Option("--files", help="The files, comma-separated (Kafka's way).")
     ] = "",
@@ -38,10 +46,19 @@ def dump_log(
         bool, typer.Option("--deep-iteration", help="Walk the records, not only the batches.")
     ] = False,
     verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Compare an index with its log only.")
+        bool,
+        typer.Option(
+            "--verify-index-only",
+            help="Compare an index with its log, print only what is wrong; exit status 1 if any "
+            "entry is.",
+        ),
     ] = False,
     index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Check an index as a start does.")
+        bool,
+        typer.Option(
+            "--index-sanity-check",
+            help="The same, but an index preallocated and never used is sound.",
+        ),
     ] = False,
     max_message_size: Annotated[
         int, typer.Option("--max-message-size", help="Bytes of the largest batch.", min=61)
@@ -53,22 +70,33 @@ def dump_log(
         bool, typer.Option("--skip-record-metadata", help="Of records, keys and payloads alone.")
     ] = False,
     cluster_metadata_decoder: Annotated[
-        bool, typer.Option("--cluster-metadata-decoder", help="Values are metadata records.")
+        bool,
+        typer.Option(
+            "--cluster-metadata-decoder", help="Values are metadata records, ours or Kafka's."
+        ),
     ] = False,
     remote_log_metadata_decoder: Annotated[
         bool, typer.Option("--remote-log-metadata-decoder", help="Values are tier metadata.")
+    ] = False,
+    transaction_log_decoder: Annotated[
+        bool,
+        typer.Option("--transaction-log-decoder", help="Records are of Kafka's transaction log."),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Dump files of a log directory: segments, indexes, producer snapshots, checkpoints."""
     from commitlog.dump import DumpOptions
 
-    decoder = _decoder(cluster_metadata_decoder, remote_log_metadata_decoder)
-    show_records = print_data_log or decoder is not None
+    decoders = _decoders(
+        cluster=cluster_metadata_decoder,
+        tier=remote_log_metadata_decoder,
+        transactions=transaction_log_decoder,
+    )
+    show_records = print_data_log or bool(decoders)
     options = DumpOptions(
+        **decoders,
         deep_iteration=deep_iteration or show_records or skip_record_metadata,
         print_data_log=show_records,
-        decode_value=decoder,
         max_bytes=max_bytes,
         max_message_bytes=max_message_size,
         index_sanity=index_sanity_check,
@@ -132,8 +160,10 @@ def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
     if not named:
         raise ConfigError("name the files to dump, or give them with --files")
     for path in named:
+        if path.is_dir():
+            raise StorageError(f"{path} is a directory: name its files, like {path}/*.log")
         if not path.is_file():
-            raise StorageError(f"{path} is no file")
+            raise StorageError(f"there is no file {path}")
         yield path
 
 
@@ -156,25 +186,36 @@ def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
         yield batch
 
 
-def _decoder(cluster_metadata: bool, remote_log_metadata: bool) -> Callable[[bytes], str] | None:
-    """What makes text of a record's value; None for values that are text."""
-    if cluster_metadata and remote_log_metadata:
-        raise ConfigError("a file holds metadata of the cluster or of the tier, not of both")
-    if cluster_metadata:
-        return _cluster_metadata
-    if remote_log_metadata:
+def _decoders(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, Any]:
+    """What makes text of records, as options of a dump; none for keys and values that are text."""
+    if cluster + tier + transactions > 1:
+        raise ConfigError("a file holds records of one kind: give one of the decoders")
+    if cluster:
+        return {"decode_value": _cluster_metadata}
+    if tier:
         from tiering.codec import decode, format_metadata
 
-        return lambda value: format_metadata(decode(value))
-    return None
+        return {"decode_value": lambda value: format_metadata(decode(value))}
+    if transactions:
+        from commitlog.dump import transaction_log
+
+        return {
+            "decode_key": transaction_log.key_text,
+            "decode_value": transaction_log.value_text,
+            "null_value": transaction_log.NULL_VALUE,
+        }
+    return {}
 
 
 def _cluster_metadata(value: bytes) -> str:
     from google.protobuf.json_format import MessageToJson
     from google.protobuf.message import DecodeError
 
+    from commitlog.dump.kafka_metadata import is_kafkas, metadata_text
     from tidemark.v1.metadata_pb2 import MetadataRecord
 
+    if is_kafkas(value):
+        return metadata_text(value)
     try:
         return MessageToJson(MetadataRecord.FromString(value), indent=None)
     except DecodeError as error:
