@@ -33,7 +33,8 @@ _VERSION = "0"
 def parse_entries(text: str, name: str) -> list[list[str]]:
     """The entries of a checkpoint file: version, count, then one line each.
 
-    Raises StorageError where the version is unknown or the count is not the number of lines.
+    Raises StorageError where the version is unknown, the count is not the number of lines, or the
+    last line does not end: what is left of a cut number would be another number.
     """
     lines = text.splitlines()
     try:
@@ -45,6 +46,8 @@ def parse_entries(text: str, name: str) -> list[list[str]]:
     entries = [line.split() for line in lines[2:] if line.strip()]
     if len(entries) != count:
         raise _malformed(name, f"it announces {count} entries and holds {len(entries)}")
+    if not text.endswith("\n"):
+        raise _malformed(name, "it ends within a line")
     return entries
 
 

@@ -18,7 +18,7 @@ from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, batch, config, open_log, records_of
-from tidemark.errors import TidemarkError
+from tidemark.errors import StorageError, TidemarkError
 from tidemark.records import EndTransactionMarker, encode_control_batch
 from tidemark.types import TopicPartition
 
@@ -99,6 +99,27 @@ def test_a_damaged_epoch_checkpoint_is_made_again_or_refused_after_a_crash() -> 
         assert facts(open_log(disk, SETTINGS)) == wanted
 
 
+def test_a_cut_epoch_checkpoint_is_made_again_after_a_clean_stop_too() -> None:
+    directory = written()
+    name = "leader-epoch-checkpoint"
+    wanted = facts(open_log(copy_of(directory), SETTINGS, clean=True))
+    for end in range(directory.size_of(name)):
+        disk = copy_of(directory)
+        disk.cut(name, end)
+        assert facts(open_log(disk, SETTINGS, clean=True)) == wanted, end
+
+
+def test_a_cut_checkpoint_of_offsets_is_refused_at_every_byte() -> None:
+    directory = MemoryDirectory()
+    checkpoint = OffsetCheckpoint(directory, RECOVERY_POINT_CHECKPOINT)
+    checkpoint.write({TP: 1234, TopicPartition("other", 12): 5678})
+    size = directory.size_of(RECOVERY_POINT_CHECKPOINT)
+    for end in reversed(range(size)):
+        directory.cut(RECOVERY_POINT_CHECKPOINT, end)
+        with pytest.raises(StorageError, match="malformed|unknown version"):
+            checkpoint.read()
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
 def test_damaged_partition_metadata_is_refused_or_another_topic_s(clean: bool) -> None:
     directory = written()
@@ -143,3 +164,35 @@ def test_a_transaction_index_that_is_cut_or_gone_is_made_again_after_a_crash(kin
         else:
             disk.remove(name)
         assert facts(open_log(disk, SETTINGS)) == wanted, end
+
+
+def test_a_damaged_transaction_index_is_made_again_after_a_clean_stop() -> None:
+    """Its entries have no checksum, and the cleaner removes records by them."""
+    directory = written()
+    wanted = facts(open_log(copy_of(directory), SETTINGS, clean=True))
+    name = next(n for n in directory.list() if n.endswith(".txnindex"))
+    for damage in damages(directory, name):
+        disk = copy_of(directory)
+        damage(disk)
+        assert facts(open_log(disk, SETTINGS, clean=True)) == wanted
+        assert disk.read(name) == directory.read(name)
+
+
+def test_index_files_that_were_all_removed_are_made_again() -> None:
+    directory = written()
+    wanted = facts(open_log(copy_of(directory), SETTINGS, clean=True))
+    disk = copy_of(directory)
+    for name in disk.list():
+        if name.endswith("index"):
+            disk.remove(name)
+    assert facts(open_log(disk, SETTINGS, clean=True)) == wanted
+
+
+def test_a_transaction_index_of_damaged_batches_stays_as_it_is() -> None:
+    directory = written()
+    name = next(n for n in directory.list() if n.endswith(".txnindex"))
+    disk = copy_of(directory)
+    disk.flip_bit(name[:20] + ".log", 90)
+    log = open_log(disk, SETTINGS, clean=True)
+    assert len(log.aborted_transactions(0, log.log_end_offset)) == 1
+    assert disk.read(name) == directory.read(name)
