@@ -8,7 +8,7 @@ CRC, base offset and leader epoch, walks from batch to batch.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -60,7 +60,6 @@ ATTRIBUTES_POSITION = 21
 
 _WALK = struct.Struct(">qi11xi")  # base offset, length, last offset delta
 _WALK_BYTES = _WALK.size
-_PATCH = struct.Struct(">qii")
 _STAMP = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
 _CRC = struct.Struct(">I")
 
@@ -118,9 +117,9 @@ def crc_is_valid(buffer: bytes | bytearray | memoryview, header: Header) -> bool
     return bool(crc32c(view) == header.crc)
 
 
-def patch(base_offset: int, batch_length: int, leader_epoch: int) -> bytes:
-    """The first 16 bytes of a batch; its CRC does not cover them."""
-    return _PATCH.pack(base_offset, batch_length, leader_epoch)
+patch: Callable[[int, int, int], bytes] = struct.Struct(">qii").pack
+"""The first 16 bytes of a batch, from its base offset, length and leader epoch; its CRC does not
+cover them."""
 
 
 def restamp(

@@ -252,15 +252,15 @@ class OsFile:
         if self._broken:
             raise StorageError(self._broken)
         start = self._size
-        total = sum(map(len, buffers))
         with self._lock:
             try:
-                fd = self._descriptor()
+                fd = self._descriptor() if self._fd < 0 else self._fd
+                self.used = True
                 if len(buffers) > _IOV_MAX:
                     written = _write_all(fd, buffers, start)
                 else:
                     written = os.pwritev(fd, buffers, start)
-                    if written < total:
+                    if written < sum(map(len, buffers)):
                         written += _write_all(fd, _skip(buffers, written), start + written)
             except OSError as error:
                 self._undo(start)
@@ -283,7 +283,8 @@ class OsFile:
     def pread(self, size: int, position: int) -> bytes:
         with self._lock:
             try:
-                fd = self._descriptor()
+                fd = self._descriptor() if self._fd < 0 else self._fd
+                self.used = True
                 data = os.pread(fd, size, position)
                 if len(data) == size or position + len(data) >= self._size:
                     return data

@@ -163,13 +163,12 @@ class OffsetIndex(_IndexFile):
 
     def append(self, offset: int, position: int) -> None:
         """Adds an entry; both must be above the last one's."""
-        if self._offsets and (
-            offset - self.base_offset <= self._offsets[-1] or position <= self._positions[-1]
-        ):
+        relative, offsets, positions = offset - self.base_offset, self._offsets, self._positions
+        if offsets and (relative <= offsets[-1] or position <= positions[-1]):
             raise ValueError(f"{self.name}: entry ({offset}, {position}) does not rise")
-        self._offsets.append(offset - self.base_offset)
-        self._positions.append(position)
-        self._pending += OFFSET_ENTRY.pack(offset - self.base_offset, position)
+        offsets.append(relative)
+        positions.append(position)
+        self._pending += OFFSET_ENTRY.pack(relative, position)
 
     def extend(self, offsets: Any, positions: Any) -> None:
         """Adds entries that rise, given as int64 arrays."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from commitlog import invariants, lookup, retention
-from commitlog.batches import Header, end_transaction
+from commitlog.batches import end_transaction
 from commitlog.checkpoints import check_topic_id
 from commitlog.cleaner.swap import swap_files, with_cleaned
 from commitlog.epochs import LeaderEpochCache
@@ -267,44 +267,42 @@ class Log:
         )
 
     def _append(self, prepared: Prepared, now_ms: int) -> AppendInfo:
-        headers = prepared.headers
-        segment = self.active_segment
-        if segment.should_roll(
-            prepared.size_bytes,
-            prepared.max_timestamp_ms,
-            prepared.last_offset,
-            now_ms,
-            self._jitter_ms,
-        ):
+        headers, last_offset = prepared.headers, prepared.last_offset
+        size_bytes, max_timestamp_ms = prepared.size_bytes, prepared.max_timestamp_ms
+        segment = self._segments[-1]
+        if segment.should_roll(size_bytes, max_timestamp_ms, last_offset, now_ms, self._jitter_ms):
             base = self._log_end_offset  # contiguous even where a compacted leader has a gap
-            if prepared.last_offset - base > MAX_RELATIVE_OFFSET:
+            if last_offset - base > MAX_RELATIVE_OFFSET:
                 base = headers[0].base_offset
             segment = self._roll(base, now_ms)
         segment.append(prepared.buffers, headers)
-        self._log_end_offset = prepared.last_offset + 1
-        for index, header in enumerate(headers):
-            self.epochs.on_batch(header.partition_leader_epoch, header.base_offset)
-            if header.producer_id >= 0:
-                self._update_producers(header, prepared, index)
+        self._log_end_offset = last_offset + 1
+        for header in headers:
+            if header.partition_leader_epoch != self.epochs.latest_epoch:
+                self.epochs.on_batch(header.partition_leader_epoch, header.base_offset)
+        if prepared.has_producers:
+            self._update_producers(prepared)
         self.producers.end_offset = self._log_end_offset
         self._unflushed_messages += self._log_end_offset - headers[0].base_offset
         if self._unflushed_messages >= self._config.flush_messages:
             self.flush()
         return AppendInfo(
             headers[0].base_offset,
-            prepared.last_offset,
-            prepared.max_timestamp_ms,
+            last_offset,
+            max_timestamp_ms,
             prepared.log_append_time_ms,
             self._log_start_offset,
-            size_bytes=prepared.size_bytes,
-            batches=len(headers),
+            False,
+            size_bytes,
+            len(headers),
         )
 
-    def _update_producers(self, header: Header, prepared: Prepared, index: int) -> None:
-        ended = end_transaction(*prepared.sources[index]) if header.is_control else None
-        aborted = self.producers.update(header, ended)
-        if aborted is not None:
-            self.active_segment.txn_index.append(aborted)
+    def _update_producers(self, prepared: Prepared) -> None:
+        for header, source in zip(prepared.headers, prepared.sources, strict=True):
+            ended = end_transaction(source, header.position) if header.is_control else None
+            aborted = self.producers.update(header, ended)
+            if aborted is not None:
+                self.active_segment.txn_index.append(aborted)
 
     # --- read
 
@@ -316,22 +314,21 @@ class Log:
         high watermark). OffsetOutOfRangeError below local_log_start_offset and above
         log_end_offset; CorruptMessageError for damaged files.
         """
-        if offset > self._log_end_offset or offset < self.local_log_start_offset:
+        bases, end = self._bases, self._log_end_offset
+        if offset > end or offset < self._log_start_offset or offset < bases[0]:
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.topic_partition} is not within"
-                f" {self.local_log_start_offset} to {self._log_end_offset}"
+                f" {self.local_log_start_offset} to {end}"
             )
-        index = self._index_of(offset)
-        result = FetchResult(b"", offset, offset, self._bases[index], 0)
-        if offset == self._log_end_offset or (max_offset is not None and offset >= max_offset):
-            return result
-        while index < len(self._segments):
+        index = bisect_right(bases, offset) - 1
+        if offset == end or (max_offset is not None and offset >= max_offset):
+            return FetchResult(b"", offset, offset, bases[index], 0)
+        while True:
             segment = self._segments[index]
             result = segment.read(offset, max_bytes, max_offset, min_one)
-            if result.records or result.position < segment.size_bytes:
-                break
-            index += 1  # compaction left nothing at the end of this segment
-        return result
+            index += 1  # where compaction left nothing at the end of this segment
+            if result.records or result.position < segment.size_bytes or index == len(bases):
+                return result
 
     def segment_for(self, offset: int) -> Segment | None:
         """The local segment that holds `offset`; None where it is not on this disk."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.batches import (
     HEADER_BYTES,
+    OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
     Header,
     scan_batches,
@@ -50,7 +51,7 @@ INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 TXN_INDEX_SUFFIX = ".txnindex"
 DELETED_SUFFIX = ".deleted"
-_KNOWN_POSITIONS_MAX = 64
+_KNOWN_POSITIONS_MAX = 64  # twice
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 
 _FEW_BATCHES = 8
@@ -101,6 +102,7 @@ class Segment:
         self._sound_end = 0  # where the last batch ends, as of the load
         self._last_indexed = 0  # position of the last indexed batch
         self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
+        self._older_positions: dict[int, int] = {}  # what was known before those
         self.cuts = 0  # truncations of this segment; a copy of it was made before or after one
 
     @classmethod
@@ -197,7 +199,9 @@ class Segment:
             return True
         if self.offset_index.is_full or self.time_index.is_full:
             return True
-        first = self.first_timestamp_ms
+        first = self._first_timestamp_ms
+        if first is None:
+            first = self.first_timestamp_ms
         waited = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
         limit_ms = self.config.segment_ms
         if self.config.is_compacted:  # or its records could not be compacted in time
@@ -210,11 +214,12 @@ class Segment:
         Positions in `headers` are ignored. StorageError where the disk takes no more: nothing of
         the append is kept.
         """
-        self.load()
+        if not self._loaded:
+            self.load()
         position = self.file.append(*buffers)
         for header in headers:
             self._index(header, position)
-            position += header.size_bytes
+            position += header.batch_length + OVERHEAD_BYTES
         self._size = position
         if self._first_timestamp_ms is None and headers:
             self._first_timestamp_ms = headers[0].max_timestamp_ms
@@ -230,9 +235,10 @@ class Segment:
 
     def _index(self, header: Header, position: int) -> None:
         """Takes in a batch at the end: greatest timestamp, and index entries where they are due."""
-        last_offset = header.last_offset
-        if header.max_timestamp_ms > self._max_timestamp_ms:
-            self._max_timestamp_ms = header.max_timestamp_ms
+        base_offset, max_timestamp_ms = header.base_offset, header.max_timestamp_ms
+        last_offset = base_offset + header.last_offset_delta
+        if max_timestamp_ms > self._max_timestamp_ms:
+            self._max_timestamp_ms = max_timestamp_ms
             self._max_timestamp_offset = last_offset
         if position - self._last_indexed > self.config.index_interval_bytes:
             self.offset_index.append(last_offset, position)
@@ -241,19 +247,21 @@ class Segment:
         self._next_offset = last_offset + 1
         if header.producer_id >= 0:
             self.has_producers = True
-        self._remember(header.base_offset, position)
+        self._remember(base_offset, position)
 
     def _remember(self, offset: int, position: int) -> None:
-        positions = self._positions
-        if len(positions) >= _KNOWN_POSITIONS_MAX:
-            del positions[next(iter(positions))]
-        positions[offset] = position
+        if len(self._positions) >= _KNOWN_POSITIONS_MAX:
+            self._older_positions, self._positions = self._positions, {}
+        self._positions[offset] = position
+
+    def _forget_positions(self) -> None:
+        self._positions, self._older_positions = {}, {}
 
     def on_rolled(self) -> None:
         """It takes no more appends: the last time entry is added, the indexes are written."""
         self.finish_indexes()
         self.is_rolled = True
-        self._positions.clear()
+        self._forget_positions()
 
     def finish_indexes(self) -> None:
         """Adds the last time entry (KIP-33) and writes the waiting entries."""
@@ -354,7 +362,7 @@ class Segment:
         self._max_timestamp_ms, self._max_timestamp_offset = -1, self.base_offset
         self._first_timestamp_ms = None
         self._last_indexed = self._sound_end = 0
-        self._positions.clear()
+        self._forget_positions()
 
     def rebuild_indexes(self) -> None:
         """Makes the indexes anew from the batch headers; a rolled segment's are written at once."""
@@ -366,7 +374,7 @@ class Segment:
                 self._sound_end = header.end_position
         except CorruptMessageError as error:
             _log.error("%s/%s: %s", self.directory.path, self.log_file, error)
-        self._positions.clear()
+        self._forget_positions()
         if self.is_rolled:
             self.finish_indexes()
 
@@ -449,7 +457,7 @@ class Segment:
         self.file.truncate(position)
         self.file.fsync()
         self._size = position
-        self._positions.clear()
+        self._forget_positions()
         self._relearn_end()
         return cut
 
@@ -490,6 +498,8 @@ class Segment:
         """
         self.load()
         known = self._positions.get(offset)
+        if known is None:
+            known = self._older_positions.get(offset)
         if known is not None:
             return known
         if offset >= self._next_offset:
@@ -553,8 +563,10 @@ class Segment:
 
         With `min_one` the first batch is returned even where it is larger than `max_bytes`.
         """
-        position = self.position_of(offset)
-        data = self.file.pread(max(max_bytes, HEADER_BYTES), position)
+        known = self._positions.get(offset)
+        position = self.position_of(offset) if known is None else known
+        wanted = max_bytes if max_bytes > HEADER_BYTES else HEADER_BYTES
+        data = self.file.pread(wanted, position)
         end, first, following = whole_batches(data, max_offset)
         if end > max_bytes:
             end = 0

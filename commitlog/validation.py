@@ -11,6 +11,7 @@ stays compressed is believed (DIVERGENCES.md). Rules: Kafka's LogValidator and U
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from commitlog.batches import PATCH_BYTES, crc_is_valid, header_at, patch, restamp
 from commitlog.indexes import MAX_RELATIVE_OFFSET
@@ -26,11 +27,18 @@ from tidemark.errors import (
     UnsupportedCompressionTypeError,
 )
 from tidemark.records import decode_batch
-from tidemark.records.facts import record_facts
-from tidemark.records.header import COMPRESSION_NAMES, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
+from tidemark.records.facts import append_kernel, record_facts
+from tidemark.records.header import (
+    COMPRESSION_NAMES,
+    HEADER,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+)
 from tidemark.records.header import BatchHeader as Header
 
 NO_TIMESTAMP_MS = -1
+_new_header = tuple.__new__  # what `_make` and `_replace` do, without what they check
 
 
 @dataclass(slots=True)
@@ -39,7 +47,7 @@ class Prepared:
 
     buffers: list[bytes | memoryview] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
-    sources: list[tuple[Records, int]] = field(default_factory=list)
+    sources: list[Records] = field(default_factory=list)
     size_bytes: int = 0
     max_timestamp_ms: int = -1
     log_append_time_ms: int = -1
@@ -53,7 +61,7 @@ class Prepared:
         """Adds one batch; `header.position` is still its place in `source`."""
         self.buffers += pieces
         self.headers.append(header)
-        self.sources.append((source, header.position))
+        self.sources.append(source)
         self.size_bytes += header.batch_length + 12
         if header.max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = header.max_timestamp_ms
@@ -79,36 +87,31 @@ def prepare_leader(
     """
     prepared = Prepared()
     stamp = config.message_timestamp_type == "LogAppendTime"
-    codec = wanted_codec(config.compression_type)
+    kernel = append_kernel() if origin is AppendOrigin.CLIENT and not stamp else None
     for buffer in _buffers(records):
         view, position, end = memoryview(buffer), 0, len(buffer)
+        data = None if kernel is None else kernel.bytes_of(view)
         while position < end:
-            header = header_at(view, position)
-            position = header.end_position
-            _check_leader_batch(view, header, config, origin)
-            source, body = buffer, view
-            if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
-                try:
-                    if codec is not None and codec != header.attributes & COMPRESSION_MASK:
-                        source = recompress(view, header, codec)
-                        body, header = memoryview(source), header_at(source)
-                        _check_size(header, config)
-                    header = _check_records(body, header, config, now_ms, stamp)
-                except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
-                    raise InvalidRecordError(str(error)) from error
-            time = now_ms if stamp else header.max_timestamp_ms
-            if stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0:
-                head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
-                rest = body[header.position + HEADER_BYTES : header.end_position]
-                header = header._replace(max_timestamp_ms=time)
+            fields = None
+            if kernel is not None:
+                fields = _check_at_once(kernel, data, view, position, config, now_ms)
+            if fields is not None:
+                following = position + fields[1] + OVERHEAD_BYTES
+                changed = (next_offset, fields[1], leader_epoch, *fields[3:], position)
+                header = _new_header(Header, changed)
+                first = patch(next_offset, fields[1], leader_epoch)
+                prepared.add(header, buffer, first, view[position + PATCH_BYTES : following])
             else:
-                head = b""
-                rest = body[header.position + PATCH_BYTES : header.end_position]
-            # `_replace` of both, which takes a microsecond more
-            assigned = Header._make((next_offset, header[1], leader_epoch, *header[3:]))
-            first = patch(next_offset, header.batch_length, leader_epoch)
-            prepared.add(assigned, source, first + head, rest)
-            next_offset = assigned.next_offset
+                header = header_at(view, position)
+                following = header.end_position
+                header, source, head, rest = _check_one(view, header, config, origin, now_ms, stamp)
+                header = header._replace(
+                    base_offset=next_offset, partition_leader_epoch=leader_epoch
+                )
+                first = patch(next_offset, header.batch_length, leader_epoch)
+                prepared.add(header, source, first + head, rest)
+            next_offset += header.last_offset_delta + 1
+            position = following
     if not prepared.headers:
         raise CorruptMessageError("there is no record batch in the request")
     if stamp:
@@ -119,6 +122,64 @@ def prepare_leader(
             f" {config.segment_bytes}; send less at once, or raise segment.bytes"
         )
     return prepared
+
+
+def _check_at_once(
+    kernel: Any, data: Any, view: memoryview, position: int, config: TopicConfig, now_ms: int
+) -> tuple[Any, ...] | None:
+    """The header's fields of a batch with which all is well and that is written as it is, by one
+    kernel call; None where the long way (`_check_one`) has to tell. (A third of its time.)
+    """
+    end, oldest, newest, keyless = kernel.check(data, position)
+    if end < 0 or end - position > config.max_message_bytes:
+        return None
+    if (
+        oldest < 0
+        or newest - now_ms > config.message_timestamp_after_max_ms
+        or now_ms - oldest > config.message_timestamp_before_max_ms
+    ):
+        return None
+    if keyless and config.is_compacted:  # or compressed: nobody has looked at its keys yet
+        return None
+    fields = HEADER.unpack_from(view, position)
+    if config.compression_type != "producer":
+        codec = wanted_codec(config.compression_type)
+        if codec is not None and codec != fields[5] & COMPRESSION_MASK:
+            return None
+    return fields
+
+
+def _check_one(
+    view: memoryview,
+    header: Header,
+    config: TopicConfig,
+    origin: AppendOrigin,
+    now_ms: int,
+    stamp: bool,
+) -> tuple[Header, Records, bytes, memoryview]:
+    """Checks a batch as `prepare_leader` says. Gives its header as it is to be, the buffer that it
+    is now in, and what follows the first 16 bytes: fresh ones, and a view of the rest.
+    """
+    _check_leader_batch(view, header, config, origin)
+    source: Records = view
+    body = view
+    if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
+        codec = wanted_codec(config.compression_type)
+        try:
+            if codec is not None and codec != header.attributes & COMPRESSION_MASK:
+                source = recompress(view, header, codec)
+                body, header = memoryview(source), header_at(source)
+                _check_size(header, config)
+            header = _check_records(body, header, config, now_ms, stamp)
+        except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
+            raise InvalidRecordError(str(error)) from error
+    if not (stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0):
+        rest = body[header.position + PATCH_BYTES : header.end_position]
+        return header, source, b"", rest
+    time = now_ms if stamp else header.max_timestamp_ms
+    head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
+    rest = body[header.position + HEADER_BYTES : header.end_position]
+    return header._replace(max_timestamp_ms=time), source, head, rest
 
 
 def _check_leader_batch(
@@ -236,7 +297,7 @@ def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[
         return [prepared]
     pieces: list[Prepared] = []
     current = Prepared()
-    for header, (source, _), buffer in zip(
+    for header, source, buffer in zip(
         prepared.headers, prepared.sources, prepared.buffers, strict=True
     ):
         if current.headers and (

@@ -8,6 +8,7 @@ instead, so that a short-lived one never loads numba.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from tidemark.errors import CorruptMessageError, InvalidRecordError
@@ -28,6 +29,8 @@ from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch
 _arrow: Any = None
 _walk_kernel: Any = None
 _find_kernel: Any = None
+_append_kernel: Any = None
+_WALK_KERNEL = "tidemark.records.walk_kernel"
 
 
 class RecordFacts(NamedTuple):
@@ -52,6 +55,18 @@ def _kernel(count: int) -> Any:
 
         _walk_kernel = walk_kernel
     return _walk_kernel
+
+
+def append_kernel() -> Any:
+    """`tidemark.records.append_kernel`, which checks a whole batch in one call; None while this
+    process has no use for kernels yet.
+    """
+    global _append_kernel
+    if _append_kernel is None and _WALK_KERNEL in sys.modules:
+        from tidemark.records import append_kernel
+
+        _append_kernel = append_kernel
+    return _append_kernel
 
 
 def record_facts(buffer: BytesLike, header: BatchHeader) -> RecordFacts:
