@@ -2,9 +2,10 @@
 offset of an epoch.
 
 Special values are Kafka's: -1 latest, -2 earliest, -3 largest timestamp, -4 earliest local, -5
-latest tiered. A consumer's "latest" is the high watermark (read committed: the last stable offset);
-a follower's is the log's end. A new leader whose watermark has not reached the start of its own
-epoch answers OFFSET_NOT_AVAILABLE, so that nobody sees offsets go back (KIP-207).
+latest tiered, -6 earliest not yet tiered (KIP-1023). A consumer's "latest" is the high watermark
+(read committed: the last stable offset); a follower's is the log's end. A new leader whose
+watermark has not reached the start of its own epoch answers OFFSET_NOT_AVAILABLE, so that nobody
+sees offsets go back (KIP-207).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class OffsetFinder:
         if timestamp == LATEST_TIERED:
             highest = log.highest_remote_offset
             return FoundOffset() if highest < 0 else _at(log, highest)
+        if timestamp == EARLIEST_PENDING_UPLOAD:
+            return _pending_upload(hosted)
         end = _visible_end(hosted, from_replica, read_committed)
         if timestamp == LATEST:
             _check_settled(hosted, end, from_replica)
@@ -118,6 +122,16 @@ class OffsetFinder:
 
 def _at(log: Log, offset: int) -> FoundOffset:
     return FoundOffset(offset, None, log.epoch_for_offset(offset))
+
+
+def _pending_upload(hosted: HostedPartition) -> FoundOffset:
+    """Nothing without a tier, and while a new leader does not know yet what is in it."""
+    log, highest = hosted.log, hosted.log.highest_remote_offset
+    if not hosted.config.remote_storage_enable:
+        return FoundOffset()
+    if highest < 0 and log.local_log_start_offset > log.log_start_offset:
+        return FoundOffset()
+    return _at(log, max(highest + 1, log.log_start_offset))
 
 
 def _visible_end(hosted: HostedPartition, from_replica: bool, read_committed: bool) -> int:

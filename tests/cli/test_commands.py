@@ -53,6 +53,7 @@ def properties(tmp_path: Path) -> Path:
         ["quorum", "describe"],
         ["dump-log"],
         ["delete-records"],
+        ["get-offsets"],
         ["log-dirs", "describe"],
     ],
 )

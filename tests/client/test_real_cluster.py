@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidemark.cli.local_cluster import LocalCluster
-from tidemark.client import Admin, Consumer, NewTopic, Producer
+from tidemark.client import Admin, Consumer, NewTopic, OffsetSpec, Producer
 from tidemark.errors import (
     InvalidConfigError,
     InvalidReplicationFactorError,
@@ -96,6 +96,20 @@ def test_produce_straight_after_create_and_read_everything_back(
             first = next(w for w in later if w.timestamp_ms >= 1_001_500)
             assert answer is not None
             assert (answer.offset, answer.timestamp_ms) == (first.offset, first.timestamp_ms)
+    assert sum(found_at(admin, partitions, OffsetSpec.LATEST)) == 3000
+    for spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL):
+        assert found_at(admin, partitions, spec) == [0, 0, 0]
+    newest = [max(w.offset for w in written if w.partition == p.partition) for p in partitions]
+    assert found_at(admin, partitions, OffsetSpec.MAX_TIMESTAMP) == newest
+    for spec in (OffsetSpec.LATEST_TIERED, OffsetSpec.EARLIEST_PENDING_UPLOAD):
+        assert set(admin.list_offsets(dict.fromkeys(partitions, spec)).values()) == {None}
+    with pytest.raises(ValueError, match="-7 is no timestamp"):
+        admin.list_offsets({partitions[0]: -7})
+
+
+def found_at(admin: Admin, partitions: list[TopicPartition], asked: int) -> list[int | None]:
+    answers = admin.list_offsets(dict.fromkeys(partitions, asked)).values()
+    return [None if answer is None else answer.offset for answer in answers]
 
 
 def test_a_record_too_large_for_its_topic_is_refused(cluster: LocalCluster, admin: Admin) -> None:

@@ -11,6 +11,7 @@ import pytest
 from node.offsets import (
     EARLIEST,
     EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
     LATEST,
     LATEST_TIERED,
     MAX_TIMESTAMP,
@@ -55,6 +56,7 @@ def ask(offsets: OffsetFinder, timestamp: int, **options: Any) -> tuple[int | No
         (EARLIEST_LOCAL, (0, None), (0, None)),
         (LATEST, (3, None), (4, None)),
         (LATEST_TIERED, (None, None), (None, None)),
+        (EARLIEST_PENDING_UPLOAD, (None, None), (None, None)),
         (MAX_TIMESTAMP, (None, None), (3, NOW + 99)),
         (0, (0, NOW), (0, NOW)),
         (NOW + 1, (1, NOW + 10), (1, NOW + 10)),
@@ -72,5 +74,5 @@ def test_a_consumer_is_told_nothing_above_the_high_watermark(
 
 def test_a_tiered_log_begins_earlier_than_what_is_on_this_disk() -> None:
     offsets = finder(visible=4, tiered=True)
-    asked = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP)
-    assert [ask(offsets, timestamp)[0] for timestamp in asked] == [0, 2, 1, 3]
+    asked = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP, EARLIEST_PENDING_UPLOAD)
+    assert [ask(offsets, timestamp)[0] for timestamp in asked] == [0, 2, 1, 3, 2]

@@ -23,6 +23,7 @@ from tidemark.cli import (
     dump_log,
     elect_leaders,
     features,
+    get_offsets,
     log_dirs,
     metadata,
     produce,
@@ -88,6 +89,7 @@ app.command("server")(server.server)
 app.command("dev")(dev.dev)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("get-offsets")(get_offsets.get_offsets)
 app.command("delete-records")(delete_records.delete_records)
 app.command("dump-log")(dump_log.dump_log)
 app.command("completion")(completion.completion)

@@ -1,5 +1,5 @@
-"""The part of the admin client that changes logs: deleting records, moving replicas between
-directories.
+"""The part of the admin client about logs: deleting records, looking offsets up, moving replicas
+between directories.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Mapping
 
 from tidemark.client.admin_calls import AdminCalls, Final
-from tidemark.client.models import TopicPartitionReplica
+from tidemark.client.models import OffsetAndTimestamp, OffsetSpec, TopicPartitionReplica
+from tidemark.client.offsets import OffsetLookup
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -26,7 +27,7 @@ DELETE_RECORDS = "/tidemark.v1.Log/DeleteRecords"
 
 
 class LogAdmin(AdminCalls):
-    """Deletes records, moves replicas between directories; see AsyncAdmin."""
+    """Deletes records, looks offsets up, moves replicas between directories; see AsyncAdmin."""
 
     async def alter_replica_log_dirs(
         self, moves: Mapping[TopicPartitionReplica, str]
@@ -91,6 +92,37 @@ class LogAdmin(AdminCalls):
             *(self._delete_in(p, offset, timeout_ms) for p, offset in offsets.items())
         )
         return dict(zip(offsets, found, strict=True))
+
+    async def list_offsets(
+        self,
+        wanted: Mapping[TopicPartition, int | OffsetSpec],
+        *,
+        read_committed: bool = False,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The offset of each partition for a timestamp (ms: the first record at or after it) or an
+        OffsetSpec; None where there is none. LATEST is the high watermark, with `read_committed`
+        the last stable offset. ValueError for a number that is neither.
+
+        UnknownTopicOrPartitionError, LeaderNotAvailableError after the timeout.
+        """
+        for partition, asked in wanted.items():
+            if asked < 0:
+                try:
+                    OffsetSpec(asked)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{partition}: {asked} is no timestamp and no OffsetSpec"
+                    ) from error
+        lookup = OffsetLookup(
+            self._connections,
+            self._metadata,
+            retry=self._retry,
+            rng=self._rng,
+            isolation_level=int(read_committed),
+        )
+        asked_for = {partition: int(asked) for partition, asked in wanted.items()}
+        return await lookup.list_offsets(asked_for, timeout_ms)
 
     async def _delete_in(
         self, partition: TopicPartition, offset: int, timeout_ms: int | None

@@ -53,6 +53,17 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int
 
 
+class OffsetSpec(IntEnum):
+    """Offsets that `list_offsets` knows by name, as Kafka's special timestamps."""
+
+    LATEST = -1
+    EARLIEST = -2
+    MAX_TIMESTAMP = -3
+    EARLIEST_LOCAL = -4
+    LATEST_TIERED = -5
+    EARLIEST_PENDING_UPLOAD = -6
+
+
 @dataclass(frozen=True, slots=True)
 class NewTopic:
     """A topic to create; None for a count takes the cluster's default.

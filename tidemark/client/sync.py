@@ -34,6 +34,7 @@ from tidemark.client.models import (
     NewTopic,
     NodeFeatures,
     OffsetAndTimestamp,
+    OffsetSpec,
     PartitionReassignment,
     QuorumDescription,
     RecordMetadata,
@@ -464,6 +465,17 @@ class Admin(_Face):
     ) -> dict[TopicPartition, int]:
         """Deletes the records below offsets; gives the low watermarks."""
         return self._thread.run(self._core.delete_records(offsets, timeout_ms=timeout_ms))
+
+    def list_offsets(
+        self,
+        wanted: Mapping[TopicPartition, int | OffsetSpec],
+        *,
+        read_committed: bool = False,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Offsets by timestamp or OffsetSpec."""
+        work = self._core.list_offsets(wanted, read_committed=read_committed, timeout_ms=timeout_ms)
+        return self._thread.run(work)
 
     def add_raft_voter(
         self,

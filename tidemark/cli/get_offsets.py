@@ -1,0 +1,103 @@
+"""`tidemark get-offsets`: offsets of partitions, by name or by time (Kafka's kafka-get-offsets).
+
+tidemark get-offsets events --time 2026-11-21T08:00:00Z
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.session import Session, with_session
+from tidemark.errors import ConfigError, UnknownTopicOrPartitionError
+from tidemark.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemark.client.sync import Admin
+
+_NAMES = "latest, earliest, max-timestamp, earliest-local, latest-tiered, earliest-pending-upload"
+
+
+@with_session
+def get_offsets(
+    session: Session,
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC]...", help="Topics; default: all but internal ones."),
+    ] = None,
+    topic_partitions: Annotated[
+        list[str] | None,
+        typer.Option("--topic-partition", help="Of these only, like events-0; repeatable."),
+    ] = None,
+    time: Annotated[
+        str,
+        typer.Option(
+            help=f"{_NAMES}, milliseconds since 1970, or a time like 2026-11-21T08:00:00Z: the "
+            "first record at or after it."
+        ),
+    ] = "latest",
+    read_committed: Annotated[
+        bool,
+        typer.Option("--read-committed", help="latest is the end of what is committed."),
+    ] = False,
+) -> None:
+    """Show the offsets of partitions: where they begin and end, or which record has a time."""
+
+    asked = asked_of(time)
+    with session.admin() as admin:
+        partitions = _partitions(admin, topics or [], topic_partitions or [])
+        found = admin.list_offsets(dict.fromkeys(partitions, asked), read_committed=read_committed)
+    session.show(
+        [
+            {
+                **partition._asdict(),
+                "offset": None if answer is None else answer.offset,
+                "timestamp_ms": None if answer is None or answer.timestamp_ms < 0 else answer[1],
+            }
+            for partition, answer in found.items()
+        ],
+        ("PARTITION", "OFFSET", "TIMESTAMP"),
+        [
+            (partition, None, None)
+            if answer is None
+            else (partition, answer.offset, answer.timestamp_ms if answer[1] >= 0 else None)
+            for partition, answer in found.items()
+        ],
+        empty="no partitions",
+    )
+
+
+def asked_of(text: str) -> int:
+    """A name as OffsetSpec, else a time in ms; raises ConfigError."""
+    from tidemark.client.models import OffsetSpec
+
+    name = text.strip().upper().replace("-", "_")
+    if name in OffsetSpec.__members__:
+        return OffsetSpec[name]
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"--time {text!r} is none of {_NAMES}, ms, or a time") from None
+    return round(moment.astimezone().timestamp() * 1000)
+
+
+def _partitions(admin: Admin, topics: list[str], named: list[str]) -> list[TopicPartition]:
+    from tidemark.cli.reassignment import parse_partition
+
+    wanted = [parse_partition(text) for text in named]
+    if not topics and not wanted:
+        topics = [topic.name for topic in admin.list_topics()]
+    described = admin.describe_topics(topics) if topics else {}
+    missing = [name for name in topics if name not in described]
+    if missing:
+        raise UnknownTopicOrPartitionError(f"there is no topic {missing[0]!r}")
+    wanted += [
+        TopicPartition(name, partition.partition)
+        for name, topic in described.items()
+        for partition in topic.partitions
+    ]
+    return list(dict.fromkeys(wanted))
