@@ -436,7 +436,7 @@ class ListOffsetsRequest(_message.Message):
         current_leader_epoch: _builtins.int
         """-1: not checked"""
         timestamp: _builtins.int
-        """ms, or -1 latest, -2 earliest, -3 max timestamp, -4 earliest local, -5 latest tiered"""
+        """ms, or -1 latest, -2 earliest, -3 max timestamp, -4 earliest local, -5 latest tiered, -6 earliest not yet tiered"""
         def __init__(
             self,
             *,
