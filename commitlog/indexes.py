@@ -323,6 +323,8 @@ class TransactionIndex:
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
+        self.is_checked = False  # are the entries known to be the batches'?
+        self.is_doubtful = False  # may a file be missing?
         self._unsynced = True
 
     def take_unsynced(self) -> bool:
@@ -375,5 +377,6 @@ class TransactionIndex:
         file.close()
 
     def reset(self) -> None:
-        """Removes the file."""
+        """Removes the file: what comes in from now on is right."""
         self.directory.remove(self.name)
+        self.is_checked = True

@@ -502,15 +502,6 @@ class LogManager:
                     log.flush()
                     log.last_flush_ms = now_ms
 
-    def flush_due(self) -> None:
-        """Flushes the logs whose flush.ms is over."""
-        now_ms = self._now_ms()
-        for log in self.logs():
-            if now_ms - log.last_flush_ms >= log.config.flush_ms:
-                with suppress(LogDirectoryOfflineError):  # the others go on
-                    log.flush()
-                    log.last_flush_ms = now_ms
-
     def checkpoint_log_start_offsets(self) -> None:
         """Writes the log starts that the files do not tell: those within or below a segment."""
         self.checkpoints.write(

@@ -10,7 +10,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from commitlog.indexes import CorruptIndexError
+from commitlog.loader import replay_producers
 from commitlog.segment import Segment
+from commitlog.txn_recovery import check_transactions
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
@@ -136,9 +138,11 @@ def aborted_transactions(log: Log, start: int, end: int) -> list[AbortedTransact
     last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
     """
     found: list[AbortedTransaction] = []
-    for segment in log.segments:
-        if segment is not log.active_segment and segment.next_offset <= start:
+    for number, segment in enumerate(log.segments):
+        if segment.next_offset <= start and segment is not log.active_segment:
             continue
+        if not segment.txn_index.is_checked:
+            check_transactions(log.directory, list(log.segments[: number + 1]), replay_producers)
         for entry in segment.txn_index.entries():
             if entry.last_offset >= start and entry.first_offset < end:
                 found.append(entry)

@@ -119,6 +119,7 @@ class Segment:
         for name in segment.file_names[1:]:
             directory.remove(name)
         segment.file.truncate(0)
+        segment.txn_index.is_checked = True
         return segment
 
     # --- what it is
@@ -296,6 +297,7 @@ class Segment:
         try:
             for name in names:
                 if not self.directory.exists(name):
+                    self.txn_index.is_doubtful = True
                     raise CorruptIndexError(f"{name} is missing")
             if not self._size and not any(self.directory.size_of(name) for name in names):
                 self._reset()  # nothing to learn: an idle log costs a start no open file

@@ -1,25 +1,36 @@
-"""Transaction indexes after an unclean stop: made anew for every segment that is recovered.
+"""Transaction indexes: made anew for every segment that is recovered, checked before the first use.
 
 Entries are not synced with the batches they stand for, and without its entry an aborted
 transaction would be shown to read_committed consumers. So recovery takes the open transactions at
 the first recovered segment (newest sound producer snapshot before it, and the batches between) and
 follows markers from there on, as Kafka's LogSegment.recover does.
+
+A file that was there before has no checksum, and the cleaner removes records by it. So its entries
+are compared once with what the segment's batches say, and written anew where they differ. (Kafka
+believes them.) Where there is no file, nothing was aborted; unless other index files are missing,
+too: then somebody removed them all to have them made anew.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from commitlog.batches import Header, end_transaction
+from commitlog.batches import HEADER_BYTES, Header, end_transaction
 from commitlog.files import Directory
+from commitlog.indexes import CorruptIndexError
 from commitlog.producer_state import ProducerStateManager
 from commitlog.segment import Segment
+from commitlog.types import AbortedTransaction
 
 if TYPE_CHECKING:
     from commitlog.batch_table import BatchTable
 
+_log = logging.getLogger(__name__)
+
 _NEVER_MS = 1 << 62
+_CHUNK_BYTES = 1 << 20
 
 
 class TransactionRecovery:
@@ -40,12 +51,18 @@ class TransactionRecovery:
         self._base_offset = base_offset
         self._replay = replay
         self._state: ProducerStateManager | None = None
-        self._segment: Segment | None = None
+        self._take: Callable[[AbortedTransaction], None] = lambda _: None
 
     def begin(self, segment: Segment) -> None:
         """The batches that follow are this segment's; its index starts empty."""
-        self._segment = segment
         segment.txn_index.reset()
+        self._take = segment.txn_index.append
+
+    def collect(self) -> list[AbortedTransaction]:
+        """The list that is filled from the batches that follow; no file is touched."""
+        found: list[AbortedTransaction] = []
+        self._take = found.append
+        return found
 
     def on_batches(self, table: BatchTable) -> None:
         """Takes in sound batches; adds an entry where one ends an aborted transaction."""
@@ -60,5 +77,52 @@ class TransactionRecovery:
                 self._replay(self._state, self._before, self._base_offset)
         ended = end_transaction(buffer, header.position) if header.is_control else None
         aborted = self._state.update(header, ended)
-        if aborted is not None and self._segment is not None:
-            self._segment.txn_index.append(aborted)
+        if aborted is not None:
+            self._take(aborted)
+
+
+def check_transactions(
+    directory: Directory,
+    segments: list[Segment],
+    replay: Callable[[ProducerStateManager, list[Segment], int], None],
+) -> None:
+    """Brings the transaction index of the last of these segments in line with its batches; leaves
+    it as it is where they are damaged, if it can be read at all.
+    """
+    segment = segments[-1]
+    index = segment.txn_index
+    index.is_checked = True
+    if not index.is_doubtful and not directory.exists(index.name):
+        return
+    recovery = TransactionRecovery(directory, segments[:-1], segment.base_offset, replay)
+    wanted = recovery.collect()
+    is_whole = _feed(recovery, segment)
+    try:
+        if not is_whole or index.entries() == wanted:
+            return
+    except CorruptIndexError as error:
+        _log.warning("%s: %s", directory.path, error)
+    _log.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
+    index.reset()
+    for aborted in wanted:
+        index.append(aborted)
+
+
+def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
+    """All batches of a segment; False where they are damaged."""
+    from commitlog.batch_table import BatchTable, claimed_size, sound_batches
+
+    position, wanted = 0, _CHUNK_BYTES
+    while position < segment.size_bytes:
+        size = min(wanted, segment.size_bytes - position)
+        view = memoryview(segment.file.pread(size, position))
+        positions, end, is_damaged = sound_batches(view)
+        if len(positions):
+            recovery.on_batches(BatchTable(view[:end], positions))
+        elif len(view) >= HEADER_BYTES and not is_damaged and claimed_size(view, 0) > wanted:
+            wanted = claimed_size(view, 0)
+            continue
+        if is_damaged or not end:
+            return False
+        position, wanted = position + end, _CHUNK_BYTES
+    return True
