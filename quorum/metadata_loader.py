@@ -2,8 +2,8 @@
 
 One per node, controller or broker, registered with the Raft client. Committed batches are replayed
 into one delta, the image moves on, and each publisher hears of it in the order they were added.
-Nothing is published before the image has caught up with the high watermark once: a starting broker
-must not act on the past. Snapshots are written by size and time on another thread; the image is
+Nothing is published before Raft says that the image has caught up once: a starting broker must not
+act on the past. Snapshots are written by size and time on another thread; the image is
 immutable, so the state machine goes on meanwhile. Modelled on Kafka's MetadataLoader and
 SnapshotGenerator (KIP-630, KIP-876).
 """
@@ -114,7 +114,7 @@ class MetadataLoader:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the image has reached the high watermark once since the start."""
+        """Whether the image has everything that was committed when the node heard of a leader."""
         return self._caught_up
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
@@ -150,11 +150,8 @@ class MetadataLoader:
             self._bytes_since_snapshot += batch.size_bytes or sum(map(len, batch.values))
         last = batches[-1]
         self._image = delta.apply(last.last_offset, last.epoch)
-        high_watermark = self._raft.high_watermark
         if self._caught_up:
             self._publish(delta)
-        elif high_watermark is not None and self._image.end_offset >= high_watermark:
-            self._catch_up()
         before = delta.image.features.get(METADATA_VERSION)
         if before not in (None, self._image.features.get(METADATA_VERSION)):
             # An older version may begin from there after a downgrade (KIP-778).
@@ -190,11 +187,19 @@ class MetadataLoader:
         if change is not None:
             self._publish(change)
 
+    def handle_caught_up(self) -> None:
+        """From now on publishers hear of everything, of the whole image first."""
+        if self._caught_up or self._closed:
+            return
+        self._caught_up = True
+        delta = diff(EMPTY_IMAGE, self._image)
+        for publisher in self._publishers:
+            self._first_call(publisher, delta, self._image)
+        self._wake()
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """A leader has applied all that was committed before its epoch: it has caught up."""
+        """Tells on who leads."""
         self._leader = leader
-        if leader.is_leader(self._raft.node_id) and not self._caught_up and not self._closed:
-            self._catch_up()
         for listener in self._leader_listeners:
             listener(leader)
 
@@ -222,13 +227,6 @@ class MetadataLoader:
             raise FatalError(
                 f"can not apply {where} of the metadata log: {_told(error, delta)}"
             ) from error
-
-    def _catch_up(self) -> None:
-        self._caught_up = True
-        delta = diff(EMPTY_IMAGE, self._image)
-        for publisher in self._publishers:
-            self._first_call(publisher, delta, self._image)
-        self._wake()
 
     def _first_call(
         self, publisher: MetadataPublisher, delta: MetadataDelta, image: MetadataImage

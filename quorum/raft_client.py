@@ -60,6 +60,11 @@ class RaftListener(Protocol):
         A load under way is given up (its generator is closed) when a newer snapshot is needed.
         """
 
+    def handle_caught_up(self) -> None:
+        """Once: this listener has heard of everything that was committed when the leader began, by
+        what the leader told this replica (or by its own leadership). Commits and checkpoints that
+        it heard of before may be far in the past."""
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         """A new leader or epoch. The leader's own listener hears of its leadership only once it
         has applied every committed record up to the start of the epoch: it may generate records

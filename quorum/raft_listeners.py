@@ -36,6 +36,7 @@ class _Position:
     listener: RaftListener
     next_offset: int = 0
     told: LeaderAndEpoch | None = None
+    caught_up: bool = False
     load: _Load | None = None
 
 
@@ -62,6 +63,7 @@ class Listeners:
                 more = True
                 continue
             more |= self._commit(position)
+            self._tell_caught_up(position)
             self._tell_leader(position)
         return more
 
@@ -102,6 +104,13 @@ class Listeners:
         if batches:
             position.listener.handle_commit(batches)
         return following < high_watermark
+
+    def _tell_caught_up(self, position: _Position) -> None:
+        """Control records move the position too, so it does not matter what the log ends in."""
+        committed = self._replica.committed_offset
+        if not position.caught_up and committed is not None and position.next_offset >= committed:
+            position.caught_up = True
+            position.listener.handle_caught_up()
 
     def _tell_leader(self, position: _Position) -> None:
         leader = self._replica.leader_and_epoch

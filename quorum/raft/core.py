@@ -199,6 +199,33 @@ class ReplicaCore:
             case _:
                 return None
 
+    @property
+    def committed_offset(self) -> int | None:
+        """Below here all is committed that was so when this epoch's leader began, and more by what
+        is known: who has applied it has caught up. None until the leader tells. This replica's own
+        `high_watermark` is no measure: after a restart it begins at the newest checkpoint.
+        """
+        match self.role:
+            case Leader():
+                return self.role.epoch_start_offset + 1
+            case Follower():
+                return self.role.leader_high_watermark
+            case _:
+                return None
+
+    @property
+    def told_high_watermark(self) -> int | None:
+        """What this replica tells of its high watermark. A leader knows it from its first own
+        committed record on, and until then no more than it knew as a follower; a follower keeps to
+        itself what the leader of this epoch has not told it, so that the leader answers at once.
+        """
+        role, known = self.role, self.high_watermark
+        if isinstance(role, Leader) and known is not None and known > role.epoch_start_offset:
+            return known
+        if isinstance(role, Follower) and role.leader_high_watermark is not None:
+            return known
+        return None
+
     # --- transitions ------------------------------------------------------------------------------
 
     def _become(self, role: Role, now_ms: int) -> None:

@@ -61,7 +61,7 @@ class Following(Elections):
             self.epoch,
             self.log.end_offset,
             self.log.last_epoch,
-            self.high_watermark,
+            self.told_high_watermark,
             self.config.fetch_wait_ms,
             self.config.fetch_max_bytes,
         )

@@ -84,9 +84,9 @@ class Leading(Following):
         start = self.log.start_offset
         if isinstance(position, Diverging):
             diverging = (position.epoch, position.end_offset)
-            return FetchResponse(self._header(), self.high_watermark, start, diverging)
+            return FetchResponse(self._header(), self.told_high_watermark, start, diverging)
         snapshot = position.snapshot
-        return FetchResponse(self._header(), self.high_watermark, start, snapshot_id=snapshot)
+        return FetchResponse(self._header(), self.told_high_watermark, start, snapshot_id=snapshot)
 
     def _progress_of(self, role: Leader, key: ReplicaKey) -> ReplicaProgress | None:
         """The state kept of a fetcher; None for one that is no replica (id below 0) or
@@ -119,11 +119,12 @@ class Leading(Following):
         once, a mere step of the high watermark a moment later."""
         if request.fetch_offset < self.log.end_offset:
             return now_ms
-        if self.high_watermark is None:
+        high_watermark = self.told_high_watermark
+        if high_watermark is None:
             return FOREVER_MS
         if request.high_watermark is None:
             return now_ms
-        lags = request.high_watermark < self.high_watermark
+        lags = request.high_watermark < high_watermark
         return now_ms + HIGH_WATERMARK_LINGER_MS if lags else FOREVER_MS
 
     def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
@@ -139,7 +140,7 @@ class Leading(Following):
 
     def _answer_fetch(self, fetch: ParkedFetch) -> None:
         request = fetch.request
-        response = FetchResponse(self._header(), self.high_watermark, self.log.start_offset)
+        response = FetchResponse(self._header(), self.told_high_watermark, self.log.start_offset)
         read = None
         if request.fetch_offset < self.log.end_offset:
             limit = min(request.max_bytes, self.config.fetch_max_bytes)

@@ -39,6 +39,9 @@ class Committed:
     def handle_load_snapshot(self, reader: Any) -> None:
         return None
 
+    def handle_caught_up(self) -> None:
+        return None
+
     def handle_leader_change(self, leader: Any) -> None:
         if leader.is_leader(self.node_id):
             self.leads.set()

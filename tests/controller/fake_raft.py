@@ -96,6 +96,7 @@ class FakeRaft:
         self._quorum = quorum
         self.node_id = node_id
         self._listeners: dict[int, tuple[RaftListener, int]] = {}
+        self._caught_up: set[int] = set()
         self.snapshots: list[FakeSnapshot] = []
         self.endpoints: dict[int, Endpoint] = {}
         self.fail_snapshots = False
@@ -134,6 +135,7 @@ class FakeRaft:
             self._listeners[id(listener)] = (listener, newest.id.end_offset)
         self.deliver()
         if self._quorum.leader_id is not None:
+            self._tell_caught_up(listener)
             listener.handle_leader_change(self.leader_and_epoch)
 
     def deliver(self) -> None:
@@ -143,9 +145,17 @@ class FakeRaft:
             if news:
                 self._listeners[key] = (listener, news[-1].last_offset + 1)
                 listener.handle_commit(news)
+                self._tell_caught_up(listener)
+
+    def _tell_caught_up(self, listener: RaftListener) -> None:
+        if id(listener) not in self._caught_up:
+            self._caught_up.add(id(listener))
+            listener.handle_caught_up()
 
     def tell_leader(self) -> None:
         for listener, _ in list(self._listeners.values()):
+            if self._quorum.leader_id is not None:
+                self._tell_caught_up(listener)
             listener.handle_leader_change(self.leader_and_epoch)
 
     def resign(self, epoch: int) -> None:

@@ -82,6 +82,9 @@ def test_nothing_is_published_before_the_image_has_caught_up() -> None:
         await asyncio.sleep(1)
         assert not waiting.done()
         loader.handle_commit(batches[4:])
+        await asyncio.sleep(1)
+        assert (waiting.done(), heard.images) == (False, [])
+        loader.handle_caught_up()
         await waiting
         assert [image.offset for image in heard.images] == [9]
 

@@ -26,6 +26,7 @@ class Listener:
         self.loaded: list[bytes] = []
         self.loaded_end = 0
         self.leaders: list[tuple[LeaderAndEpoch, int]] = []
+        self.caught_up_at: list[int] = []
 
     @property
     def next_offset(self) -> int:
@@ -37,6 +38,9 @@ class Listener:
     def handle_load_snapshot(self, reader: SnapshotReader) -> None:
         self.loaded = [value for batch in reader.batches() for value in batch]
         self.loaded_end = reader.id.end_offset
+
+    def handle_caught_up(self) -> None:
+        self.caught_up_at.append(self.next_offset)
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self.leaders.append((leader, self.next_offset))

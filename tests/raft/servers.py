@@ -37,6 +37,7 @@ class Recorder:
         self.leader = LeaderAndEpoch(None, -1)
         self.snapshots_loaded = 0
         self.leaders: list[LeaderAndEpoch] = []
+        self.caught_up_at: int | None = None
 
     def handle_commit(self, batches: list[CommittedBatch]) -> None:
         for batch in batches:
@@ -49,6 +50,10 @@ class Recorder:
         self.values = [value for batch in reader.batches() for value in batch]
         self.next_offset = reader.id.end_offset
         self.snapshots_loaded += 1
+
+    def handle_caught_up(self) -> None:
+        assert self.caught_up_at is None
+        self.caught_up_at = self.next_offset
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self.leader = leader

@@ -24,6 +24,7 @@ class FakeReplica:
     high_watermark: int | None = 10
     leader_and_epoch: LeaderAndEpoch = LEADER
     role: object = None
+    committed_offset: int | None = 8
 
 
 @dataclass
@@ -70,6 +71,9 @@ class Slow:
             raise
         self.heard.append(f"loaded {reader.id.end_offset}")
 
+    def handle_caught_up(self) -> None:
+        self.heard.append("caught up")
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self.heard.append(f"leader {leader.leader_id}")
 
@@ -90,7 +94,7 @@ def test_each_round_is_one_step_and_nothing_else_comes_before_the_last() -> None
     assert sum(iter(listeners.deliver, False)) == 4
     assert listener.heard == [
         *("step 0 of 5", "step 1 of 5", "step 2 of 5", "loaded 5"),
-        *("commit 5", "leader 2", "commit 6", "commit 7", "commit 8", "commit 9"),
+        *("commit 5", "leader 2", "commit 6", "commit 7", "caught up", "commit 8", "commit 9"),
     ]
 
 
@@ -114,7 +118,7 @@ def test_a_load_is_given_up_when_the_log_begins_behind_it() -> None:
         listeners.deliver()
     assert listener.heard == [
         *("step 0 of 5", "given up 5", "step 0 of 20", "step 1 of 20", "step 2 of 20"),
-        *("loaded 20", "commit 20", "leader 2"),
+        *("loaded 20", "commit 20", "caught up", "leader 2"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The invariants I1-I8 of the quorum, checked as things happen; each names itself in its message.
+"""The invariants I1-I9 of the quorum, checked as things happen; each names itself in its message.
 
 I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote
 per epoch; I3 the high watermark never goes back, and a majority of voters holds everything below it
@@ -6,7 +6,7 @@ durably; I4 a leader has every committed record; I5 logs are equal below the hig
 nothing below the high watermark is cut; I7 a checkpoint is at or below the high watermark, a log
 that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is the
 same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its
-checkpoint.
+checkpoint; I9 a listener is told that it caught up when it has all that earlier epochs committed.
 """
 
 from __future__ import annotations
@@ -130,6 +130,19 @@ class Checks:
                 position=position,
                 epoch_start=role.epoch_start_offset,
             )
+
+    def on_caught_up(self, node: SimNode) -> None:
+        """Commits of the leader's own epoch may be going on: those before it are meant."""
+        epoch = node.replica.epoch
+        committed = max((end for e, end in self._committed_in.items() if e < epoch), default=0)
+        position = node.listeners.next_offset(node.image)
+        self._require(
+            position >= committed,
+            "I9 who is told that it caught up has what earlier epochs committed",
+            node,
+            position=position,
+            committed=committed,
+        )
 
     # --- after every event (I1, I3, I4, I5, I7) ---------------------------------------------------
 

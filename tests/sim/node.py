@@ -106,6 +106,9 @@ class Image:
         self.offset = reader.id.end_offset
         self._node.world.checks.on_snapshot_loaded(self._node, reader.id, self.digest())
 
+    def handle_caught_up(self) -> None:
+        self._node.world.checks.on_caught_up(self._node)
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self._node.world.checks.on_leader_told(self._node, leader)
 

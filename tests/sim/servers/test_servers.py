@@ -20,6 +20,8 @@ from tidemark.errors import TidemarkError
 
 SEEDS = max(10, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
 """`scripts/test` runs 62, about 40 s."""
+ENOUGH_FOR_A_FULL_DISK = 40
+"""One in five seeds has one; ten may have none."""
 
 CAUGHT_FROM = {"answers-before-commit": 4, "leaves-out-of-snapshots": 0}
 SEARCHED = 20
@@ -62,7 +64,8 @@ def test_the_seeds_meet_what_they_are_for():
     ):
         assert seen[kind], kind
     assert any(seen[kind] for kind in seen if kind.startswith("fsync fails"))
-    assert any(seen[kind] for kind in seen if kind.startswith("disk full"))
+    full = any(seen[kind] for kind in seen if kind.startswith("disk full"))
+    assert full or SEEDS < ENOUGH_FOR_A_FULL_DISK
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed():

@@ -1,7 +1,7 @@
 """A cluster of the real servers under one seed: faults for a while, clients all the while, then
 healing, and what must hold.
 
-Invariants I1-I8 as in `tests.sim.checks`, after every event of every replica; besides: a change
+Invariants I1-I9 as in `tests.sim.checks`, after every event of every replica; besides: a change
 that was acknowledged is in every image in the end, and the answers of all clients are explained by
 one order of their changes; the image at an offset is the same on every node; in every image a
 partition's leader is in its ISR and in service with its directory, and the ISR within its replicas;
