@@ -187,6 +187,11 @@ class Log:
         return self._recovery_point
 
     @property
+    def names_are_durable(self) -> bool:
+        """Would a crash leave the files that there are now?"""
+        return self._names_changed <= self._names_synced
+
+    @property
     def high_watermark(self) -> int:
         """Everything below is replicated, and shown to consumers."""
         return self._high_watermark

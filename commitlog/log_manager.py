@@ -503,13 +503,16 @@ class LogManager:
                     log.last_flush_ms = now_ms
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Writes the log starts that the files do not tell: those within or below a segment."""
+        """Writes the log starts that the files do not tell: those within or below a segment, or
+        where a crash may bring back others.
+        """
         self.checkpoints.write(
             LOG_START_OFFSET_CHECKPOINT,
             lambda: {
                 log.topic_partition: log.log_start_offset
                 for log in self.logs()
                 if log.log_start_offset != log.segments[0].base_offset
+                or (log.log_start_offset and not log.names_are_durable)
             },
             self.directories,
         )

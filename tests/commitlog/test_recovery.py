@@ -338,3 +338,23 @@ def test_a_clock_that_jumped_changes_no_record_of_a_recovered_log(now: int) -> N
     end = found.log_end_offset
     found.append_as_leader(batch(1, timestamp=max(now, 0)), 50, now)
     assert offsets_of(found)[-1] == end
+
+
+def test_a_checkpointed_start_stays_where_a_crash_brings_deleted_segments_back() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = logs.get_or_create(TP, None, SMALL)
+    fill(log, 8)
+    log.flush()
+    start = log.segments[3].base_offset
+    log.increment_log_start_offset(start)
+    assert len(log.delete_expired(NOW)) == 3
+    logs.checkpoint_log_start_offsets()
+    disk.crash("nothing")  # the names of the deleted files, too
+    logs = manager(disk)
+    logs.open()
+    again = logs.get(TP)
+    assert again is not None
+    assert again.log_start_offset == start
+    assert offsets_of(again)[0] == start
