@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from uuid import UUID
 
 from commitlog import invariants, lookup, retention
@@ -69,6 +69,7 @@ class Log:
         self.highest_remote_offset = -1
         self.on_truncation: Callable[[Log], None] | None = None
         self.on_roll: Callable[[Log, bool], None] = lambda _, __: None
+        self.changed: set[Log] = set()  # it adds itself after each change (`commitlog.changes`)
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
@@ -80,7 +81,7 @@ class Log:
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
         self._failed: FatalError | None = None
         self._unflushed_messages = self.last_flush_ms = self._now_ms = self.recovered_bytes_cut = 0
-        self._deleted = retention.DeletedFiles(directory)
+        self.deleted_files = retention.DeletedFiles(directory)
         self._jitter_ms = 0  # of the active segment
 
     @classmethod
@@ -155,6 +156,7 @@ class Log:
         self._config = config
         for segment in self._segments:
             segment.config = config
+        self.changed.add(self)
         self._jitter_ms = roll_jitter_ms(config, self.topic_partition, self._bases[-1])
 
     @property
@@ -288,6 +290,7 @@ class Log:
         if prepared.has_producers:
             self._update_producers(prepared)
         self.producers.end_offset = self._log_end_offset
+        self.changed.add(self)
         self._unflushed_messages += self._log_end_offset - headers[0].base_offset
         if self._unflushed_messages >= self._config.flush_messages:
             self.flush()
@@ -370,6 +373,7 @@ class Log:
         offset = min(offset, self._log_end_offset)
         if offset > self._high_watermark:
             self._high_watermark = offset
+            self.changed.add(self)
             self.producers.on_high_watermark(offset)
         return self._high_watermark
 
@@ -386,6 +390,7 @@ class Log:
         if offset <= self._log_start_offset:
             return False
         self._log_start_offset = offset
+        self.changed.add(self)
         self.epochs.truncate_from_start(offset)
         return True
 
@@ -419,11 +424,13 @@ class Log:
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
         self._names_changed += 1
+        self.changed.add(self)
         return Segment.create(self.directory, base_offset, self._config, now_ms)
 
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
+        self.changed.add(self)
         self._jitter_ms = roll_jitter_ms(self._config, self.topic_partition, self._bases[-1])
 
     def delete_expired(self, now_ms: int) -> list[DeletedSegment]:
@@ -444,7 +451,7 @@ class Log:
         """Puts the cleaned segments of `new_bases` in place of `old`; for `commitlog.cleaner`."""
         with self._lock:
             names = swap_files(self.directory, old, new_bases)
-            self._deleted.add(now_ms + self._config.file_delete_delay_ms, names)
+            self.deleted_files.add(now_ms + self._config.file_delete_delay_ms, names)
             self._set_segments(with_cleaned(self._segments, old, new_bases, now_ms))
             for segment in old:
                 if segment.base_offset not in new_bases:
@@ -452,12 +459,12 @@ class Log:
 
     def _rename_deleted(self, segment: Segment, now_ms: int) -> None:
         names = retention.rename_deleted(self.directory, segment)
-        self._deleted.add(now_ms + self._config.file_delete_delay_ms, [names])
+        self.deleted_files.add(now_ms + self._config.file_delete_delay_ms, [names])
         self._names_changed += 1
 
     def purge_deleted(self, now_ms: int) -> int:
         """Removes the files whose delete delay is over; returns how many segments went."""
-        return self._deleted.purge(now_ms)
+        return self.deleted_files.purge(now_ms)
 
     # --- truncation
 
@@ -502,6 +509,7 @@ class Log:
         self._log_start_offset = min(self._log_start_offset, end_offset)
         self._high_watermark = max(min(self._high_watermark, end_offset), self._log_start_offset)
         self._recovery_point = min(self._recovery_point, end_offset)
+        self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
         self.epochs.flush()
         self._reload_producers(self._now_ms)
@@ -523,21 +531,6 @@ class Log:
             self.directory.remove(name)
         self._names_changed += 1
 
-    def rebuild_from_remote(
-        self,
-        epoch_entries: Iterable[tuple[int, int]],
-        producer_snapshot: bytes | None,
-        start_offset: int,
-        log_start_offset: int | None = None,
-    ) -> None:
-        """A follower begins at `start_offset`, epochs and producers from the tier (KIP-405)."""
-        start = self._log_start_offset if log_start_offset is None else log_start_offset
-        self.truncate_fully_and_start_at(start_offset, min(start, start_offset))
-        self.epochs.replace(epoch_entries)
-        self.epochs.truncate_from_end(start_offset)
-        if producer_snapshot is not None:
-            self.producers.install(producer_snapshot, start_offset, self._now_ms)
-
     # --- durability
 
     def move_to(self, place: Callable[[], tuple[Directory, list[Segment]]]) -> None:
@@ -546,7 +539,7 @@ class Log:
             directory, segments = place()
             self.directory = self.epochs.directory = self.producers.directory = directory
             self._set_segments(segments)
-            self._deleted = retention.DeletedFiles(directory)
+            self.deleted_files = retention.DeletedFiles(directory)
             self._recovery_point, self._names_synced = self._log_end_offset, self._names_changed
 
     def flush(self, offset: int | None = None) -> None:
@@ -582,6 +575,7 @@ class Log:
             self._names_synced = max(self._names_synced, pending.names)
             if pending.end_offset >= self._log_end_offset:
                 self._unflushed_messages = 0
+        self.changed.add(self)
 
     def close(self, clean: bool = True) -> None:
         """Gives the files back; a clean close writes indexes and producers, syncs what is new."""

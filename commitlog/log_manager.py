@@ -16,11 +16,12 @@ to the event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from uuid import UUID, uuid4
 
+from commitlog.changes import Changes
 from commitlog.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
@@ -29,12 +30,14 @@ from commitlog.checkpoints import (
     PartitionMetadata,
 )
 from commitlog.files import Directory, DirectoryLock
+from commitlog.flushing import FlushPasses
 from commitlog.log import Log
 from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.offset_checkpoints import LogCheckpoints
 from commitlog.open_files import OPEN_FILES
+from commitlog.threads import work_off
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
 from tidemark.types import METADATA_TOPIC, TopicPartition, uuid_to_text
@@ -77,7 +80,13 @@ class LogManager:
         self._unopened: set[str] = set()  # paths of directories with such logs
         self._locks: list[DirectoryLock] = []
         self._deleted: list[tuple[int, LogDirectory, str]] = []
-        self.checkpoints = LogCheckpoints(lambda: self._homes)
+        self.changes = Changes()
+        self.checkpoints = LogCheckpoints(self.changes, self._logs, self._homes)
+        self._flushes = FlushPasses(self.changes)
+        self._purgeable = self.changes.reader()
+        self._policies = self.changes.reader()
+        self._compacted: set[Log] = set()
+        self._producer_expiration_ms = config.producer_id_expiration_ms
         self.on_cut: Callable[[Log], None] | None = None
         self.on_removed: Callable[[TopicPartition], None] | None = None
         self.on_moved: Callable[[TopicPartition, LogDirectory], None] = lambda _, __: None
@@ -135,7 +144,9 @@ class LogManager:
             self._lost[topic_partition] = self._homes.pop(topic_partition)
             if self.on_removed is not None:  # the cleaner lets go of it
                 self.on_removed(topic_partition)
-            self._logs.pop(topic_partition).close(clean=False)
+            log = self._logs.pop(topic_partition)
+            log.close(clean=False)
+            self.changes.note((log,))
         self.moves.drop_offline()
         return dropped
 
@@ -194,18 +205,20 @@ class LogManager:
             if self._is_current(topic_partition, directory):
                 found.append((topic_partition, name))
 
+        config_of = cache(self._config_of)  # a topic's is the same for all of its partitions
+
         def open_one(item: tuple[TopicPartition, str]) -> None:
             topic_partition, name = item
             try:
                 log = Log.open(
                     directory.subdirectory(name, create=False),
                     topic_partition,
-                    self._topic_config(topic_partition.topic) or server_defaults(self._config),
+                    config_of(topic_partition.topic),
                     now_ms=self._now_ms(),
                     recovery_point=recovery_points.get(topic_partition),
                     log_start_offset=starts.get(topic_partition, 0),
                     clean=clean,
-                    producer_expiration_ms=self._config.producer_id_expiration_ms,
+                    producer_expiration_ms=self._producer_expiration_ms,
                 )
             except LogDirectoryOfflineError:
                 self._lost[topic_partition] = directory
@@ -221,9 +234,8 @@ class LogManager:
             self._add(log, directory)
 
         threads = 1 if clean else self._config.num_recovery_threads_per_data_dir
-        with ThreadPoolExecutor(threads, "log-recovery") as pool:
-            for _ in pool.map(open_one, found):
-                continue
+        work_off([found], open_one, threads, "log-recovery")
+        self.checkpoints.prune(directory, {topic_partition for topic_partition, _ in found})
         if not directory.is_online:
             return
         _log.info(
@@ -232,6 +244,9 @@ class LogManager:
             len(found),
             "a clean" if clean else "an unclean",
         )
+
+    def _config_of(self, topic: str) -> TopicConfig:
+        return self._topic_config(topic) or server_defaults(self._config)
 
     def _is_current(self, topic_partition: TopicPartition, directory: LogDirectory) -> bool:
         """Of two logs of a partition the one that the metadata knows stays, the other is set aside:
@@ -267,29 +282,34 @@ class LogManager:
     def _add(self, log: Log, directory: LogDirectory) -> None:
         log.on_truncation = self._on_truncation
         log.on_roll = self._on_roll
+        log.changed = self.changes.fresh
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
+        self.changes.note((log,))
 
-    def close(
-        self,
-        clean: bool = True,
-        high_watermarks: Mapping[TopicPartition, int] | None = None,
-        broker_epoch: int = -1,
-    ) -> None:
+    def close(self, clean: bool = True, broker_epoch: int = -1) -> None:
         """Closes all logs and gives the directories back.
 
-        A clean close flushes, writes all checkpoints, and at last the marker with `broker_epoch`.
-        A directory that is offline, or goes offline here, gets no marker; nor does one with a log
-        that could not be opened, and so was perhaps never recovered.
+        A clean close flushes what is not durable yet, num.recovery.threads.per.data.dir logs of a
+        directory at a time; then it writes the checkpoints that changed, and at last the marker
+        with `broker_epoch`. A directory that is offline, or goes offline here, gets no marker; nor
+        does one with a log that could not be opened, and so was perhaps never recovered.
         """
+        of_directory: dict[LogDirectory, list[Log]] = {}
+        for log in self.logs():
+            of_directory.setdefault(self._homes[log.topic_partition], []).append(log)
+        threads = self._config.num_recovery_threads_per_data_dir if clean else 1
         try:
-            for log in self.logs():
-                self._close(log, clean)
+            work_off(
+                list(of_directory.values()),
+                lambda log: self._close(log, clean),
+                threads,
+                "log-closing",
+            )
             if clean:
                 self._write_recovery_points(self.directories)
                 self.checkpoint_log_start_offsets()
-                if high_watermarks is not None:
-                    self.checkpoint_high_watermarks(high_watermarks)
+                self.checkpoint_high_watermarks()
                 for directory in self.online_directories:
                     if directory.path in self._unopened:
                         continue
@@ -318,9 +338,29 @@ class LogManager:
         """All open logs."""
         return list(self._logs.values())
 
+    @property
+    def by_partition(self) -> Mapping[TopicPartition, Log]:
+        """All open logs, by name; not to be altered."""
+        return self._logs
+
     def get(self, topic_partition: TopicPartition) -> Log | None:
         """The open log of a partition."""
         return self._logs.get(topic_partition)
+
+    def compacted(self) -> list[Log]:
+        """The logs with cleanup.policy=compact, in the order of their names."""
+        for log in self._policies.take():
+            if log.config.is_compacted and self._logs.get(log.topic_partition) is log:
+                self._compacted.add(log)
+            else:
+                self._compacted.discard(log)
+        return sorted(self._compacted, key=lambda log: log.topic_partition)
+
+    def set_producer_expiration(self, expiration_ms: int) -> None:
+        """producer.id.expiration.ms was altered."""
+        self._producer_expiration_ms = expiration_ms
+        for log in self.logs():
+            log.producers.expiration_ms = expiration_ms
 
     def directory_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
         """The log directory that holds a partition."""
@@ -368,7 +408,7 @@ class LogManager:
             config,
             topic_id=topic_id,
             now_ms=self._now_ms(),
-            producer_expiration_ms=self._config.producer_id_expiration_ms,
+            producer_expiration_ms=self._producer_expiration_ms,
         )
         home.fsync()
         self._add(log, home)
@@ -447,6 +487,7 @@ class LogManager:
     def moved_to(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
         """The log goes on in another directory; for `commitlog.moves.directory_moves`."""
         left, self._homes[topic_partition] = self._homes[topic_partition], directory
+        self.changes.note((self._logs[topic_partition],))
         self.on_moved(topic_partition, left)
 
     def remove_later(self, directory: LogDirectory, name: str) -> None:
@@ -461,6 +502,7 @@ class LogManager:
         log = self._logs.pop(topic_partition)
         home = self._homes.pop(topic_partition)
         log.close(clean=False)
+        self.changes.note((log,))
         name = unique_name(topic_partition, uuid4().hex, suffix)
         # Without the sync the log would come back after a crash, under a topic that is gone; what
         # comes back with a directory that failed is set aside then.
@@ -478,53 +520,45 @@ class LogManager:
             with suppress(LogDirectoryOfflineError):  # the others go on
                 entry[1].remove_tree(entry[2])
                 purged += 1
-        for log in self.logs():
-            with suppress(LogDirectoryOfflineError):  # the others go on
-                purged += log.purge_deleted(now_ms)
+        waiting = self._purgeable.take()
+        try:
+            for log in tuple(waiting):
+                with suppress(LogDirectoryOfflineError):  # the others go on
+                    purged += log.purge_deleted(now_ms)
+                if not log.deleted_files or not self._is_open(log):
+                    waiting.discard(log)
+        finally:
+            self._purgeable.again(waiting)
         return purged
+
+    def _is_open(self, log: Log) -> bool:
+        return self._logs.get(log.topic_partition) is log
 
     # --- checkpoints
 
     def checkpoint_recovery_points(self) -> None:
         """Flushes what was rolled, and logs whose flush.ms is over; then writes the checkpoint."""
         self.flush_due()
-        for log in self.logs():
-            with suppress(LogDirectoryOfflineError):  # the others go on
-                log.flush(log.active_segment.base_offset)
+        self._flushes.flush_rolled(self._is_open)
         self._write_recovery_points(self.directories)
 
     def flush_due(self) -> None:
         """Flushes the logs whose flush.ms is over."""
-        now_ms = self._now_ms()
-        for log in self.logs():
-            if now_ms - log.last_flush_ms >= log.config.flush_ms:
-                with suppress(LogDirectoryOfflineError):  # the others go on
-                    log.flush()
-                    log.last_flush_ms = now_ms
+        self._flushes.flush_due(self._now_ms(), self._is_open)
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Writes the log starts that the files do not tell: those within or below a segment, or
-        where a crash may bring back others.
-        """
-        self.checkpoints.write(
-            LOG_START_OFFSET_CHECKPOINT,
-            lambda: {
-                log.topic_partition: log.log_start_offset
-                for log in self.logs()
-                if log.log_start_offset != log.segments[0].base_offset
-                or (log.log_start_offset and not log.names_are_durable)
-            },
-            self.directories,
-        )
+        """Writes the log starts that the files do not tell: those within or below a segment."""
+        self.checkpoints.write(LOG_START_OFFSET_CHECKPOINT, self.directories)
 
-    def checkpoint_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks, each in its log's directory."""
-        self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, lambda: offsets, self.directories)
+        self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, self.directories)
 
     def _on_truncation(self, log: Log) -> None:
         """Before a log is cut below its recovery point, the checkpoint must say so."""
         home = self._homes.get(log.topic_partition)
         if home is not None:
+            self.changes.note((log,))
             self._write_recovery_points((home,))
         if self.on_cut is not None:
             self.on_cut(log)
@@ -536,11 +570,8 @@ class LogManager:
             must_write
             or not self.checkpoints.names(home, RECOVERY_POINT_CHECKPOINT, log.topic_partition)
         ):
+            self.changes.note((log,))
             self._write_recovery_points((home,))
 
-    def _write_recovery_points(self, directories: Iterable[LogDirectory]) -> None:
-        self.checkpoints.write(
-            RECOVERY_POINT_CHECKPOINT,
-            lambda: {log.topic_partition: log.recovery_point for log in self.logs()},
-            directories,
-        )
+    def _write_recovery_points(self, directories: Sequence[LogDirectory]) -> None:
+        self.checkpoints.write(RECOVERY_POINT_CHECKPOINT, directories)

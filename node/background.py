@@ -1,9 +1,11 @@
 """What a broker does on the side: retention, compaction, checkpoints, flushes, purges, expiry of
 producers, ISR shrinking.
 
-Each has its own period (Kafka's settings). Work on logs happens on the event loop in small slices,
-one log at a time with a breath between, since appends and these share the logs; what only waits for
-the disk (checkpoint files, fsyncs, removal of deleted files) runs in a bounded pool of threads.
+Each has its own period (Kafka's settings), and looks only at logs that changed since, or whose time
+has come (`commitlog.changes`): a pass over partitions that nobody uses does nothing at all. Work on
+logs happens on the event loop in small slices, one log at a time with a breath between, since
+appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs, removal of
+deleted files) runs in a bounded pool of threads.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from commitlog.cleaner.manager import LogCleaner
+from commitlog.log import Log
 from commitlog.log_manager import LogManager
+from commitlog.retention import RetentionSchedule
 from node.cleaning import CleanerWorkers
 from node.clock import Clock
 from node.isr import IsrKeeper
@@ -51,6 +55,8 @@ class BackgroundWork:
         self._on_fatal = on_fatal
         self._pool = ThreadPoolExecutor(config.background_threads, "background")
         self._tasks: list[asyncio.Task[None]] = []
+        self._retention = RetentionSchedule(logs.changes.reader())
+        self._with_producers = logs.changes.reader()
         self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
         self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
 
@@ -86,6 +92,8 @@ class BackgroundWork:
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Settings were altered while the broker runs."""
+        if config.producer_id_expiration_ms != self._config.producer_id_expiration_ms:
+            self._logs.set_producer_expiration(config.producer_id_expiration_ms)
         self._config = config
         self._cleaners.reconfigure(config)
 
@@ -98,24 +106,36 @@ class BackgroundWork:
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
     async def retention(self) -> None:
-        """One pass over all logs (retention.ms, retention.bytes, log start, local retention).
+        """One pass over the logs that changed or expire (retention.ms, retention.bytes, log start,
+        local retention).
 
         A log that is being cleaned waits for the next pass.
         """
-        for hosted in self._partitions:
-            busy = self.cleaner.is_cleaning(hosted.topic_partition)
-            if not hosted.offline and not hosted.deleted and not busy:
-                try:
-                    hosted.log.delete_expired(self._clock.wall_ms())
-                except StorageError as error:
-                    log.error("retention of %s: %s", hosted.topic_partition, error)
+        for changed in self._retention.take(self._clock.wall_ms(), self._logs.by_partition):
+            hosted = self._partitions.find(changed.topic_partition)
+            if hosted is None or hosted.offline or hosted.deleted:
+                continue  # it counts as changed once it is hosted
+            if self.cleaner.is_cleaning(changed.topic_partition):
+                self._retention.again(changed)
+                continue
+            self._expire(changed)
             await asyncio.sleep(0)
+
+    def _expire(self, expiring: Log) -> None:
+        now_ms = self._clock.wall_ms()
+        try:
+            expiring.delete_expired(now_ms)
+            self._retention.looked_at(expiring, now_ms)
+        except StorageError as error:
+            log.error("retention of %s: %s", expiring.topic_partition, error)
+            self._retention.again(expiring)
 
     async def expire_producers(self) -> None:
         """Forgets producers that were silent for producer.id.expiration.ms."""
-        for hosted in self._partitions:
-            hosted.log.producers.expiration_ms = self._config.producer_id_expiration_ms
-            hosted.log.producers.remove_expired(self._clock.wall_ms())
+        for changed in self._with_producers.take():
+            changed.producers.remove_expired(self._clock.wall_ms())
+            if changed.producers.producers:
+                self._with_producers.again((changed,))
             await asyncio.sleep(0)
 
     async def purge(self) -> None:
@@ -123,8 +143,7 @@ class BackgroundWork:
         await self._in_pool(lambda: self._logs.purge_deleted(self._clock.wall_ms()))
 
     async def checkpoint_high_watermarks(self) -> None:
-        offsets = self._replicas.high_watermarks()
-        await self._in_pool(lambda: self._logs.checkpoint_high_watermarks(offsets))
+        await self._in_pool(self._logs.checkpoint_high_watermarks)
 
     async def checkpoint_recovery_points(self) -> None:
         await self._in_pool(self._logs.checkpoint_recovery_points)

@@ -294,9 +294,8 @@ class BrokerServer:
             await self._tier.stop()
         await self._client.close()
         if self._logs_open:
-            offsets = self.replicas.high_watermarks()
             epoch = self.lifecycle.broker_epoch
-            await asyncio.to_thread(self._logs.close, clean, offsets, epoch)
+            await asyncio.to_thread(self._logs.close, clean, epoch)
 
 
 def _load_kernels() -> None:

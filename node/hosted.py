@@ -51,6 +51,7 @@ class HostedPartition:
     commit_waiters: set[Wakeable] = field(default_factory=set)
     acks: deque[PendingAck] = field(default_factory=deque)
     on_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
+    unsettled: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
     _nudged_base: int = 0
 
     @property
@@ -70,6 +71,7 @@ class HostedPartition:
         watermark concerns."""
         if self.core.on_append(self.log.log_end_offset, now_ms):
             self.committed()
+        self.unsettled.add(self)
         _wake(self.data_waiters)
 
     def committed(self) -> None:

@@ -55,6 +55,7 @@ class IsrKeeper:
         self._request_timeout_ms = request_timeout_ms
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
+        self.unsettled: set[HostedPartition] = set()  # those that `shrink` looks at
         self.broker_epoch = -1  # set by the lifecycle when the broker has registered
 
     def on_follower_fetch(
@@ -71,6 +72,8 @@ class IsrKeeper:
         moved = core.on_follower_fetch(
             replica.node_id, replica.broker_epoch, fetch_offset, log_start_offset, now_ms
         )
+        if fetch_offset != core.log_end_offset:
+            self.unsettled.add(hosted)
         if replica.node_id not in core.isr:
             self.submit(core.maybe_expand_isr(replica.node_id))
         if moved:
@@ -79,16 +82,23 @@ class IsrKeeper:
     def shrink(self) -> None:
         """Drops followers that lag longer than replica.lag.time.max.ms; call it every half of
         that. Those that are out of the ISR and stay behind hold the high watermark no more either:
-        no request of the others may tell, where sessions name only what is new."""
+        no request of the others may tell, where sessions name only what is new.
+
+        Only `unsettled` partitions are looked at: those that took a record or a registration, or
+        that a follower fetched below the end, until all their replicas are at the end."""
         now_ms = self._clock.mono_ms()
-        for hosted in self._partitions:
-            if hosted.is_leader and not hosted.offline:
-                proposal = hosted.core.maybe_shrink_isr(now_ms)
-                if proposal is not None:
-                    log.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
-                self.submit(proposal)
-                if hosted.core.maybe_advance_high_watermark(now_ms):
-                    hosted.committed()
+        for hosted in list(self.unsettled):
+            if not hosted.is_leader or hosted.offline or hosted.deleted:
+                self.unsettled.discard(hosted)
+                continue
+            proposal = hosted.core.maybe_shrink_isr(now_ms)
+            if proposal is not None:
+                log.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
+            self.submit(proposal)
+            if hosted.core.maybe_advance_high_watermark(now_ms):
+                hosted.committed()
+            if hosted.core.is_settled:
+                self.unsettled.discard(hosted)
 
     def submit(self, proposal: IsrProposal | None) -> None:
         """Puts a proposal into the next request."""

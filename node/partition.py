@@ -286,6 +286,15 @@ class Partition:
         }
         return self._propose(self.isr - lagging) if lagging else None
 
+    @property
+    def is_settled(self) -> bool:
+        """Can the passing of time change nothing here? While every replica is at the leader's end
+        none is too late for anything: not for the ISR, nor does one hold the high watermark."""
+        return self.role is not Role.LEADER or (
+            self.pending is None
+            and all(s.log_end_offset == self.log_end_offset for s in self.remotes.values())
+        )
+
     def on_alter_result(self, result: AlterResult, now_ms: int) -> bool:
         """The controller's answer to the proposal under way; True when the high watermark moved.
         Stale answers are ignored."""

@@ -210,7 +210,7 @@ class ReplicaManager:
             assigned=registration.directory_of(self._config.node_id),
             may_hold_data=self._may_hold_data(identity.topic_partition, registration),
         )
-        hosted = HostedPartition(core, tail, config)
+        hosted = HostedPartition(core, tail, config, unsettled=self.isr.unsettled)
         self._set_nudge(hosted)
         core.on_truncate(tail.log_end_offset, max(tail.high_watermark, tail.log_start_offset))
         self.partitions.add(hosted)
@@ -280,6 +280,7 @@ class ReplicaManager:
                 hosted.core.leader_epoch,
                 hosted.log.log_end_offset,
             )
+        self.isr.unsettled.add(hosted)
         self.isr.submit(hosted.core.maybe_recover())
         hosted.core.maybe_advance_high_watermark(self._clock.mono_ms())
         hosted.committed()
@@ -419,14 +420,6 @@ class ReplicaManager:
     def _topic_name(self, topic_id: UUID) -> str | None:
         topic = self.image.topics.by_id(topic_id)
         return None if topic is None else topic.name
-
-    def high_watermarks(self) -> dict[TopicPartition, int]:
-        """For the replication-offset checkpoint."""
-        return {
-            hosted.topic_partition: hosted.core.high_watermark
-            for hosted in self.partitions
-            if not hosted.offline
-        }
 
     async def stop(self) -> None:
         """Stops following; hosted logs are closed by the log manager."""

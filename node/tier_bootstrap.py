@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from commitlog.from_tier import rebuild_from_remote
 from node import follower_log
 from node.hosted import HostedPartition
 from node.offsets import EARLIEST, EARLIEST_LOCAL
@@ -73,8 +74,8 @@ class TierBootstrap:
         aux = await self._remote.fetch_aux_state(hosted.core.identity, before, offset)
         if not is_current():
             return
-        hosted.log.rebuild_from_remote(
-            aux.epochs, aux.producer_snapshot, aux.start_offset, log_start_offset=start.offset
+        rebuild_from_remote(
+            hosted.log, aux.epochs, aux.producer_snapshot, aux.start_offset, start.offset
         )
         follower_log.settle(hosted)
         log.info("%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, offset)

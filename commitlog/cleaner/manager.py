@@ -84,7 +84,7 @@ class LogCleaner:
     @property
     def has_work(self) -> bool:
         """Is there any compacted log? (Only then the kernels are worth loading.)"""
-        return any(log.config.is_compacted for log in self._logs.logs())
+        return bool(self._logs.compacted())
 
     def checkpoint_of(self, partition: TopicPartition) -> int | None:
         """Where the last cleaning of a log ended; None: it was never cleaned."""
@@ -96,9 +96,9 @@ class LogCleaner:
 
         now_ms = self._now_ms()
         best = None
-        for log in self._logs.logs() if not self._stop.is_set() else ():
+        for log in self._logs.compacted() if not self._stop.is_set() else ():
             partition = log.topic_partition
-            if not log.config.is_compacted or partition in self.uncleanable:
+            if partition in self.uncleanable:
                 continue
             if self.states.get(partition) is not None:
                 continue

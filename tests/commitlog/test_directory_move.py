@@ -11,6 +11,7 @@ import pytest
 from commitlog.checkpoints import OffsetCheckpoint
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.files import OsDirectory
+from commitlog.from_tier import rebuild_from_remote
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
@@ -207,7 +208,7 @@ def test_what_a_log_has_of_the_tier_moves_along(batches: int) -> None:
     log = logs.get_or_create(TP, TOPIC_ID, settings)
     epochs = [(0, 0), (1, 60), (4, 90)]
     snapshot = encode_snapshot([ProducerEntry(7, 3, -1, NOW)])
-    log.rebuild_from_remote(epochs, snapshot, 100, log_start_offset=20)
+    rebuild_from_remote(log, epochs, snapshot, 100, log_start_offset=20)
     add(log, batches, epoch=4)
     log.highest_remote_offset = 99
     move(logs)

@@ -140,7 +140,7 @@ def test_a_topic_made_anew_has_nothing_of_its_namesakes_checkpoints() -> None:
     old.flush()
     logs.checkpoint_recovery_points()
     logs.checkpoint_log_start_offsets()
-    logs.checkpoint_high_watermarks({TP: 180})
+    logs.checkpoint_high_watermarks()
     logs.delete(TP)
     new = logs.get_or_create(TP, random_uuid(), config())
     for _ in range(40):

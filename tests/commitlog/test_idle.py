@@ -109,7 +109,7 @@ def _passes(manager: LogManager) -> list[Any]:
     return [
         manager.checkpoint_recovery_points,
         manager.checkpoint_log_start_offsets,
-        lambda: manager.checkpoint_high_watermarks({}),
+        manager.checkpoint_high_watermarks,
         lambda: [log.delete_expired(NOW) for log in manager.logs()],
         lambda: manager.purge_deleted(NOW),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from commitlog.from_tier import rebuild_from_remote
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
 from commitlog.types import AppendOrigin, UnexpectedAppendOffsetError
@@ -388,7 +389,7 @@ def test_a_follower_begins_above_the_tier_with_its_epochs_and_producers() -> Non
     source.roll()
     snapshot = source.directory.read(f"{36:020d}.snapshot")
     log = filled(batches=3)
-    log.rebuild_from_remote(source.epochs.entries(), snapshot, 36, 0)
+    rebuild_from_remote(log, source.epochs.entries(), snapshot, 36, 0)
     assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (0, 36, 36)
     assert log.epochs.entries() == ((1, 0), (2, 15), (3, 30))
     assert log.producers.producers[9].last_sequence == 35

@@ -51,7 +51,7 @@ def test_logs_are_found_again_after_a_clean_stop_with_their_watermarks() -> None
         log.append_as_leader(batch(3), 1, NOW)
     log.update_high_watermark(100)
     log.increment_log_start_offset(50)
-    logs.close(True, {TP: log.high_watermark}, 17)
+    logs.close(True, 17)
     disk.crash(keep="nothing")
     again = manager(disk)
     assert again.open() == 17
@@ -114,7 +114,7 @@ def test_a_clean_stop_marks_only_the_directories_that_work(when: str) -> None:
     first.fail_fsync({"while it flushes": "*.log", "at the marker": "*clean*"}.get(when, "no"))
     if when == "before":
         logs.directories[0].state.fail("pulled out")
-    logs.close(True, {}, 17)
+    logs.close(True, 17)
     assert [CleanShutdown(d).broker_epoch() for d in (first, second)] == [-1, 17]
     first.crash(keep="everything")
     again = manager(first, second)

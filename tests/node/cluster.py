@@ -170,7 +170,7 @@ class Node:
         for task in self.tasks:
             task.cancel()
         if clean:
-            self.logs.close(True, self.replicas.high_watermarks(), self.broker_epoch)
+            self.logs.close(True, self.broker_epoch)
 
 
 class Link:

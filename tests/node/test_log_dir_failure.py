@@ -99,9 +99,11 @@ def test_what_fails_in_the_background_takes_the_directory_offline_too(what: str)
         if what == "recovery points":
             node.logs.checkpoint_recovery_points()
         elif what == "log starts":
+            hosted = node.hosted(in_directory(cluster, 1, "a")[0])
+            hosted.log.increment_log_start_offset(hosted.log.high_watermark)
             node.logs.checkpoint_log_start_offsets()
         elif what == "high watermarks":
-            node.logs.checkpoint_high_watermarks(node.replicas.high_watermarks())
+            node.logs.checkpoint_high_watermarks()
         else:
             with pytest.raises(StorageError, match="offline"):
                 node.hosted(in_directory(cluster, 1, "a")[0]).log.roll()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.from_tier import rebuild_from_remote
 from tests.tiering.builders import DELETING, FINISHED, PARTITION, STARTED
 from tests.tiering.world import NOW_MS, World, batch
 from tidemark.errors import OffsetOutOfRangeError
@@ -205,7 +206,7 @@ def test_a_follower_bootstraps_from_the_tier(tmp_path: Path) -> None:
     state = asyncio.run(fresh.manager.fetch_aux_state(PARTITION, 3, earliest_local))
     assert state.epochs == ((0, 0), (3, 20))
     assert state.start_offset == 40
-    fresh.log.rebuild_from_remote(state.epochs, state.producer_snapshot, state.start_offset, 0)
+    rebuild_from_remote(fresh.log, state.epochs, state.producer_snapshot, state.start_offset, 0)
     fresh.log.append_as_follower(leader.local_bytes(40, 50))
     fresh.log.update_high_watermark(50)
     assert fresh.log.epochs.entries() == leader.log.epochs.entries()
