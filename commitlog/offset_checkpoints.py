@@ -37,13 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 def _log_start(log: Log) -> int | None:
-    """Where the files do not tell it: within or below a segment, or a crash may bring back others.
+    """Where the files do not tell it: within or below a segment, or where a crash may bring back
+    others.
     """
     start, segments = log.log_start_offset, log.segments
     # none while the loop removes all of them: the log comes again when it did
-    if segments and start == segments[0].base_offset and (not start or log.names_are_durable):
-        return None
-    return start
+    is_told = bool(segments) and start == segments[0].base_offset
+    return None if is_told and (not start or log.names_are_durable) else start
 
 
 _VALUES: dict[str, Callable[[Log], int | None]] = {
