@@ -334,6 +334,7 @@ def test_values_of_topics() -> None:
         ({"segment.index.bytes": str(2**31)}, "above the greatest"),
         ({"retention.ms": str(2**63)}, "above the greatest"),
         ({"remote.log.delete.on.disable": "true"}, "has no effect"),
+        ({"preallocate": "true"}, "has no effect"),
     ],
 )
 def test_what_kafka_refuses_of_a_topic_is_invalid_config(

@@ -172,7 +172,6 @@ class ServerConfig:
     log_flush_start_offset_checkpoint_interval_ms: int = setting(
         60_000, doc="time between log-start checkpoints", at_least=1
     )
-    log_preallocate: bool = setting(False, doc="preallocate of topics")
     log_message_timestamp_type: str = setting(
         "CreateTime", doc="message.timestamp.type of topics", one_of=("CreateTime", "LogAppendTime")
     )

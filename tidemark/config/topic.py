@@ -96,7 +96,9 @@ class TopicConfig:
         1, doc="replicas that acks=all needs", at_least=1, at_most=_MAX_INT
     )
     unclean_leader_election_enable: bool = setting(False, doc="may a replica outside the ISR lead")
-    preallocate: bool = setting(False, doc="allocate a segment's file on creation")
+    preallocate: bool = setting(
+        False, doc="allocate a segment's file on creation; not supported, only false is taken"
+    )
     remote_storage_enable: bool = setting(False, doc="rolled segments go to the tier (KIP-405)")
     remote_log_copy_disable: bool = setting(False, doc="stop copying to the tier")
     remote_log_delete_on_disable: bool = setting(
@@ -148,6 +150,10 @@ def validate_topic_configs(
             f" max.compaction.lag.ms={config.max_compaction_lag_ms}"
         )
     _check_tiering(config)
+    if config.preallocate:
+        raise InvalidConfigError(
+            "preallocate=true has no effect: segments grow with their records; leave it out"
+        )
     if config.remote_log_delete_on_disable:
         raise InvalidConfigError(
             "remote.log.delete.on.disable=true has no effect: remote.storage.enable can not be"
