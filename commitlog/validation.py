@@ -206,6 +206,11 @@ def _check_leader_batch(
             "clients may not write control batches (a server's own pass origin=COORDINATOR or"
             " RAFT_LEADER)"
         )
+    if header.attributes & TIMESTAMP_TYPE_FLAG and origin is AppendOrigin.CLIENT:
+        raise InvalidTimestampError(
+            "a client's batch says LogAppendTime, which only the server's clock gives: send"
+            " CreateTime, and set message.timestamp.type=LogAppendTime for the topic"
+        )
     if header.producer_id >= 0 and header.base_sequence < 0 and not header.is_control:
         raise InvalidRecordError(f"producer {header.producer_id} gives no sequence")
     if header.is_transactional and header.producer_id < 0:

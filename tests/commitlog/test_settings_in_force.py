@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from commitlog.batches import Header, header_at
 from commitlog.log_manager import LogManager
@@ -198,6 +199,17 @@ def test_with_log_append_time_the_producers_clock_does_not_matter(options: dict[
         options = options and {k: v + 2 if k == "base_sequence" else v for k, v in options.items()}
     assert {record.timestamp_ms for record in records_of(log)} == {NOW}
     assert {header.attributes & TIMESTAMP_TYPE_FLAG for header in log.segments[0].headers()} == {8}
+
+
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_a_client_may_not_say_that_its_time_is_the_servers(kind: str) -> None:
+    data = bytearray(batch(2))
+    data[22] |= TIMESTAMP_TYPE_FLAG
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    log = open_log(settings=config(message_timestamp_type=kind))
+    with pytest.raises(InvalidTimestampError, match=r"message\.timestamp\.type=LogAppendTime"):
+        log.append_as_leader(bytes(data), 1, NOW)
+    assert log.log_end_offset == 0
 
 
 def test_a_torn_tail_is_cut_even_after_a_clean_stop() -> None:
