@@ -9,31 +9,31 @@ log was cut or its segments changed meanwhile. Source: Kafka's Cleaner.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from commitlog.batch_table import BatchTable, claimed_size, sound_batches
-from commitlog.batches import HEADER_BYTES, end_transaction, header_in
+from commitlog.batch_table import BatchTable
+from commitlog.batches import HEADER_BYTES, Header, end_transaction, header_at, header_in
 from commitlog.cleaner.choice import Cleanable, SegmentSizes, group_segments
 from commitlog.cleaner.filter import (
     BatchFilter,
     LastOfProducer,
     crc_error,
     plain_body,
-    rows_of,
+    shape_of,
 )
 from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, SegmentDoesNotFitError
-from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError
+from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError, checked
+from commitlog.cleaner.reading import BatchReader
 from commitlog.cleaner.swap import CLEANED_SUFFIX, remove_files
 from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.files import File
 from commitlog.log import Log
 from commitlog.segment import Segment
-from tidemark.errors import CorruptMessageError
-from tidemark.records import compact_kernels as kernels
-from tidemark.records.header import CODEC_MASK
+from tidemark.records import clean_kernels as kernels
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class Cleaning:
         self.now_ms = now_ms
         self.io = io
         self.stats = CleaningStats()
-        self._buffer = memoryview(b"")  # what is read at once; grows where a batch is larger
-        self._are_large = False  # batches of more than half of io.buffer.size
+        self._reader = BatchReader(io)
+        self._specials = np.empty(0, np.int64)
         self.end_offset = found.end_offset
         self._first_dirty = found.first_dirty_offset
         self._config = log.config
@@ -145,23 +145,35 @@ class Cleaning:
     def _map_segment(
         self, segment: Segment, size: int, offset_map: OffsetMap, walk: TransactionWalk
     ) -> None:
-        for table, _ in self._chunks(segment, size, check_crcs=True):
-            self.stats.bytes_mapped += len(table.view)
-            data, rows, _ = rows_of(table, self.now_ms)
-            for row in np.nonzero(rows[:, kernels.SKIP])[0].tolist():
-                header = table.header(row)
-                if header.is_control:
-                    count = header.record_count
-                    end = end_transaction(table.view, header.position) if count else None
-                    walk.on_control(header, end)
-                elif not walk.on_data(header) and header.last_offset >= self._first_dirty:
-                    if header.attributes & CODEC_MASK:
-                        body = plain_body(table.view, header)
-                        plain = kernels.plain_row(rows[row], len(body))
-                        offset_map.put(body, plain, self._first_dirty)
-                    elif header.record_count:
-                        rows[row, kernels.SKIP] = 0
-            offset_map.put(data, rows, self._first_dirty)
+        notes = np.zeros(kernels.NOTES, np.int64)
+        for view in self._views(segment, size):
+            if len(self._specials) < len(view) // HEADER_BYTES:
+                self._specials = np.empty(len(view) // HEADER_BYTES, np.int64)
+            data = np.frombuffer(view, np.uint8)
+            fault = offset_map.put_batches(data, self._first_dirty, self._specials, notes)
+            end, batches, specials, _ = notes.tolist()
+            if fault == kernels.FAULT_DAMAGED:
+                raise crc_error(header_in(view, end).base_offset)
+            checked(fault)
+            for position in self._specials[:specials].tolist():
+                self._map_special(view, header_at(view, position), offset_map, walk)
+            self.stats.bytes_mapped += end
+            self._reader.took(end, batches)
+
+    def _map_special(
+        self, view: memoryview, header: Header, offset_map: OffsetMap, walk: TransactionWalk
+    ) -> None:
+        """Takes in a batch that is no plain data; its CRC is right."""
+        if header.is_control:
+            end = end_transaction(view, header.position) if header.record_count else None
+            walk.on_control(header, end)
+        elif (
+            not walk.on_data(header)
+            and header.record_count
+            and header.last_offset >= self._first_dirty
+        ):
+            body = plain_body(view, header)
+            offset_map.put(body, shape_of(header, self.now_ms), self._first_dirty)
 
     def next_group(self) -> CleanedGroup | None:
         """Writes the next group's `.cleaned` files, synced; None when all are done.
@@ -192,11 +204,15 @@ class Cleaning:
         filled = [segment for segment, size in members if size]
         target = self._new_target(group, group.old[0].base_offset)
         for segment, size in members:
-            for table, is_last in self._chunks(segment, size):
-                self.stats.bytes_read += len(table.view)
-                is_end = is_last and segment is filled[-1]
-                last_offset = table.next_offset - 1 if is_end else -1
-                target = self._filter_chunk(group, target, table, last_offset)
+            is_last = segment is filled[-1]
+            for view in self._views(segment, size):
+                filtered = self._filter.filter(
+                    view, keeps_last=is_last and self._reader.reaches_end
+                )
+                self._reader.took(filtered.taken, filtered.batches)
+                self.stats.bytes_read += filtered.taken
+                group.changed = group.changed or filtered.changed
+                target = self._append(group, target, filtered.table)
         for segment in group.new:
             segment.finish_indexes()
             for name in segment.file_names:
@@ -206,15 +222,8 @@ class Cleaning:
         self.stats.segments_before += len(group.old)
         self.stats.segments_after += len(group.new)
 
-    def _filter_chunk(
-        self, group: CleanedGroup, target: Segment, table: BatchTable, last_offset: int
-    ) -> Segment:
-        """Appends what stays of a chunk; returns where the next one goes."""
-        assert self._filter is not None
-        next_offset = table.next_offset
-        filtered = self._filter.filter(table, last_offset)
-        group.changed = group.changed or filtered.changed
-        left = filtered.table
+    def _append(self, group: CleanedGroup, target: Segment, left: BatchTable) -> Segment:
+        """Appends what stays of a buffer; returns where the next one goes."""
         while len(left):
             fitting = self._fitting(target, left)
             if fitting == 0:  # a rewritten batch may be larger: a group fills more than a segment
@@ -225,7 +234,7 @@ class Cleaning:
             target.append_table(piece)
             self.stats.bytes_written += len(piece.view)
             self.io.throttle.spend(len(piece.view))
-        self._keep_aborted(target, next_offset)
+        self._keep_aborted(target)
         return target
 
     def _fitting(self, target: Segment, table: BatchTable) -> int:
@@ -235,8 +244,8 @@ class Cleaning:
             return 0
         return max(size == 0, table.fitting(self._config.segment_bytes - size))
 
-    def _keep_aborted(self, target: Segment, end_offset: int) -> None:
-        """Writes the transaction index entries whose markers are in `target`."""
+    def _keep_aborted(self, target: Segment, end_offset: int = sys.maxsize) -> None:
+        """Writes the transaction index entries of markers in `target`: those below an offset."""
         assert self._filter is not None
         entries = self._filter.kept_aborted
         for entry in entries:
@@ -251,46 +260,12 @@ class Cleaning:
         group.new.append(target)
         return target
 
-    def _chunks(
-        self, segment: Segment, size: int, *, check_crcs: bool = False
-    ) -> Iterator[tuple[BatchTable, bool]]:
-        """Whole batches of a segment, about io.buffer.size at a time, and whether they are the
-        last ones. The next chunk takes the place of the one before.
-        """
+    def _views(self, segment: Segment, size: int) -> Iterator[memoryview]:
         file = self.log.directory.open_read_only(segment.log_file)
         try:
-            position = 0
-            while position < size:
-                self.io.check()
-                table = self._read_chunk(file, position, size, check_crcs)
-                position += len(table.view)
-                self.io.throttle.spend(len(table.view))
-                yield table, position == size
+            yield from self._reader.views(file, size)
         finally:
             file.close()
-
-    def _read_chunk(self, file: File, position: int, size: int, check_crcs: bool) -> BatchTable:
-        want = self.io.buffer_bytes
-        if self._are_large:  # just one then, so that no part of a batch is read twice
-            want = max(want, claimed_size(memoryview(file.pread(HEADER_BYTES, position)), 0))
-        view = self._read(file, position, min(want, size - position))
-        positions, end, damaged = sound_batches(view, check_crc=check_crcs)
-        if not len(positions) and not damaged and len(view) >= HEADER_BYTES:
-            want = claimed_size(view, 0)
-            if want <= size - position:
-                view = self._read(file, position, want)
-                positions, end, damaged = sound_batches(view, check_crc=check_crcs)
-        if damaged:
-            raise crc_error(header_in(view, end).base_offset)
-        if not len(positions):
-            raise CorruptMessageError(f"{file.name} ends within the batch at byte {position}")
-        self._are_large = 2 * end > self.io.buffer_bytes * len(positions)
-        return BatchTable(view[:end], positions)
-
-    def _read(self, file: File, position: int, size: int) -> memoryview:
-        if size > len(self._buffer):
-            self._buffer = memoryview(bytearray(size))
-        return self._buffer[: file.pread_into(self._buffer[:size], position)]
 
     def discard(self, group: CleanedGroup) -> None:
         """Removes a group's `.cleaned` files."""

@@ -11,7 +11,7 @@ The rules (Kafka's Cleaner and MemoryRecords.filterTo; KIP-534 for the delete ho
 - A batch that stays whole is not touched. A rewritten one keeps its offsets, codec, producer fields
   and leader epoch, and was checked by its CRC before: damage is never signed anew.
 
-Uncompressed data batches go through kernels, a chunk at once (`tidemark.records.compact_kernels`);
+Uncompressed data batches go through a kernel, a buffer at once (`tidemark.records.clean_kernels`);
 control batches, compressed ones and those of transactions one by one.
 """
 
@@ -37,15 +37,17 @@ from commitlog.batches import (
     Header,
     crc_is_valid,
     end_transaction,
+    header_at,
+    header_in,
 )
-from commitlog.cleaner.offset_map import OffsetMap
+from commitlog.cleaner.offset_map import OffsetMap, checked
 from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
-from tidemark.records import compact_kernels as kernels
+from tidemark.records import clean_kernels as kernels
+from tidemark.records import compact_kernels as body_kernels
 from tidemark.records.compression import compress, decompress
 from tidemark.records.header import CODEC_MASK, COMPRESSION_NAMES
-from tidemark.records.kernels import FAULTS
 
 
 def check_crc(view: memoryview, header: Header) -> None:
@@ -58,13 +60,22 @@ def crc_error(base_offset: int) -> CorruptMessageError:
     return CorruptMessageError(f"the batch at offset {base_offset} fails its CRC check")
 
 
-def rows_of(table: BatchTable, now_ms: int) -> tuple[Any, Any, int]:
-    """The bytes, the kernels' rows and the number of marks of some batches; CorruptMessageError."""
-    data = np.frombuffer(table.view, np.uint8)
-    rows, marks = kernels.rows_of(data, table.positions, now_ms)
-    if marks < 0:
-        raise CorruptMessageError(f"a batch to be compacted has {FAULTS[marks]}")
-    return data, rows, marks
+def shape_of(header: Header, now_ms: int) -> Any:
+    """What the kernels take of a batch whose records lie alone in an array; CorruptMessageError."""
+    if header.record_count > header.last_offset_delta + 1:
+        raise CorruptMessageError(
+            f"batch {header.base_offset} claims more records than it has offsets"
+        )
+    horizon_is_over = (
+        header.attributes & DELETE_HORIZON_FLAG != 0 and now_ms >= header.base_timestamp_ms
+    )
+    return body_kernels.shape_of(
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        header.record_count,
+        horizon_is_over,
+    )
 
 
 def plain_body(view: memoryview, header: Header) -> Any:
@@ -81,15 +92,6 @@ def _codec(header: Header) -> str:
     return COMPRESSION_NAMES[number]
 
 
-@dataclass(slots=True)
-class FilterStats:
-    """Sums over a cleaning."""
-
-    records_read: int = 0
-    records_kept: int = 0
-    keyless_dropped: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class LastOfProducer:
     """The newest state of an active producer: its last data batch's offset, else its epoch."""
@@ -100,88 +102,97 @@ class LastOfProducer:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What stays of a chunk, until the next one is filtered; `changed`: is it other bytes?"""
+    """What stays of a buffer, until the next one is filtered; `changed`: is it other bytes?
+
+    `taken` are the bytes of the buffer that it stands for, `batches` how many batches those were.
+    """
 
     table: BatchTable
     changed: bool
+    taken: int
+    batches: int
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """A chunk under way: the kernels' view of its batches, and batches that are written by hand."""
-
-    table: BatchTable
-    data: Any
-    rows: Any
-    fates: Any
-    by_hand: dict[int, bytes] = field(default_factory=dict)
-
-    def set(self, row: int, action: int) -> None:
-        self.fates[row, kernels.ACTION] = action
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True)
 class BatchFilter:
-    """Filters batches in offset order, chunk by chunk; one per cleaning."""
+    """Filters batches in offset order, buffer by buffer; one per cleaning."""
 
     offset_map: OffsetMap
     walk: TransactionWalk
     producers: Mapping[int, LastOfProducer]
     now_ms: int
     delete_retention_ms: int
-    stats: FilterStats = field(default_factory=FilterStats)
     kept_aborted: list[AbortedTransaction] = field(default_factory=list)
-    _out: Any = field(default_factory=lambda: np.empty(0, np.uint8))
+    _out: Any = field(default_factory=lambda: _NOTHING)
+    _keep: Any = field(default_factory=lambda: _NOTHING)
+    _positions: Any = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def filter(self, table: BatchTable, last_offset: int) -> Filtered:
-        """What stays of a chunk's batches. The batch that ends at `last_offset` stays at least as
-        an empty one. `kept_aborted` has the transaction index entries that came with it.
-        CorruptMessageError.
+    def filter(self, view: memoryview, *, keeps_last: bool) -> Filtered:
+        """What stays of the whole batches that `view` begins with. With `keeps_last` the batch that
+        ends where it ends stays at least as an empty one. `kept_aborted` has the transaction index
+        entries that came with it. CorruptMessageError.
         """
-        data, rows, mark_count = rows_of(table, self.now_ms)
-        chunk = _Chunk(table, data, rows, np.zeros((len(rows), kernels.FATE_FIELDS), np.int64))
-        if rows[:, kernels.SKIP].any():
-            self._by_hand(chunk, last_offset)
-        marks = np.empty(mark_count, np.uint8)
-        outcomes = self.offset_map.mark(data, rows, marks)
-        self._count(rows, outcomes)
+        data = np.frombuffer(view, np.uint8)
+        if len(self._positions) < len(data) // HEADER_BYTES:
+            self._positions = np.empty(len(data) // HEADER_BYTES, np.int64)
+            self._keep = np.empty(len(data) // body_kernels.RECORD_BYTES_MIN, np.uint8)
+            self._out = np.empty(len(data) + len(data) // 16, np.uint8)
         horizon_ms = self.now_ms + self.delete_retention_ms
-        if not kernels.decide(rows, outcomes, horizon_ms, last_offset, chunk.fates):
-            return Filtered(table, False)
-        actions = chunk.fates[:, kernels.ACTION].tolist()
-        damaged = kernels.first_damaged(data, rows, chunk.fates)
-        if damaged >= 0:  # it is never signed anew, and never dropped
-            raise crc_error(int(rows[damaged, kernels.BASE_OFFSET]))
-        for row, action in enumerate(actions):
-            if action == kernels.SPECIAL and row not in chunk.by_hand:
-                self._leave_empty(chunk, row, last_offset)
-        return Filtered(self._assemble(chunk, marks), True)
-
-    def _count(self, rows: Any, outcomes: Any) -> None:
-        self.stats.records_read += int(rows[:, kernels.COUNT].sum())
-        kept, keyless = outcomes[:, (kernels.KEPT, kernels.KEYLESS)].sum(axis=0).tolist()
-        self.stats.records_kept += kept
-        self.stats.keyless_dropped += keyless
-
-    def _leave_empty(self, chunk: _Chunk, row: int, last_offset: int) -> None:
-        """A batch none of whose records stay: dropped, or an empty one in its place."""
-        header = chunk.table.header(row)
-        of_producer = self._is_last_of_producer(header)
-        if header.last_offset == last_offset or of_producer:
-            chunk.by_hand[row] = _assembled(
-                header,
-                b"",
-                count=0,
-                base_time=-1,
-                # A producer expires by it. Else it would stand in the time index for no record, and
-                # Kafka's search by timestamp ends where an entry leads to nothing.
-                max_time=header.max_timestamp_ms if of_producer else -1,
-                attributes=header.attributes
-                & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
+        orders = np.array((self.now_ms, horizon_ms, keeps_last), np.int64)
+        state, replacement = np.zeros(kernels.STATE, np.int64), _NOTHING
+        while True:
+            result = self.offset_map.filter_batches(
+                data, orders, replacement, self._keep, self._out, self._positions, state
             )
-            chunk.set(row, kernels.SPECIAL)
-        else:
-            chunk.set(row, kernels.DROP)
+            if result == kernels.DONE:
+                break
+            at = int(state[kernels.AT])
+            if result == kernels.FAULT_DAMAGED:
+                raise crc_error(header_in(view, at).base_offset)
+            if result == kernels.FAULT_ROOM:
+                self._enlarge(view, at, len(replacement), int(state[kernels.USED]))
+                continue
+            checked(result)
+            header = header_at(view, at)
+            last = keeps_last and header.end_position == len(view)
+            if result == kernels.EMPTY:
+                decision, batch = self._emptied(header, last)
+            else:
+                decision, batch = self._by_hand(view, header, last)
+            state[kernels.DECISION], replacement = decision, np.frombuffer(batch, np.uint8)
+        taken, batches, used, written, changed, _ = state.tolist()
+        out = memoryview(self._out)[:used] if changed else view[:taken]
+        table = BatchTable(out, self._positions[:written])
+        return Filtered(table, bool(changed), taken, batches)
+
+    def _enlarge(self, view: memoryview, at: int, replacement_bytes: int, used: int) -> None:
+        """Room in `_out` for whatever becomes of the batch at `at`."""
+        header = header_at(view, at)
+        growth = header.record_count * body_kernels.GROWTH_BYTES_MAX
+        room = used + max(header.size_bytes, replacement_bytes) + growth + len(view) - at
+        larger = np.empty(room, np.uint8)
+        larger[:used] = self._out[:used]
+        self._out = larger
+
+    def _emptied(self, header: Header, is_last: bool) -> tuple[int, bytes]:
+        """A batch none of whose records stay: dropped, or an empty one in its place."""
+        of_producer = self._is_last_of_producer(header)
+        if not is_last and not of_producer:
+            return kernels.DROP, b""
+        return kernels.REPLACE, _assembled(
+            header,
+            b"",
+            count=0,
+            base_time=-1,
+            # A producer expires by it. Else it would stand in the time index for no record, and
+            # Kafka's search by timestamp ends where an entry leads to nothing.
+            max_time=header.max_timestamp_ms if of_producer else -1,
+            attributes=header.attributes
+            & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
+        )
 
     def _is_last_of_producer(self, header: Header) -> bool:
         last = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
@@ -193,27 +204,22 @@ class BatchFilter:
 
     # --- batches that are no plain data
 
-    def _by_hand(self, chunk: _Chunk, last_offset: int) -> None:
-        """Decides on the batches that the kernels leave out; plain ones of transactions that
-        were not aborted go to the kernels after all.
+    def _by_hand(self, view: memoryview, header: Header, is_last: bool) -> tuple[int, bytes]:
+        """The decision on a batch that the kernel leaves out, and what is in its place; a plain one
+        of a transaction that was not aborted goes to the kernel after all.
         """
-        view = chunk.table.view
-        for row in np.nonzero(chunk.rows[:, kernels.SKIP])[0].tolist():
-            header = chunk.table.header(row)
-            if header.is_control:
-                check_crc(view, header)
-                self._control(chunk, row, header, last_offset)
-            elif self.walk.on_data(header) or not header.record_count:
-                check_crc(view, header)
-                self._leave_empty(chunk, row, last_offset)
-            elif header.attributes & CODEC_MASK:
-                check_crc(view, header)
-                self._compressed(chunk, row, header, last_offset)
-            else:
-                chunk.rows[row, kernels.SKIP] = 0
+        if header.is_control:
+            check_crc(view, header)
+            return self._control(view, header, is_last)
+        if self.walk.on_data(header) or not header.record_count:
+            check_crc(view, header)
+            return self._emptied(header, is_last)
+        if header.attributes & CODEC_MASK:
+            check_crc(view, header)
+            return self._compressed(view, header, is_last)
+        return kernels.PLAIN, b""
 
-    def _control(self, chunk: _Chunk, row: int, header: Header, last_offset: int) -> None:
-        view = chunk.table.view
+    def _control(self, view: memoryview, header: Header, is_last: bool) -> tuple[int, bytes]:
         end = end_transaction(view, header.position) if header.record_count else None
         may_go, entry = self.walk.on_control(header, end)
         if entry is not None:
@@ -221,70 +227,35 @@ class BatchFilter:
         has_horizon = header.attributes & DELETE_HORIZON_FLAG
         is_over = has_horizon and self.now_ms >= header.base_timestamp_ms
         if (may_go and is_over) or not header.record_count:
-            self._leave_empty(chunk, row, last_offset)
-            return
-        self.stats.records_kept += header.record_count
+            return self._emptied(header, is_last)
         if not may_go or has_horizon:
-            chunk.set(row, kernels.WHOLE)
-            return
+            return kernels.WHOLE, b""
+        body = np.frombuffer(view[header.position + HEADER_BYTES : header.end_position], np.uint8)
         marks = np.ones(header.record_count, np.uint8)
-        plain = chunk.rows[row].copy()
-        plain[kernels.FIRST_MARK] = 0
         times = (header.base_timestamp_ms, header.max_timestamp_ms)
-        chunk.by_hand[row] = self._rewritten(
-            header, chunk.data, plain, marks, header.record_count, times, True
+        return kernels.REPLACE, self._rewritten(
+            header, body, marks, header.record_count, times, True
         )
-        chunk.set(row, kernels.SPECIAL)
 
-    def _compressed(self, chunk: _Chunk, row: int, header: Header, last_offset: int) -> None:
-        body = plain_body(chunk.table.view, header)
-        plain = kernels.plain_row(chunk.rows[row], len(body))
+    def _compressed(self, view: memoryview, header: Header, is_last: bool) -> tuple[int, bytes]:
+        body = plain_body(view, header)
         marks = np.empty(min(header.record_count, len(body)), np.uint8)
-        outcome = self.offset_map.mark(body, plain, marks)
-        kept, tombstones, first_time, max_time, keyless = outcome[0].tolist()
-        self.stats.records_kept += kept
-        self.stats.keyless_dropped += keyless
+        outcome = self.offset_map.mark(body, shape_of(header, self.now_ms), marks)
+        kept, tombstones, first_time, max_time = outcome.tolist()
         needs_horizon = tombstones > 0 and not header.attributes & DELETE_HORIZON_FLAG
         if not kept:
-            self._leave_empty(chunk, row, last_offset)
-        elif kept == header.record_count and not needs_horizon:
-            chunk.set(row, kernels.WHOLE)
-        else:
-            times = (first_time, max_time)
-            chunk.by_hand[row] = self._rewritten(
-                header, body, plain[0], marks, kept, times, needs_horizon
-            )
-            chunk.set(row, kernels.SPECIAL)
+            return self._emptied(header, is_last)
+        if kept == header.record_count and not needs_horizon:
+            return kernels.WHOLE, b""
+        times = (first_time, max_time)
+        return kernels.REPLACE, self._rewritten(header, body, marks, kept, times, needs_horizon)
 
     # --- rewriting
-
-    def _assemble(self, chunk: _Chunk, marks: Any) -> BatchTable:
-        """The batches that stay, one behind the other."""
-        rows, fates = chunk.rows, chunk.fates
-        growth = int(fates[:, kernels.NEW_COUNT].sum()) * kernels.GROWTH_BYTES_MAX
-        room = len(chunk.table.view) + growth + sum(map(len, chunk.by_hand.values()))
-        if room > len(self._out):
-            self._out = np.empty(room + room // 4, np.uint8)
-        positions = np.empty(len(rows), np.int64)
-        state = np.zeros(3, np.int64)
-        while state[kernels.AT_ROW] < len(rows):
-            fault = kernels.assemble(chunk.data, rows, fates, marks, self._out, positions, state)
-            if fault < 0:
-                raise CorruptMessageError(f"a batch can not be rewritten: {FAULTS[fault]}")
-            row, used, written = state.tolist()
-            if row < len(rows):
-                batch = chunk.by_hand[row]
-                self._out[used : used + len(batch)] = np.frombuffer(batch, np.uint8)
-                positions[written] = used
-                state[:] = row + 1, used + len(batch), written + 1
-        _, used, written = state.tolist()
-        return BatchTable(memoryview(self._out)[:used], positions[:written])
 
     def _rewritten(
         self,
         header: Header,
-        data: Any,
-        row: Any,
+        plain: Any,
         marks: Any,
         kept: int,
         times: tuple[int, int],
@@ -301,10 +272,10 @@ class BatchFilter:
             base_time = header.base_timestamp_ms
         else:
             base_time = header.max_timestamp_ms if append_time else first_time
-        size = int(row[kernels.END] - row[kernels.BEGIN])
-        out = np.empty(size + kept * kernels.GROWTH_BYTES_MAX, np.uint8)
-        used = kernels.rewrite(
-            data, row, base_time, header.max_timestamp_ms, append_time, marks, out
+        shape = shape_of(header, self.now_ms)
+        out = np.empty(len(plain) + kept * body_kernels.GROWTH_BYTES_MAX, np.uint8)
+        used = body_kernels.rewrite(
+            plain, shape, base_time, header.max_timestamp_ms, append_time, marks, out
         )
         if used < 0:
             raise CorruptMessageError(f"batch {header.base_offset} can not be rewritten")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from commitlog.batches import HEADER_BYTES
 from commitlog.cleaner.choice import SegmentSizes, cleanable, group_segments, qualifies
 from commitlog.cleaner.io import Throttle
 from commitlog.cleaner.manager import LogCleaner
@@ -480,7 +481,7 @@ def test_groups_stay_within_a_segments_limits() -> None:
 def test_the_map_takes_24_bytes_a_key_and_refuses_one_too_many() -> None:
     import numpy as np
 
-    from tidemark.records.compact_kernels import rows_of, siphash
+    from tidemark.records.compact_kernels import shape_of, siphash
 
     out = np.zeros(2, np.int64)
     siphash(np.zeros(0, np.uint8), *np.frombuffer(bytes(range(16)), np.int64).tolist(), out)
@@ -490,7 +491,10 @@ def test_the_map_takes_24_bytes_a_key_and_refuses_one_too_many() -> None:
     batch = encode_batch([Record(i, NOW, b"%d" % i, b"") for i in range(91)])
     data = np.frombuffer(batch, np.uint8)
     with pytest.raises(OffsetMapFullError, match="dedupe"):
-        keys.put(data, rows_of(data, np.zeros(1, np.int64), NOW)[0], 0)
+        keys.put(data[HEADER_BYTES:], shape_of(0, 90, NOW, 91, False), 0)
+    keys = OffsetMap(24 * 100, 0.9)
+    with pytest.raises(OffsetMapFullError, match="dedupe"):
+        keys.put_batches(data, 0, np.zeros(1, np.int64), np.zeros(4, np.int64))
 
 
 def test_states_allow_what_the_table_says() -> None:

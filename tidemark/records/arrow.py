@@ -83,9 +83,9 @@ def _kernels() -> tuple[Any, Any]:
 def warm_up() -> None:
     """Loads the kernels now, compiling them when this machine never did (a few seconds)."""
     _kernels()
-    from tidemark.records import append_kernel, batch_kernel, compact_kernels
+    from tidemark.records import append_kernel, batch_kernel, clean_kernels
 
-    assert append_kernel.KEYS_UNKNOWN and compact_kernels.ROW_FIELDS and batch_kernel.DAMAGED
+    assert append_kernel.KEYS_UNKNOWN and clean_kernels.ORDERS and batch_kernel.DAMAGED
 
 
 def encode_arrow(

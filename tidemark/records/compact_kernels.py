@@ -1,13 +1,15 @@
-"""The loops of log compaction, compiled by numba: a map of keys to their last offsets, and the
-choice and rewriting of records.
+"""The loops of log compaction over the records of one batch, compiled by numba: a map of keys to
+their last offsets, the choice of records, and their rewriting.
 
 A map is an int64 table of (hash, hash, offset + 1) rows, 24 bytes each, open addressing with linear
 probing; a row with a last column of 0 is free. The hash is SipHash-2-4 with 128 bits (Aumasson and
 Bernstein, 2012): keyed, so that nobody who may choose keys can make two of them meet.
 
-Batches come as rows of `ROW_FIELDS`; bodies are plain (decompressed) records. Every bound is
-checked, a fault is a negative code of `kernels.FAULTS`. The varint helpers are those of `kernels`;
-numba's cache notices changes per file, so a change there asks for a touch here.
+A body is the plain (decompressed) records of a batch. `clean_kernels` goes over whole batches with
+the helpers that are here; they take a CRC along, a strip of STRIP_BYTES at a time, so that what
+they look at lies in the processor's nearest cache already. Every bound is checked, a fault is a
+negative code of `kernels.FAULTS`. Numba's cache notices changes per file: one in `kernels` or
+`crc_kernel` asks for a touch here, one here for a touch of `clean_kernels`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from tidemark.records.crc_kernel import crc_of, load_word
+from tidemark.records.crc_kernel import LONG_LANE_BYTES, crc_more, load_word
 from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
 from tidemark.records.kernels import (
     FAULT_FIELD,
@@ -37,36 +39,29 @@ from tidemark.records.kernels import (
 Ints64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-# What the kernels take of a batch.
-BEGIN, END, BASE_OFFSET, LAST_DELTA, BASE_TIME, COUNT, FIRST_MARK, DROP_DELETES = range(8)
-MAX_TIMESTAMP, ATTRIBUTES, PRODUCER_ID, SKIP = range(8, 12)
-ROW_FIELDS = 12
+# What the kernels take of a batch whose records lie alone in an array.
+BASE_OFFSET, LAST_DELTA, BASE_TIME, COUNT, DROP_DELETES = range(5)
+SHAPE_FIELDS = 5
 
 # What `mark` says of a batch.
-KEPT, TOMBSTONES, FIRST_TIME, MAX_TIME, KEYLESS = range(5)
-OUTCOME_FIELDS = 5
+KEPT, TOMBSTONES, FIRST_TIME, MAX_TIME = range(4)
+OUTCOME_FIELDS = 4
 
-# What becomes of a batch, and the header fields of one that is rewritten. With LogAppendTime every
-# record's timestamp is the new greatest one.
-ACTION, NEW_BASE_TIME, NEW_MAX_TIME, NEW_ATTRIBUTES, NEW_COUNT, HAS_APPEND_TIME = range(6)
-FATE_FIELDS = 6
-DROP, WHOLE, REWRITE, SPECIAL = range(4)
-
-# How far `assemble` got.
-AT_ROW, USED, WRITTEN = range(3)
+# What the map is asked with; `LATEST` is the last offset that it speaks for.
+KEY0, KEY1, LATEST, LIVE_FROM = range(4)
+QUESTION_FIELDS = 4
 
 FAULT_FULL = -100  # the map takes no more keys
 
 # Worst growth of a record whose timestamp is written anew: a varlong and a longer length.
 GROWTH_BYTES_MAX = 14
+RECORD_BYTES_MIN = 6  # no record is shorter: length, attributes, two deltas, two lengths
 
-_ROWS = types.Array(INT64, 2, "C", readonly=True)
+STRIP_BYTES = 3 * LONG_LANE_BYTES  # a whole step of `crc_more`, and room for it in the cache
+NEVER = 1 << 62  # as `summed`: no CRC is wanted
+
 _MAP = types.Array(INT64, 2, "C")
-_HEADER_BYTES = 61
 _BLOCK = 64  # keys that are looked up one right after the other, so that cache misses overlap
-DELETE_HORIZON = 0x40
-_APPEND_TIME = 0x08
-_NO_PLAIN_DATA = 0x37  # a codec, a transaction, control records
 
 
 @helper
@@ -148,39 +143,14 @@ def _big_endian(data: Bytes, at: int, size: int) -> int:
     return (value << shift) >> shift
 
 
-@kernel(INT64(readable(UINT8), readable(INT64), INT64, types.Array(INT64, 2, "C")))
-def read_rows(data: Bytes, positions: Ints64, now_ms: int, rows: Ints64) -> int:
-    """Fills a row for each batch that begins at `positions`: whole batches of `data`, as a walk
-    over them has found. Gives how many marks their records need, or a fault.
-
-    SKIP is set where a batch is no plain data: control, compressed, transactional, empty.
-    """
-    marks = wide(0)
-    for row in range(len(positions)):
-        at, batch = positions[row], rows[row]
-        if at < 0 or at + _HEADER_BYTES > len(data):
-            return FAULT_RECORD_SIZE
-        batch[BEGIN] = at + _HEADER_BYTES
-        batch[END] = at + 12 + _big_endian(data, at + 8, 4)
-        if batch[END] < batch[BEGIN] or batch[END] > len(data):
-            return FAULT_RECORD_SIZE
-        batch[BASE_OFFSET] = _big_endian(data, at, 8)
-        attributes = _big_endian(data, at + 21, 2)
-        batch[ATTRIBUTES] = attributes
-        batch[LAST_DELTA] = _big_endian(data, at + 23, 4)
-        batch[BASE_TIME] = _big_endian(data, at + 27, 8)
-        batch[MAX_TIMESTAMP] = _big_endian(data, at + 35, 8)
-        batch[PRODUCER_ID] = _big_endian(data, at + 43, 8)
-        count = _big_endian(data, at + 57, 4)
-        batch[COUNT] = count
-        if count < 0 or count > batch[LAST_DELTA] + 1 or batch[BASE_OFFSET] < 0:
-            return FAULT_OFFSET
-        batch[SKIP] = count == 0 or (attributes & _NO_PLAIN_DATA) != 0
-        over = (attributes & DELETE_HORIZON) != 0 and now_ms >= batch[BASE_TIME]
-        batch[DROP_DELETES] = over
-        batch[FIRST_MARK] = marks
-        marks += min(count, batch[END] - batch[BEGIN])
-    return marks
+@helper
+def _big_endian(data: Bytes, at: int, size: int) -> int:
+    """A signed number of `size` bytes."""
+    value = wide(0)
+    for index in range(size):
+        value = (value << 8) | wide(data[at + index])
+    shift = 64 - 8 * size
+    return (value << shift) >> shift
 
 
 @helper
@@ -207,6 +177,14 @@ def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, i
 
 
 @helper
+def _sum_strip(crc: int, data: Bytes, summed: int, at: int, end: int) -> tuple[int, int]:
+    """Takes the CRC from `summed` on ahead of `at`; it, and how far it got."""
+    strips = (at - summed) // STRIP_BYTES + 1
+    upto = min(end, summed + strips * STRIP_BYTES)
+    return crc_more(crc, data, summed, upto), upto
+
+
+@helper
 def _put_hashes(hashes: Ints64, count: int, table: Ints64, entries: int, entries_max: int) -> int:
     """Puts hashes with their offsets + 1 into the map; the number of entries, or FAULT_FULL."""
     for index in range(count):
@@ -223,10 +201,57 @@ def _put_hashes(hashes: Ints64, count: int, table: Ints64, entries: int, entries
     return entries
 
 
-@kernel(INT64(readable(UINT8), _ROWS, INT64, INT64, INT64, _MAP, INT64, INT64))
-def put_keys(
+@helper
+def _put_records(
     data: Bytes,
-    rows: Ints64,
+    at: int,
+    batch_end: int,
+    base_offset: int,
+    last_delta: int,
+    count: int,
+    crc: int,
+    summed: int,
+    start_offset: int,
+    key0: int,
+    key1: int,
+    table: Ints64,
+    entries: int,
+    entries_max: int,
+    hashes: Ints64,
+    waiting: int,
+) -> tuple[int, int, int, int, int]:
+    """Puts the keys of a batch's records into the map: (0 or a fault, entries, keys that wait in
+    `hashes`, the CRC, how far it got).
+    """
+    for _ in range(count):
+        if at >= summed:
+            crc, summed = _sum_strip(crc, data, summed, at, batch_end)
+        end, _time, delta, key_at, length = _record_head(data, at, batch_end)
+        if end < 0:
+            return end, entries, waiting, crc, summed
+        if delta < 0 or delta > last_delta:
+            return FAULT_OFFSET, entries, waiting, crc, summed
+        if length >= 0 and base_offset + delta >= start_offset:
+            first, second = _siphash(data, key_at, length, key0, key1)
+            hashes[waiting, 0] = first
+            hashes[waiting, 1] = second
+            hashes[waiting, 2] = base_offset + delta + 1
+            waiting += 1
+            if waiting == _BLOCK:
+                entries = _put_hashes(hashes, waiting, table, entries, entries_max)
+                if entries < 0:
+                    return entries, 0, 0, crc, summed
+                waiting = 0
+        at = end
+    if at != batch_end:
+        return FAULT_TAIL, entries, waiting, crc, summed
+    return 0, entries, waiting, crc, summed
+
+
+@kernel(INT64(readable(UINT8), readable(INT64), INT64, INT64, INT64, _MAP, INT64, INT64))
+def put_keys(
+    body: Bytes,
+    shape: Ints64,
     start_offset: int,
     key0: int,
     key1: int,
@@ -236,37 +261,29 @@ def put_keys(
 ) -> int:
     """Puts the keys of all records at or above `start_offset` into the map, with their offsets.
 
-    Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault. Rows
-    with SKIP are left out.
+    Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault.
     """
     hashes = np.empty((_BLOCK, 3), np.int64)
-    waiting = 0
-    for row in range(len(rows)):
-        batch = rows[row]
-        if batch[SKIP]:
-            continue
-        at, batch_end = batch[BEGIN], batch[END]
-        for _ in range(batch[COUNT]):
-            end, _time, delta, key_at, length = _record_head(data, at, batch_end)
-            if end < 0:
-                return end
-            if delta < 0 or delta > batch[LAST_DELTA]:
-                return FAULT_OFFSET
-            offset = batch[BASE_OFFSET] + delta
-            if length >= 0 and offset >= start_offset:
-                first, second = _siphash(data, key_at, length, key0, key1)
-                hashes[waiting, 0] = first
-                hashes[waiting, 1] = second
-                hashes[waiting, 2] = offset + 1
-                waiting += 1
-                if waiting == _BLOCK:
-                    entries = _put_hashes(hashes, waiting, table, entries, entries_max)
-                    if entries < 0:
-                        return entries
-                    waiting = 0
-            at = end
-        if at != batch_end:
-            return FAULT_TAIL
+    fault, entries, waiting, _, _ = _put_records(
+        body,
+        0,
+        len(body),
+        shape[BASE_OFFSET],
+        shape[LAST_DELTA],
+        shape[COUNT],
+        0,
+        NEVER,
+        start_offset,
+        key0,
+        key1,
+        table,
+        entries,
+        entries_max,
+        hashes,
+        0,
+    )
+    if fault < 0:
+        return fault
     return _put_hashes(hashes, waiting, table, entries, entries_max)
 
 
@@ -295,179 +312,196 @@ def note_live(table: Ints64, first_offset: int, live: Bytes) -> int:
     return noted
 
 
-@kernel(
-    INT64(
-        readable(UINT8),
-        _ROWS,
-        INT64,
-        INT64,
-        INT64,
-        _MAP,
-        readable(UINT8),
-        INT64,
-        writable(UINT8),
-        types.Array(INT64, 2, "C"),
-    )
-)
-def mark(
+@helper
+def _is_last(
     data: Bytes,
-    rows: Ints64,
-    latest_offset: int,
-    key0: int,
-    key1: int,
+    key_at: int,
+    length: int,
+    offset: int,
+    question: Ints64,
     table: Ints64,
     live: Bytes,
-    live_from: int,
-    keep: Bytes,
-    outcomes: Ints64,
-) -> int:
-    """Marks in `keep` (from the row's FIRST_MARK on) the records that stay; 0, or a fault.
-
-    A record stays when the map does not reach it (its offset is above `latest_offset`), or when it
-    is the last of its key and no tombstone whose time is over (the row's DROP_DELETES). Rows with
-    SKIP are left out. From `live_from` on the bits of `note_live` say it without the key.
-    """
-    for row in range(len(rows)):
-        batch = rows[row]
-        if batch[SKIP]:
-            continue
-        outcome = outcomes[row]
-        at, batch_end = batch[BEGIN], batch[END]
-        kept = 0
-        for index in range(batch[COUNT]):
-            end, time_delta, delta, key_at, length = _record_head(data, at, batch_end)
-            if end < 0:
-                return end
-            if delta < 0 or delta > batch[LAST_DELTA]:
-                return FAULT_OFFSET
-            offset = batch[BASE_OFFSET] + delta
-            stays = offset > latest_offset
-            value, after = _get_varint(data, key_at + max(length, 0), end)
-            if after < 0:
-                return FAULT_VARINT
-            if length < 0:
-                outcome[KEYLESS] += 1
-            elif not stays:
-                bit = offset - live_from
-                if 0 <= bit < 8 * len(live):
-                    is_last = (live[bit >> 3] >> (bit & 7)) & 1 != 0
-                else:
-                    first, second = _siphash(data, key_at, length, key0, key1)
-                    is_last = offset >= table[_slot_of(table, first, second), 2] - 1
-                stays = is_last and (value >= 0 or batch[DROP_DELETES] == 0)
-            keep[batch[FIRST_MARK] + index] = 1 if stays else 0
-            if stays:
-                timestamp = batch[BASE_TIME] + time_delta
-                if kept == 0:
-                    outcome[FIRST_TIME] = timestamp
-                if kept == 0 or timestamp > outcome[MAX_TIME]:
-                    outcome[MAX_TIME] = timestamp
-                if value < 0:
-                    outcome[TOMBSTONES] += 1
-                kept += 1
-            at = end
-        if at != batch_end:
-            return FAULT_TAIL
-        outcome[KEPT] = kept
-    return 0
-
-
-@kernel(INT64(readable(UINT8), _ROWS, _ROWS))
-def first_damaged(data: Bytes, rows: Ints64, fates: Ints64) -> int:
-    """The first batch that does not stay WHOLE and fails its CRC; -1 where there is none."""
-    for row in range(len(rows)):
-        if fates[row, ACTION] != WHOLE:
-            begin, end = rows[row, BEGIN] - _HEADER_BYTES, rows[row, END]
-            if begin < 0 or end > len(data):
-                return row
-            crc = _big_endian(data, begin + 17, 4) & 0xFFFFFFFF
-            if crc_of(data, begin + 21, end) != crc:
-                return row
-    return -1
-
-
-@kernel(INT64(_ROWS, _ROWS, INT64, INT64, types.Array(INT64, 2, "C")))
-def decide(rows: Ints64, outcomes: Ints64, horizon_ms: int, last_offset: int, fates: Ints64) -> int:
-    """What becomes of the batches that `mark` looked at; how many of all do not stay WHOLE.
-
-    `horizon_ms` is written where tombstones stay that have no horizon yet. A batch without records
-    left is SPECIAL where it may have to stay as an empty one: it ends at `last_offset`, or has a
-    producer. Rows with SKIP keep the fate that they have.
-    """
-    changed = 0
-    for row in range(len(rows)):
-        batch, outcome, fate = rows[row], outcomes[row], fates[row]
-        if not batch[SKIP]:
-            attributes = batch[ATTRIBUTES]
-            has_horizon = attributes & DELETE_HORIZON
-            append_time = attributes & _APPEND_TIME
-            needs_horizon = outcome[TOMBSTONES] > 0 and not has_horizon
-            fate[NEW_COUNT] = outcome[KEPT]
-            fate[NEW_ATTRIBUTES] = attributes
-            fate[HAS_APPEND_TIME] = append_time
-            fate[NEW_MAX_TIME] = batch[MAX_TIMESTAMP] if append_time else outcome[MAX_TIME]
-            if outcome[KEPT] == 0:
-                ends = batch[BASE_OFFSET] + batch[LAST_DELTA] == last_offset
-                fate[ACTION] = SPECIAL if ends or batch[PRODUCER_ID] >= 0 else DROP
-            elif outcome[KEPT] == batch[COUNT] and not needs_horizon:
-                fate[ACTION] = WHOLE
-            else:
-                fate[ACTION] = REWRITE
-            if needs_horizon:
-                fate[NEW_BASE_TIME] = horizon_ms
-                fate[NEW_ATTRIBUTES] = attributes | DELETE_HORIZON
-            elif has_horizon:
-                fate[NEW_BASE_TIME] = batch[BASE_TIME]
-            elif append_time:
-                fate[NEW_BASE_TIME] = batch[MAX_TIMESTAMP]
-            else:
-                fate[NEW_BASE_TIME] = outcome[FIRST_TIME]
-        changed += fate[ACTION] != WHOLE
-    return changed
+) -> bool:
+    """Is no later record of this key known? From LIVE_FROM on the bits say it without the key."""
+    bit = offset - question[LIVE_FROM]
+    if 0 <= bit < 8 * len(live):
+        return (live[bit >> 3] >> (bit & 7)) & 1 != 0
+    first, second = _siphash(data, key_at, length, question[KEY0], question[KEY1])
+    return offset >= table[_slot_of(table, first, second), 2] - 1
 
 
 @helper
-def _rewrite(
+def _mark_records(
     data: Bytes,
-    batch: Ints64,
-    new_base_time: int,
-    append_time: int,
-    has_append_time: int,
+    at: int,
+    batch_end: int,
+    base_offset: int,
+    last_delta: int,
+    base_time: int,
+    count: int,
+    drop_deletes: bool,
+    crc_from: int,
+    crc: int,
+    question: Ints64,
+    table: Ints64,
+    live: Bytes,
+    keep: Bytes,
+) -> tuple[int, int, int, int, int, int]:
+    """Marks the records that stay in `keep`: (how many or a fault, tombstones among them, their
+    first and greatest timestamp, the CRC, how far it got).
+
+    The CRC is taken from `crc_from` on once a record goes; it got nowhere (NEVER) if none does.
+    """
+    kept, tombstones, first_time, max_time, summed = 0, 0, wide(0), wide(0), wide(NEVER)
+    if count > len(keep):
+        return FAULT_RECORD_SIZE, 0, 0, 0, 0, 0
+    for index in range(count):
+        if at >= summed:
+            crc, summed = _sum_strip(crc, data, summed, at, batch_end)
+        end, time_delta, delta, key_at, length = _record_head(data, at, batch_end)
+        if end < 0:
+            return end, 0, 0, 0, 0, 0
+        if delta < 0 or delta > last_delta:
+            return FAULT_OFFSET, 0, 0, 0, 0, 0
+        value, after = _get_varint(data, key_at + max(length, 0), end)
+        if after < 0:
+            return FAULT_VARINT, 0, 0, 0, 0, 0
+        offset = base_offset + delta
+        stays = offset > question[LATEST]
+        if not stays and length >= 0:
+            stays = _is_last(data, key_at, length, offset, question, table, live)
+            stays = stays and (value >= 0 or not drop_deletes)
+        keep[index] = 1 if stays else 0
+        if stays:
+            timestamp = base_time + time_delta
+            if kept == 0:
+                first_time = timestamp
+            if kept == 0 or timestamp > max_time:
+                max_time = timestamp
+            if value < 0:
+                tombstones += 1
+            kept += 1
+        elif summed == NEVER and crc_from >= 0:
+            crc, summed = _sum_strip(crc, data, crc_from, at, batch_end)
+        at = end
+    if at != batch_end:
+        return FAULT_TAIL, 0, 0, 0, 0, 0
+    return kept, tombstones, first_time, max_time, crc, summed
+
+
+@kernel(
+    INT64(
+        readable(UINT8),
+        readable(INT64),
+        readable(INT64),
+        _MAP,
+        readable(UINT8),
+        writable(UINT8),
+        writable(INT64),
+    )
+)
+def mark(
+    body: Bytes,
+    shape: Ints64,
+    question: Ints64,
+    table: Ints64,
+    live: Bytes,
+    keep: Bytes,
+    outcome: Ints64,
+) -> int:
+    """Marks in `keep` the records that stay; 0, or a fault.
+
+    A record stays when the map does not reach it (its offset is above LATEST), or when it is the
+    last of its key and no tombstone whose time is over (DROP_DELETES).
+    """
+    kept, tombstones, first_time, max_time, _, _ = _mark_records(
+        body,
+        0,
+        len(body),
+        shape[BASE_OFFSET],
+        shape[LAST_DELTA],
+        shape[BASE_TIME],
+        shape[COUNT],
+        shape[DROP_DELETES] != 0,
+        -1,
+        0,
+        question,
+        table,
+        live,
+        keep,
+    )
+    if kept < 0:
+        return kept
+    outcome[KEPT], outcome[TOMBSTONES] = kept, tombstones
+    outcome[FIRST_TIME], outcome[MAX_TIME] = first_time, max_time
+    return 0
+
+
+@helper
+def _rewrite_record(
+    data: Bytes, inside: int, end: int, shift: int, is_fixed: bool, out: Bytes, used: int
+) -> int:
+    """Copies a record with another timestamp delta, `shift` or (unless `is_fixed`) its own plus
+    that; where it ends, or a fault.
+    """
+    delta, rest = _get_varlong(data, inside + 1, end)
+    if rest < 0:
+        return FAULT_VARINT
+    delta = shift if is_fixed else shift + delta
+    new_size = 1 + _varint_size(delta) + end - rest
+    if used + 5 + new_size > len(out):
+        return FAULT_RECORD_SIZE
+    used = _put_varint(out, used, new_size)
+    out[used] = data[inside]
+    used = _put_varint(out, used + 1, delta)
+    _copy(out, used, data, rest, end - rest)
+    return used + end - rest
+
+
+@helper
+def _rewrite_records(
+    data: Bytes,
+    at: int,
+    batch_end: int,
+    count: int,
+    shift: int,
+    is_fixed: bool,
     keep: Bytes,
     out: Bytes,
     used: int,
-) -> int:
-    """Copies the marked records to out[used:]; where they end, or a fault."""
-    at, batch_end = batch[BEGIN], batch[END]
-    for index in range(batch[COUNT]):
+    crc: int,
+    summed: int,
+) -> tuple[int, int, int]:
+    """Copies the marked records to out[used:]: (where they end or a fault, their CRC, how far it
+    got). Their timestamp deltas change by `shift`, or become that (`is_fixed`).
+    """
+    for index in range(count):
         size, inside = _get_varint(data, at, batch_end)
         if inside < 0 or size < 1 or inside + size > batch_end:
-            return FAULT_RECORD_SIZE
+            return FAULT_RECORD_SIZE, 0, 0
         end = inside + size
-        if keep[batch[FIRST_MARK] + index]:
-            delta, rest = _get_varlong(data, inside + 1, end)
-            if rest < 0:
-                return FAULT_VARINT
-            timestamp = append_time if has_append_time else batch[BASE_TIME] + delta
-            delta = timestamp - new_base_time
-            new_size = 1 + _varint_size(delta) + end - rest
-            if used + 5 + new_size > len(out):
-                return FAULT_RECORD_SIZE
-            used = _put_varint(out, used, new_size)
-            out[used] = data[inside]
-            used = _put_varint(out, used + 1, delta)
-            _copy(out, used, data, rest, end - rest)
-            used += end - rest
+        if keep[index]:
+            if shift == 0 and not is_fixed:
+                if used + end - at > len(out):
+                    return FAULT_RECORD_SIZE, 0, 0
+                _copy(out, used, data, at, end - at)
+                used += end - at
+            else:
+                used = _rewrite_record(data, inside, end, shift, is_fixed, out, used)
+                if used < 0:
+                    return used, 0, 0
+            if used - summed >= STRIP_BYTES:
+                crc, summed = crc_more(crc, out, summed, summed + STRIP_BYTES), summed + STRIP_BYTES
         at = end
-    return used
+    return used, crc, summed
 
 
 @kernel(
     INT64(readable(UINT8), readable(INT64), INT64, INT64, INT64, readable(UINT8), writable(UINT8))
 )
 def rewrite(
-    data: Bytes,
-    batch: Ints64,
+    body: Bytes,
+    shape: Ints64,
     new_base_time: int,
     append_time: int,
     has_append_time: int,
@@ -479,92 +513,25 @@ def rewrite(
     With `has_append_time` every record's timestamp is `append_time` (LogAppendTime). Offset deltas
     stay: the base offset does.
     """
-    return _rewrite(data, batch, new_base_time, append_time, has_append_time, keep, out, 0)
-
-
-@helper
-def _put_big_endian(out: Bytes, at: int, value: int, size: int) -> None:
-    for index in range(size):
-        out[at + index] = (value >> (8 * (size - 1 - index))) & 0xFF
-
-
-@kernel(
-    INT64(
-        readable(UINT8),
-        _ROWS,
-        _ROWS,
-        readable(UINT8),
-        writable(UINT8),
-        writable(INT64),
-        writable(INT64),
+    old_time = append_time if has_append_time else shape[BASE_TIME]
+    used, _, _ = _rewrite_records(
+        body,
+        0,
+        len(body),
+        shape[COUNT],
+        old_time - new_base_time,
+        has_append_time != 0,
+        keep,
+        out,
+        0,
+        0,
+        NEVER,
     )
-)
-def assemble(
-    data: Bytes,
-    rows: Ints64,
-    fates: Ints64,
-    keep: Bytes,
-    out: Bytes,
-    positions: Ints64,
-    state: Ints64,
-) -> int:
-    """Writes what is left of uncompressed batches, one behind the other, to `out`; 0, or a fault.
-
-    Goes on where `state` says (row, bytes of `out` used, batches written), and ends behind the last
-    row or at one that is SPECIAL. `positions` gets where each batch begins. A row's records begin
-    61 bytes behind its batch. Rewritten batches keep their header but for the fields in `fates`
-    and the CRC.
-    """
-    row, used, written = state[AT_ROW], state[USED], state[WRITTEN]
-    while row < len(rows) and fates[row, ACTION] != SPECIAL:
-        batch, fate = rows[row], fates[row]
-        row += 1
-        if fate[ACTION] == DROP:
-            continue
-        begin = batch[BEGIN] - _HEADER_BYTES
-        size = batch[END] - begin if fate[ACTION] == WHOLE else wide(_HEADER_BYTES)
-        if begin < 0 or batch[END] > len(data) or used + size > len(out):
-            return FAULT_RECORD_SIZE
-        positions[written] = used
-        written += 1
-        _copy(out, used, data, begin, size)
-        if fate[ACTION] == WHOLE:
-            used += size
-            continue
-        end = _rewrite(
-            data,
-            batch,
-            fate[NEW_BASE_TIME],
-            fate[NEW_MAX_TIME],
-            fate[HAS_APPEND_TIME],
-            keep,
-            out,
-            used + _HEADER_BYTES,
-        )
-        if end < 0:
-            return end
-        _put_big_endian(out, used + 8, end - used - 12, 4)
-        _put_big_endian(out, used + 21, fate[NEW_ATTRIBUTES], 2)
-        _put_big_endian(out, used + 27, fate[NEW_BASE_TIME], 8)
-        _put_big_endian(out, used + 35, fate[NEW_MAX_TIME], 8)
-        _put_big_endian(out, used + 57, fate[NEW_COUNT], 4)
-        _put_big_endian(out, used + 17, crc_of(out, used + 21, end), 4)
-        used = end
-    state[AT_ROW], state[USED], state[WRITTEN] = row, used, written
-    return 0
+    return used
 
 
-def rows_of(data: Any, positions: Any, now_ms: int) -> tuple[Any, int]:
-    """The rows of the whole batches of `data` that begin at `positions` (an int64 array), and how
-    many marks they need; or a fault in place of that number.
-    """
-    rows = np.empty((len(positions), ROW_FIELDS), np.int64)
-    return rows, read_rows(data, positions, now_ms, rows)
-
-
-def plain_row(row: Any, size: int) -> Any:
-    """The row of a compressed batch whose plain records, `size` bytes, lie alone in an array."""
-    plain = row.copy().reshape(1, ROW_FIELDS)
-    plain[0, BEGIN], plain[0, END] = 0, size
-    plain[0, FIRST_MARK] = plain[0, SKIP] = 0
-    return plain
+def shape_of(
+    base_offset: int, last_delta: int, base_time: int, count: int, drop_deletes: bool
+) -> Any:
+    """What the kernels take of a batch."""
+    return np.array((base_offset, last_delta, base_time, count, drop_deletes), np.int64)

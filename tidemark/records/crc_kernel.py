@@ -27,7 +27,7 @@ from tidemark.records.kernels import Bytes, wide
 LANE_BYTES = 512
 LONG_LANE_BYTES = 8192  # of large buffers: joining the sums takes a fifth of the short ones' time
 _POLYNOMIAL = 0x82F63B78  # reversed
-_MASK = 0xFFFFFFFF
+CRC_BEGIN = 0xFFFFFFFF
 
 
 def _instruction() -> tuple[str, int]:
@@ -137,9 +137,10 @@ def _by_lanes(
 
 
 @helper
-def crc_of(data: Bytes, at: int, end: int) -> int:
-    """The CRC-32C of data[at:end]; the caller has checked the bounds."""
-    crc = wide(_MASK)
+def crc_more(crc: int, data: Bytes, at: int, end: int) -> int:
+    """An unfinished sum (`CRC_BEGIN` at first, inverted at last) with data[at:end] more; the caller
+    has checked the bounds.
+    """
     crc, at = _by_lanes(data, at, end, crc, LONG_LANE_BYTES, _LONG_SHIFTS)
     crc, at = _by_lanes(data, at, end, crc, LANE_BYTES, _SHIFTS)
     while end - at >= 8:
@@ -148,7 +149,13 @@ def crc_of(data: Bytes, at: int, end: int) -> int:
     while at < end:
         crc = _TABLES[0, (crc ^ data[at]) & 0xFF] ^ (crc >> 8)
         at += 1
-    return crc ^ _MASK
+    return crc
+
+
+@helper
+def crc_of(data: Bytes, at: int, end: int) -> int:
+    """The CRC-32C of data[at:end]; the caller has checked the bounds."""
+    return crc_more(wide(CRC_BEGIN), data, at, end) ^ CRC_BEGIN
 
 
 @kernel(INT64(readable(UINT8), INT64, INT64))

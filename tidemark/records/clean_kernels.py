@@ -1,0 +1,387 @@
+"""The two passes of a cleaning over a buffer of whole batches, each one compiled call: the map of
+keys, and what stays.
+
+Both go from batch to batch and do all there is to do with one while it lies in the processor's
+cache: shape, CRC and records, and in the second pass the new batch with its CRC. What they can not
+decide is left to the caller: compressed batches, control batches, those of transactions. They read
+foreign bytes: every bound is checked (`compact_kernels`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tidemark.records.compact_kernels import (
+    _BLOCK,
+    _MAP,
+    FAULT_FULL,
+    GROWTH_BYTES_MAX,
+    NEVER,
+    RECORD_BYTES_MIN,
+    Bytes,
+    Ints64,
+    _big_endian,
+    _mark_records,
+    _put_hashes,
+    _put_records,
+    _rewrite_records,
+)
+from tidemark.records.crc_kernel import CRC_BEGIN, crc_more
+from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
+from tidemark.records.kernels import FAULT_OFFSET, _copy, wide
+
+_HEADER_BYTES = 61
+_OVERHEAD_BYTES = 12
+_CRC_AT = 17
+_SUMMED_AT = 21  # where that begins which the CRC covers
+_MAGIC = 2
+_NO_PLAIN_DATA = 0x37  # a codec, a transaction, control records
+_APPEND_TIME = 0x08
+DELETE_HORIZON = 0x40
+
+FAULT_DAMAGED = -101  # wrong size, magic or CRC
+FAULT_ROOM = -102  # `out` is too small; a larger one goes on where this one ended
+
+# What `map_batches` notes: where the whole batches end, how many there are, how many of them are
+# left to the caller, and the entries of the map.
+END, BATCHES, SPECIALS, ENTRIES = range(4)
+NOTES = 4
+
+# What `filter_batches` is told. KEEPS_LAST: a batch that ends where the data ends stays at least as
+# an empty one. HORIZON is the time that tombstones without one are given.
+NOW, HORIZON, KEEPS_LAST = range(3)
+ORDERS = 3
+
+# How far `filter_batches` is: position in the data, batches seen; bytes and batches of `out`; is it
+# anything else than the data; and the caller's decision on the batch at AT.
+AT, SEEN, USED, WRITTEN, CHANGED, DECISION = range(6)
+STATE = 6
+UNDECIDED, PLAIN, WHOLE, DROP, REPLACE, REWRITE = range(6)  # the last is the kernel's own
+
+# Why `filter_batches` came back.
+DONE, SPECIAL, EMPTY = range(10, 13)
+
+
+@helper
+def _whole_end(data: Bytes, at: int) -> int:
+    """Where the batch at `at` ends; 0 where the data cuts it off, or FAULT_DAMAGED."""
+    if len(data) - at < _HEADER_BYTES:
+        return 0
+    length = _big_endian(data, at + 8, 4)
+    if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES:
+        return FAULT_DAMAGED
+    end = at + length + _OVERHEAD_BYTES
+    return end if end <= len(data) else 0
+
+
+@helper
+def _is_possible(data: Bytes, at: int, end: int) -> bool:
+    """Can a batch have these offsets, and as many records?"""
+    count, last_delta = _big_endian(data, at + 57, 4), _big_endian(data, at + 23, 4)
+    return (
+        _big_endian(data, at, 8) >= 0
+        and 0 <= count <= last_delta + 1
+        and (count <= (end - at - _HEADER_BYTES) // RECORD_BYTES_MIN)
+    )
+
+
+@helper
+def _is_special(data: Bytes, at: int) -> bool:
+    return _big_endian(data, at + 21, 2) & _NO_PLAIN_DATA != 0 or _big_endian(data, at + 57, 4) == 0
+
+
+@helper
+def _crc_fits(data: Bytes, at: int, end: int, crc: int, summed: int) -> bool:
+    """Is the batch's CRC right? `crc` was taken up to `summed`."""
+    crc = crc_more(crc, data, summed, end) ^ CRC_BEGIN
+    return crc == _big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
+
+
+@kernel(
+    INT64(
+        readable(UINT8),
+        INT64,
+        INT64,
+        INT64,
+        _MAP,
+        INT64,
+        INT64,
+        writable(INT64),
+        writable(INT64),
+    )
+)
+def map_batches(
+    data: Bytes,
+    start_offset: int,
+    key0: int,
+    key1: int,
+    table: Ints64,
+    entries: int,
+    entries_max: int,
+    specials: Ints64,
+    notes: Ints64,
+) -> int:
+    """Checks the CRC of every whole batch, and puts the keys of all plain records at or above
+    `start_offset` into the map; 0, or a fault.
+
+    Where the batches begin that are left to the caller is put into `specials`. With FAULT_FULL a
+    call with a larger map does everything again. No fault but FAULT_DAMAGED speaks of a batch whose
+    CRC is wrong; the map is of no use then.
+    """
+    hashes = np.empty((_BLOCK, 3), np.int64)
+    at, batches, left, waiting = wide(0), 0, 0, wide(0)
+    entries, key0 = wide(entries), wide(key0)
+    notes[END] = notes[BATCHES] = notes[SPECIALS] = 0
+    while True:
+        end = _whole_end(data, at)
+        if end <= 0:
+            break
+        fault, crc, summed = wide(0), wide(CRC_BEGIN), at + _SUMMED_AT
+        if not _is_special(data, at) and _is_possible(data, at, end):
+            fault, entries, waiting, crc, summed = _put_records(
+                data,
+                at + _HEADER_BYTES,
+                end,
+                _big_endian(data, at, 8),
+                _big_endian(data, at + 23, 4),
+                _big_endian(data, at + 57, 4),
+                crc,
+                summed,
+                start_offset,
+                key0,
+                key1,
+                table,
+                entries,
+                entries_max,
+                hashes,
+                waiting,
+            )
+        if not _crc_fits(data, at, end, crc, summed):
+            notes[END] = at
+            return FAULT_DAMAGED
+        if fault < 0:
+            return fault
+        if _is_special(data, at):
+            specials[left] = at
+            left += 1
+        elif not _is_possible(data, at, end):
+            return FAULT_OFFSET
+        batches += 1
+        at = end
+    notes[END], notes[BATCHES], notes[SPECIALS] = at, batches, left
+    if end < 0:
+        return FAULT_DAMAGED
+    entries = _put_hashes(hashes, waiting, table, entries, entries_max)
+    if entries < 0:
+        return FAULT_FULL
+    notes[ENTRIES] = entries
+    return 0
+
+
+@helper
+def _put_big_endian(out: Bytes, at: int, value: int, size: int) -> None:
+    for index in range(size):
+        out[at + index] = (value >> (8 * (size - 1 - index))) & 0xFF
+
+
+@helper
+def _put_batch(
+    data: Bytes,
+    at: int,
+    end: int,
+    kept: int,
+    tombstones: int,
+    first_time: int,
+    max_time: int,
+    horizon_ms: int,
+    keep: Bytes,
+    out: Bytes,
+    used: int,
+) -> int:
+    """Writes a plain batch with its marked records only to out[used:], where there is room for it;
+    where it ends, or a fault. It keeps its header but for times, attributes, count and CRC.
+    """
+    attributes = _big_endian(data, at + 21, 2)
+    base_time = _big_endian(data, at + 27, 8)
+    has_append_time = attributes & _APPEND_TIME != 0
+    if has_append_time:  # every record's timestamp is the greatest one
+        first_time = max_time = _big_endian(data, at + 35, 8)
+    new_base_time = first_time
+    if attributes & DELETE_HORIZON:
+        new_base_time = base_time
+    elif tombstones:
+        new_base_time = horizon_ms
+        attributes |= DELETE_HORIZON
+    _copy(out, used, data, at, _HEADER_BYTES)
+    _put_big_endian(out, used + 21, attributes, 2)
+    _put_big_endian(out, used + 27, new_base_time, 8)
+    _put_big_endian(out, used + 35, max_time, 8)
+    _put_big_endian(out, used + 57, kept, 4)
+    written, crc, summed = _rewrite_records(
+        data,
+        at + _HEADER_BYTES,
+        end,
+        _big_endian(data, at + 57, 4),
+        (max_time if has_append_time else base_time) - new_base_time,
+        has_append_time,
+        keep,
+        out,
+        used + _HEADER_BYTES,
+        wide(CRC_BEGIN),
+        used + _SUMMED_AT,
+    )
+    if written < 0:
+        return written
+    _put_big_endian(out, used + 8, written - used - _OVERHEAD_BYTES, 4)
+    crc = crc_more(crc, out, summed, written) ^ CRC_BEGIN
+    _put_big_endian(out, used + _CRC_AT, crc, 4)
+    return written
+
+
+@helper
+def _decide(
+    data: Bytes,
+    at: int,
+    end: int,
+    orders: Ints64,
+    question: Ints64,
+    table: Ints64,
+    live: Bytes,
+    keep: Bytes,
+) -> tuple[int, int, int, int, int]:
+    """What becomes of a plain batch: (WHOLE, DROP, REWRITE, EMPTY or a fault, and of the records
+    that stay how many there are, how many are tombstones, the first and the greatest timestamp).
+    """
+    if not _is_possible(data, at, end):
+        return FAULT_OFFSET, 0, 0, 0, 0
+    base_time = _big_endian(data, at + 27, 8)
+    count = _big_endian(data, at + 57, 4)
+    has_horizon = _big_endian(data, at + 21, 2) & DELETE_HORIZON != 0
+    kept, tombstones, first_time, max_time, crc, summed = _mark_records(
+        data,
+        at + _HEADER_BYTES,
+        end,
+        _big_endian(data, at, 8),
+        _big_endian(data, at + 23, 4),
+        base_time,
+        count,
+        has_horizon and orders[NOW] >= base_time,
+        at + _SUMMED_AT,
+        wide(CRC_BEGIN),
+        question,
+        table,
+        live,
+        keep,
+    )
+    if kept < 0:
+        return kept, 0, 0, 0, 0
+    if kept == count and (tombstones == 0 or has_horizon):
+        return WHOLE, kept, 0, 0, 0
+    if summed == NEVER:
+        summed = at + _SUMMED_AT
+    if not _crc_fits(data, at, end, crc, summed):  # it is never signed anew, and never dropped
+        return FAULT_DAMAGED, 0, 0, 0, 0
+    if kept:
+        return REWRITE, kept, tombstones, first_time, max_time
+    ends_range = orders[KEEPS_LAST] != 0 and end == len(data)
+    if ends_range or _big_endian(data, at + 43, 8) >= 0:
+        return EMPTY, 0, 0, 0, 0
+    return DROP, 0, 0, 0, 0
+
+
+@helper
+def _begin_out(data: Bytes, out: Bytes, size: int, state: Ints64) -> bool:
+    """From here on `out` differs from the data, and takes `size` bytes more; False: there is no
+    room.
+    """
+    used = state[USED]
+    if used + size > len(out):
+        return False
+    if state[CHANGED] == 0:
+        _copy(out, 0, data, 0, used)
+        state[CHANGED] = 1
+    return True
+
+
+@kernel(
+    INT64(
+        readable(UINT8),
+        readable(INT64),
+        readable(INT64),
+        _MAP,
+        readable(UINT8),
+        readable(UINT8),
+        writable(UINT8),
+        writable(UINT8),
+        writable(INT64),
+        writable(INT64),
+    )
+)
+def filter_batches(
+    data: Bytes,
+    orders: Ints64,
+    question: Ints64,
+    table: Ints64,
+    live: Bytes,
+    replacement: Bytes,
+    keep: Bytes,
+    out: Bytes,
+    positions: Ints64,
+    state: Ints64,
+) -> int:
+    """Writes what is left of the whole batches to `out`, once that is CHANGED: something else than
+    the data. DONE behind the last one, or a fault, with `state` where it is.
+
+    Comes back for a batch that the caller must decide on: SPECIAL, or EMPTY, one of which no
+    records stay and whose CRC is right. The next call carries DECISION out: PLAIN (its records are
+    what they seem), WHOLE, DROP, or REPLACE by `replacement`. `positions` gets where each batch
+    begins. A batch that does not stay whole has a right CRC, or is a fault: FAULT_DAMAGED.
+    """
+    while True:
+        at, used, decision = state[AT], state[USED], state[DECISION]
+        kept = tombstones = first_time = max_time = wide(0)
+        end = _whole_end(data, at)
+        if end <= 0:
+            return end if end < 0 else DONE
+        if decision == UNDECIDED and _is_special(data, at):
+            return SPECIAL
+        if decision <= PLAIN:
+            decision, kept, tombstones, first_time, max_time = _decide(
+                data, at, end, orders, question, table, live, keep
+            )
+            if decision < 0 or decision == EMPTY:
+                return decision
+        if decision != WHOLE or state[CHANGED] != 0:
+            size = max(end - at, len(replacement)) + kept * GROWTH_BYTES_MAX
+            if not _begin_out(data, out, size, state):
+                return FAULT_ROOM
+        if decision == WHOLE:
+            if state[CHANGED] != 0:
+                _copy(out, used, data, at, end - at)
+            state[USED] = used + end - at
+        elif decision == REPLACE:
+            _copy(out, used, replacement, 0, len(replacement))
+            state[USED] = used + len(replacement)
+        elif decision == REWRITE:
+            written = _put_batch(
+                data,
+                at,
+                end,
+                kept,
+                tombstones,
+                first_time,
+                max_time,
+                orders[HORIZON],
+                keep,
+                out,
+                used,
+            )
+            if written < 0:
+                return written
+            state[USED] = written
+        if decision != DROP:
+            positions[state[WRITTEN]] = used
+            state[WRITTEN] += 1
+        state[DECISION] = UNDECIDED
+        state[SEEN] += 1
+        state[AT] = end
