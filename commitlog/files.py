@@ -41,12 +41,21 @@ class DiskUsage(NamedTuple):
     free_bytes: int
 
 
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""Of an OSError: no room, or none within the quota. What was there is there."""
+
+
 class DiskError(StorageError):
     """The operating system refused a call on a file or directory; `errno` says why."""
 
     def __init__(self, message: str, errno: int) -> None:
         super().__init__(message)
         self.errno = errno
+
+    @property
+    def is_full(self) -> bool:
+        """The disk has no room; everything else of it can be trusted."""
+        return self.errno in DISK_FULL
 
 
 class FsyncError(FatalError):
@@ -172,7 +181,7 @@ class Directory(Protocol):
 
 def storage_error(action: str, name: str, error: OSError) -> DiskError:
     """The DiskError for a failed call, saying what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         advice = (
             "the disk is full; nothing of this write was kept. Free space, lower retention.bytes "
             "or local.retention.bytes,"

@@ -20,14 +20,21 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
-from commitlog.files import Directory, DirectoryLock, DiskError, DiskUsage, File, FsyncError
+from commitlog.files import (
+    DISK_FULL,
+    Directory,
+    DirectoryLock,
+    DiskError,
+    DiskUsage,
+    File,
+    FsyncError,
+)
 from tidemark.errors import StorageError, TidemarkError
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _NOT_THE_DISK = frozenset(
     (errno.EBADF, errno.EMFILE, errno.ENFILE, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 )
@@ -86,7 +93,7 @@ class DirectoryState:
             except (TidemarkError, OSError):
                 return True
             return False
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             return self.fails_when_full()
         return error.errno not in _NOT_THE_DISK
 
