@@ -20,7 +20,7 @@ from uuid import UUID
 
 import grpc.aio
 
-from commitlog.files import Directory
+from commitlog.files import Directory, DiskError
 from quorum.raft import messages as m
 from quorum.raft.core import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import (
@@ -64,6 +64,7 @@ from tidemark.errors import (
     OffsetOutOfRangeError,
     PositionOutOfRangeError,
     SnapshotNotFoundError,
+    StorageError,
     ThrottlingQuotaExceededError,
 )
 from tidemark.types import Endpoint
@@ -470,11 +471,11 @@ class RaftServer:
     async def _install(self, snapshot_id: SnapshotId) -> None:
         try:
             await self._on_disk(lambda: self._log.freeze_fetched_snapshot(snapshot_id))
-        except CorruptMessageError as error:
+        except (CorruptMessageError, SnapshotNotFoundError) as error:
             logger.warning("the fetched checkpoint is refused: %s", error)
             self._post(SnapshotRejected(snapshot_id))
             return
-        except FatalError as error:
+        except (StorageError, FatalError) as error:
             self._fail(error)
             return
 
@@ -488,9 +489,17 @@ class RaftServer:
         self._wake.set()
 
     async def _clean(self) -> None:
+        """A full disk is no reason to stop: the log goes on, and the next round may make room."""
         assert self._flusher is not None
         await self._flusher.idle()
-        if self._log.clean(self._now_ms()):
+        try:
+            cleaned = self._log.clean(self._now_ms())
+        except DiskError as error:  # any other failure of this directory ends the process
+            if not error.is_full:
+                raise
+            logger.warning("what the metadata log needs no more stays for now: %s", error)
+            return
+        if cleaned:
             logger.info("the metadata log begins at offset %d now", self._log.start_offset)
 
 

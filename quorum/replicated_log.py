@@ -426,8 +426,8 @@ class ReplicatedLog:
         """Lets the log begin at a later checkpoint when it is too large or too old; says
         whether.
 
-        What needs room on the disk comes last: where there is none (StorageError) the log begins
-        at its earliest checkpoint all the same, and the segments before it go another time.
+        DiskError at whatever step it stops: the log begins at its earliest checkpoint all the same,
+        and what is left before it goes another time. What needs room on the disk comes last.
         """
         keep = first_to_keep(
             list(self._snapshots.values()),
@@ -436,14 +436,19 @@ class ReplicatedLog:
             retention_ms=self.config.retention_ms,
             now_ms=now_ms,
         )
-        if keep is None:
-            return False
-        self._delete_snapshots_before(keep)
-        self.history.drop_before(keep.end_offset)
-        self._raise_log_start(keep)
+        if keep is not None:
+            self._begin_at(keep)
         self._log.delete_expired(now_ms)
         self._log.purge_deleted(now_ms)
-        return True
+        return keep is not None
+
+    def _begin_at(self, keep: SnapshotId) -> None:
+        try:
+            self._delete_snapshots_before(keep)
+        finally:
+            earliest = next(iter(self._snapshots))
+            self.history.drop_before(earliest.end_offset)
+            self._raise_log_start(earliest)
 
     def _raise_log_start(self, snapshot_id: SnapshotId) -> None:
         if snapshot_id.end_offset > self._log.log_start_offset:

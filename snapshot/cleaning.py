@@ -1,8 +1,8 @@
 """Which checkpoints go: the oldest, as long as log and checkpoints together are too large or it is
 too old (KIP-630 "When to Delete Snapshots").
 
-Pure choice, then plain removal. The newest checkpoint always stays. The log before the next
-checkpoint goes first, the checkpoint last, so that at every moment the log start has one.
+Pure choice, then plain removal. The newest checkpoint always stays. The log begins at its earliest
+checkpoint: those before it go first, the segments below it last.
 """
 
 from __future__ import annotations

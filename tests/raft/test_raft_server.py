@@ -5,10 +5,15 @@ what was not synced.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from collections.abc import Callable
 
 import pytest
 
+from commitlog.files import storage_error
 from quorum.raft import messages as m
+from snapshot import SnapshotId
 from tests.raft.servers import CLUSTER_ID, RaftNodes
 from tidemark.errors import ErrorCode, FatalError, NotControllerError, RecordListTooLargeError
 
@@ -207,6 +212,55 @@ def test_a_batch_over_8_mib_is_refused_and_leaves_no_trace():
         assert leader.log_end_offset == end_offset
         leader.append(leader.epoch, [b"small"])
         await nodes.committed([b"small"])
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def failed_cleaning(number: int) -> Callable[[int], bool]:
+    def clean(now_ms: int) -> bool:
+        raise storage_error("remove", "a checkpoint", OSError(number, os.strerror(number)))
+
+    return clean
+
+
+def test_a_full_disk_ends_a_cleaning_and_not_the_node_any_other_failure_does():
+    async def scenario():
+        nodes = RaftNodes(voters=1)
+        await nodes.start(1)
+        server = await nodes.elected()
+        server.append(server.epoch, values(0, 5))
+        await nodes.committed(values(0, 5))
+        server._log.clean = failed_cleaning(errno.ENOSPC)  # type: ignore[method-assign]
+        await server.create_snapshot(nodes.recorders[1].next_offset, values(0, 5))
+        server.append(server.epoch, values(5, 5))
+        await nodes.committed(values(0, 10))
+        assert not server.fatal.done()
+        server._log.clean = failed_cleaning(errno.EIO)  # type: ignore[method-assign]
+        await server.create_snapshot(nodes.recorders[1].next_offset, values(0, 10))
+        with pytest.raises(FatalError, match="can not remove a checkpoint"):
+            await server.fatal
+        await nodes.kill(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_fetched_checkpoint_that_can_not_be_kept_stops_the_node():
+    async def scenario():
+        nodes = RaftNodes()
+        for node_id in (1, 2, 3):
+            await nodes.start(node_id)
+        leader = await nodes.elected()
+        server = next(s for s in nodes.servers.values() if s is not leader)
+
+        def refuse(snapshot_id):
+            raise storage_error("rename", snapshot_id.name, OSError(errno.EROFS, "read-only"))
+
+        server._log.freeze_fetched_snapshot = refuse  # type: ignore[method-assign]
+        await server._install(SnapshotId(99, 1))
+        with pytest.raises(FatalError, match="can not rename"):
+            await server.fatal
+        await nodes.kill(server.node_id)
         await nodes.stop_all()
 
     asyncio.run(scenario())

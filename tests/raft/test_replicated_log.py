@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from commitlog.files import DiskError, storage_error
 from commitlog.memory_files import MemoryDirectory
+from quorum import replicated_log
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import ElectionState
 from quorum.raft.log_view import Valid, validate_offset_and_epoch
 from quorum.raft.voters import VoterSet
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId
+from snapshot.cleaning import delete_snapshot
 from snapshot.writer import SnapshotWriter
 from tests.sim.disk_faults import copy_disk
 from tidemark.errors import FatalError, InvalidRequestError, StorageError
@@ -123,11 +127,39 @@ def test_a_full_disk_ends_a_cleaning_with_the_log_at_its_earliest_checkpoint():
     with pytest.raises(StorageError):  # a new segment, the epochs: both want room
         log.clean(0)
     assert (log.earliest_snapshot, log.start_offset) == (second, second.end_offset)
+    size_bytes = log.size_bytes
     directory.set_capacity(room)
+    assert not log.clean(0)  # nothing more to choose; what was left over goes now
+    assert log.size_bytes < size_bytes
     directory.crash("everything")
     again = open_log(directory)
     assert again.earliest_snapshot == second
     assert again.end_offset == second.end_offset
+
+
+def test_a_cleaning_that_stops_between_checkpoints_leaves_a_log_that_begins_at_one(monkeypatch):
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    made = []
+    for epoch in (1, 2, 3):
+        fill(log, 4, epoch)
+        made.append(make_snapshot(log))
+
+    def remove(where, snapshot_id):
+        if snapshot_id == made[1]:
+            raise storage_error("remove", snapshot_id.name, OSError(errno.EDQUOT, "full"))
+        delete_snapshot(where, snapshot_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replicated_log, "delete_snapshot", remove)
+        with pytest.raises(DiskError, match="full"):
+            log.clean(0)
+    assert (log.earliest_snapshot, log.start_offset) == (made[1], made[1].end_offset)
+    directory.crash("everything")
+    again = open_log(directory)
+    assert again.earliest_snapshot == made[1]  # no segment went: the log begins at 0 again
+    assert again.clean(0)
+    assert again.earliest_snapshot == made[2]
 
 
 def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
