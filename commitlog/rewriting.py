@@ -12,16 +12,19 @@ from crc32c import crc32c
 
 from commitlog.batches import (
     ATTRIBUTES_POSITION,
+    CONTROL_FLAG,
     CRC_POSITION,
     HEADER_BYTES,
     OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
     Header,
 )
 from tidemark.records import compression as codecs
 from tidemark.records.header import COMPRESSION_NAMES
 
 COMPRESSION_MASK = 0x07
-_LENGTH_POSITION = 8
+_KEPT_FLAGS = TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 
 @functools.cache
@@ -33,7 +36,8 @@ def wanted_codec(compression_type: str) -> int | None:
 
 
 def recompress(view: memoryview, header: Header, codec: int) -> bytes:
-    """The batch at `header.position` of `view` with its records compressed by `codec`.
+    """The batch at `header.position` of `view` with its records compressed by `codec`. Its header
+    is `header`, without flags that no client's batch has (Kafka's is built anew).
 
     CorruptMessageError where its records can not be decompressed;
     UnsupportedCompressionTypeError for a codec that is none.
@@ -44,11 +48,12 @@ def recompress(view: memoryview, header: Header, codec: int) -> bytes:
         own = codecs.compression_id(f"number {own}")
     plain = codecs.decompress(COMPRESSION_NAMES[own], view[begin + HEADER_BYTES : end])
     body = codecs.compress(COMPRESSION_NAMES[codec], plain)
-    batch = bytearray(view[begin : begin + HEADER_BYTES])
-    length = HEADER_BYTES - OVERHEAD_BYTES + len(body)
-    batch[_LENGTH_POSITION : _LENGTH_POSITION + 4] = length.to_bytes(4, "big")
-    low = batch[ATTRIBUTES_POSITION + 1] & ~COMPRESSION_MASK | codec
-    batch[ATTRIBUTES_POSITION + 1] = low
+    changed = header._replace(
+        batch_length=HEADER_BYTES - OVERHEAD_BYTES + len(body),
+        crc=0,
+        attributes=header.attributes & _KEPT_FLAGS | codec,
+    )
+    batch = bytearray(changed.packed)
     batch += body
     crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
     batch[CRC_POSITION : CRC_POSITION + 4] = crc.to_bytes(4, "big")

@@ -32,6 +32,7 @@ from tidemark.records.header import (
     COMPRESSION_NAMES,
     HEADER,
     HEADER_BYTES,
+    MAGIC,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
 )
@@ -102,7 +103,7 @@ def prepare_leader(
                 first = patch(next_offset, fields[1], leader_epoch)
                 prepared.add(header, buffer, first, view[position + PATCH_BYTES : following])
             else:
-                header = header_at(view, position)
+                header = _header_of_client(view, position)
                 following = header.end_position
                 header, source, head, rest = _check_one(view, header, config, origin, now_ms, stamp)
                 header = header._replace(
@@ -166,11 +167,12 @@ def _check_one(
     if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
         codec = wanted_codec(config.compression_type)
         try:
-            if codec is not None and codec != header.attributes & COMPRESSION_MASK:
+            is_kept = codec is None or codec == header.attributes & COMPRESSION_MASK
+            header = _check_records(view, header, config, now_ms, stamp, walk=not is_kept)
+            if codec is not None and not is_kept:
                 source = recompress(view, header, codec)
                 body, header = memoryview(source), header_at(source)
                 _check_size(header, config)
-            header = _check_records(body, header, config, now_ms, stamp)
         except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
             raise InvalidRecordError(str(error)) from error
     if not (stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0):
@@ -180,6 +182,21 @@ def _check_one(
     head = restamp(body, header, log_append_time=stamp, max_timestamp_ms=time)
     rest = body[header.position + HEADER_BYTES : header.end_position]
     return header._replace(max_timestamp_ms=time), source, head, rest
+
+
+def _header_of_client(view: memoryview, position: int) -> Header:
+    """`header_at`, but a negative number that the sender signed is an InvalidRecordError: a batch
+    that comes again as it was sent is no better.
+    """
+    try:
+        return header_at(view, position)
+    except CorruptMessageError as error:
+        if len(view) - position >= HEADER_BYTES:
+            header = Header._make((*HEADER.unpack_from(view, position), position))
+            is_whole = HEADER_BYTES <= header.size_bytes <= len(view) - position
+            if header.magic == MAGIC and is_whole and crc_is_valid(view, header):
+                raise InvalidRecordError(str(error)) from error
+        raise
 
 
 def _check_leader_batch(
@@ -226,15 +243,29 @@ def _check_size(header: Header, config: TopicConfig) -> None:
 
 
 def _check_records(
-    view: memoryview, header: Header, config: TopicConfig, now_ms: int, stamp: bool
+    view: memoryview,
+    header: Header,
+    config: TopicConfig,
+    now_ms: int,
+    stamp: bool,
+    *,
+    walk: bool,
 ) -> Header:
-    """Checks what LogValidator checks of records; gives the header with the right maximum.
+    """Checks what LogValidator checks of records; gives the header with the right maximum. Only
+    those of a compressed batch are not looked at, unless `walk` says so (it is opened anyway).
 
     A header whose maximum had to be corrected comes back with a CRC of -1: it must be written anew.
     """
     compressed = header.attributes & COMPRESSION_MASK != 0
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
-    if not compressed or config.is_compacted:
+    of_a_log = header.attributes & TIMESTAMP_TYPE_FLAG != 0
+    if of_a_log or oldest == NO_TIMESTAMP_MS:  # the first record has the maximum, or none
+        oldest = newest
+    if of_a_log and (stamp or newest == NO_TIMESTAMP_MS):
+        raise InvalidTimestampError(
+            "the batch has a log's timestamps (LogAppendTime); a producer gives its own"
+        )
+    if walk or not compressed or config.is_compacted:
         facts = record_facts(view, header)
         oldest, newest = facts.min_timestamp_ms, max(facts.max_timestamp_ms, NO_TIMESTAMP_MS)
         if oldest == NO_TIMESTAMP_MS < newest:  # a record without a timestamp is not too old
@@ -254,7 +285,7 @@ def _check_records(
 
 
 def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int) -> None:
-    if newest < 0:
+    if newest < 0 and oldest >= NO_TIMESTAMP_MS:
         return
     if newest - now_ms > config.message_timestamp_after_max_ms:
         raise InvalidTimestampError(

@@ -20,6 +20,7 @@ from tidemark.errors import (
 )
 from tidemark.records import Record, decode_batch, encode_batch, read_header
 from tidemark.records import arrow as arrow_path
+from tidemark.records.compression import compress
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COUNTS = [pytest.param(3, id="few records"), pytest.param(200, id="many records")]
@@ -188,3 +189,87 @@ def test_a_compacted_topic_refuses_records_without_keys(codec: str, count: int) 
     with pytest.raises(InvalidRecordError, match="without a key"):
         log.append_as_leader(encode_batch(records, compression=codec), 1, NOW)
     assert log.log_end_offset == count
+
+
+def lying(codec: str, count: int, *, claimed: int = NOW, body: bytes | None = None) -> bytes:
+    """A batch whose header claims another maximum, or with other bytes of records."""
+    records = [Record(0, NOW + i, b"k", b"v" * 20) for i in range(count)]
+    data = encode_batch(records, compression=codec, max_timestamp_ms=claimed)
+    if body is None:
+        return data
+    packed = bytearray(data[:61] + (body if codec == "none" else compress(codec, body)))
+    struct.pack_into(">i", packed, 8, len(packed) - 12)
+    return with_field(bytes(packed), ">i", 57, count)
+
+
+@pytest.mark.parametrize(("sent", "wanted"), [("none", "lz4"), ("gzip", "zstd"), ("snappy", "lz4")])
+def test_what_is_compressed_anew_is_looked_at_first_as_by_kafka(sent: str, wanted: str) -> None:
+    """A batch whose records no reader could read was stored where the topic had its own codec."""
+    log = keep(compression_type=wanted)
+    log.append_as_leader(lying(sent, 3, claimed=NOW + 900), 1, NOW)
+    assert read_header(stored(log)).max_timestamp_ms == NOW + 2
+    for body in (b"\x7e" * 40, b"", bytes(9)):
+        with pytest.raises(InvalidRecordError):
+            log.append_as_leader(lying(sent, 3, body=body), 1, NOW)
+    strict = keep(compression_type=wanted, message_timestamp_before_max_ms=1)
+    with pytest.raises(InvalidTimestampError):
+        strict.append_as_leader(lying(sent, 3, claimed=NOW + 9), 1, NOW + 5)
+    assert log.log_end_offset == 3
+
+
+def test_flags_that_no_client_sets_go_when_a_batch_is_compressed_anew() -> None:
+    """A delete horizon would have compaction take the batch's tombstones at once."""
+    log = keep(compression_type="lz4")
+    odd = with_field(
+        batch(2, transactional=True, producer_id=7, producer_epoch=0, base_sequence=0),
+        ">h",
+        21,
+        0x0250,
+    )
+    log.append_as_leader(odd, 1, NOW)
+    assert read_header(stored(log)).attributes == 0x13
+
+
+def test_a_producer_does_not_give_the_logs_timestamps() -> None:
+    theirs = encode_batch([Record(0, NOW, b"k", b"v")], timestamp_type="LogAppendTime")
+    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
+        keep(message_timestamp_type="LogAppendTime").append_as_leader(theirs, 1, NOW)
+    without = encode_batch(
+        [Record(0, NOW, b"k", b"v")], timestamp_type="LogAppendTime", max_timestamp_ms=-1
+    )
+    log = keep()
+    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
+        log.append_as_leader(without, 1, NOW)
+    log.append_as_leader(theirs, 1, NOW)  # with a time of its own it is taken for CreateTime
+    assert read_header(stored(log)).timestamp_type == "CreateTime"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_first_record_without_a_timestamp_is_not_too_old(codec: str) -> None:
+    records = [Record(0, -1, b"k", b"v"), Record(0, NOW, b"k", b"v")]
+    log = keep(message_timestamp_before_max_ms=1000)
+    log.append_as_leader(encode_batch(records, compression=codec), 1, NOW)
+    assert [r.timestamp_ms for r in decode_batch(stored(log))] == [-1, NOW]
+
+
+def test_a_time_before_1970_is_too_old_where_there_is_a_bound() -> None:
+    early = [Record(0, -5, b"k", b"v"), Record(0, -1, b"k", b"v")]
+    with pytest.raises(InvalidTimestampError):
+        keep(message_timestamp_before_max_ms=1000).append_as_leader(encode_batch(early), 1, NOW)
+    keep().append_as_leader(encode_batch(early), 1, NOW)
+
+
+@pytest.mark.parametrize(
+    ("layout", "position"), [(">q", 0), (">i", 23), (">i", 57)], ids=["offset", "delta", "count"]
+)
+def test_a_negative_number_that_was_signed_is_invalid_not_corrupt(
+    layout: str, position: int
+) -> None:
+    bad = with_field(batch(2), layout, position, -1)
+    with pytest.raises(InvalidRecordError):
+        keep().append_as_leader(bad, 1, NOW)
+    if position:  # the offset lies outside of the CRC
+        unsigned = bytearray(bad)
+        unsigned[-1] ^= 1
+        with pytest.raises(CorruptMessageError):
+            keep().append_as_leader(bytes(unsigned), 1, NOW)
