@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as hypothesis_settings
 
 from commitlog.files import Directory
 from commitlog.log import Log
@@ -24,6 +28,22 @@ def config(**settings: Any) -> TopicConfig:
         "retention_ms": -1,
     }
     return TopicConfig(**{**small, **settings})
+
+
+def model_settings() -> hypothesis_settings:
+    """Of the state machines: the same 60 histories in each run; with TIDEMARK_SOAK=1 new ones,
+    TIDEMARK_EXAMPLES of them (2,000 when nothing is said), and a failing one is made shorter.
+    """
+    soak = os.environ.get("TIDEMARK_SOAK") == "1"
+    return hypothesis_settings(
+        max_examples=int(os.environ.get("TIDEMARK_EXAMPLES", "2000")) if soak else 60,
+        phases=(Phase.generate, Phase.shrink) if soak else (Phase.generate,),
+        report_multiple_bugs=False,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=not soak,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def batch(

@@ -4,7 +4,6 @@ dict: the last value of each key.
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -15,7 +14,7 @@ from commitlog.log_directory import GuardedDirectory
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.types import AppendOrigin
-from tests.commitlog.builders import NOW, TP, config, records_of
+from tests.commitlog.builders import NOW, TP, config, model_settings, records_of
 from tidemark.config import parse_server_config
 from tidemark.errors import TidemarkError
 from tidemark.records import Record, encode_batch, encode_control_batch
@@ -282,13 +281,5 @@ class DyingDirectory(MemoryDirectory):
         super().fsync()
 
 
-CompactionMachine.TestCase.settings = settings(
-    max_examples=60,
-    phases=(Phase.generate,),
-    report_multiple_bugs=False,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+CompactionMachine.TestCase.settings = model_settings()
 TestCompactionAgainstADict = CompactionMachine.TestCase

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
-from tests.commitlog.builders import NOW, config, open_log, records_of
+from tests.commitlog.builders import NOW, config, model_settings, open_log, records_of
 from tidemark.errors import OutOfOrderSequenceNumberError
 
 PRODUCER = 5
@@ -241,13 +240,5 @@ class LogMachine(RuleBasedStateMachine):
                 assert self.log.epoch_for_offset(b.first) == b.epoch
 
 
-LogMachine.TestCase.settings = settings(
-    max_examples=60,
-    phases=(Phase.generate,),
-    report_multiple_bugs=False,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+LogMachine.TestCase.settings = model_settings()
 TestLogAgainstItsModel = LogMachine.TestCase

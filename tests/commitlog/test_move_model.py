@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -17,7 +16,7 @@ from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.moves.future_log import Piece
 from commitlog.names import FUTURE_SUFFIX
-from tests.commitlog.builders import NOW, TP, config
+from tests.commitlog.builders import NOW, TP, config, model_settings
 from tests.commitlog.moving import (
     SERVER,
     Power,
@@ -240,14 +239,6 @@ class MovingCompactionMachine(_Moves, CompactionMachine):
 
 
 for machine in (MovingLogMachine, MovingCompactionMachine):
-    machine.TestCase.settings = settings(
-        max_examples=60,
-        phases=(Phase.generate,),
-        report_multiple_bugs=False,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    machine.TestCase.settings = model_settings()
 TestMovingLogAgainstItsModel = MovingLogMachine.TestCase
 TestMovingCompactedLogAgainstItsModel = MovingCompactionMachine.TestCase
