@@ -8,6 +8,7 @@ ten records never loads it. Both paths give the same bytes and the same errors.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -36,7 +37,8 @@ from tidemark.records.plain import (
     encode_batch,
 )
 
-_HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+HEADERS_TYPE = pa.list_(HEADER_TYPE)
 
 RECORDS_SCHEMA: pa.Schema = pa.schema(
     [
@@ -44,9 +46,11 @@ RECORDS_SCHEMA: pa.Schema = pa.schema(
         pa.field("timestamp", pa.int64(), nullable=False),  # ms
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("headers", pa.list_(_HEADER_TYPE)),
+        ("headers", HEADERS_TYPE),
     ]
 )
+
+_MAX_BODY_BYTES = MAX_BATCH_BYTES - HEADER_BYTES
 
 # Records that a process handles without numba before loading it pays.
 PLAIN_RECORDS_MAX = 2_000
@@ -73,6 +77,7 @@ def takes_plain_path(count: int) -> bool:
     return _budget.take(count)
 
 
+@functools.cache
 def _kernels() -> tuple[Any, Any]:
     """The kernels and the column helpers; compiled, or loaded from the cache, on the first call."""
     from tidemark.records import columns, kernels
@@ -168,7 +173,7 @@ def _encode_plain(key: Any, value: Any, times: Any, headers: Any) -> BytesLike:
                 times.tolist(),
                 listed(key, pa.binary()),
                 listed(value, pa.binary()),
-                listed(headers, RECORDS_SCHEMA.field("headers").type),
+                listed(headers, HEADERS_TYPE),
                 strict=True,
             )
         )
@@ -187,16 +192,24 @@ def _header_pairs(headers: list[Any] | None) -> tuple[tuple[str, bytes | None], 
 def _encode_columns(key: Any, value: Any, times: Any, headers: Any) -> BytesLike:
     kernels, columns = _kernels()
     keys, values = columns.binary_column(key), columns.binary_column(value)
-    lists, header_keys, header_values = columns.header_columns(headers)
-    sizes = np.empty(len(times), np.int32)
-    total = kernels.measure(keys, values, lists, header_keys, header_values, times, sizes)
-    if total > MAX_BATCH_BYTES - HEADER_BYTES:
+    lists, header_keys, header_values = columns.header_columns(headers, HEADERS_TYPE)
+    first, last = columns.bounds_of(lists, 0, len(times))
+    most = (
+        columns.size_of(keys, 0, len(times))
+        + columns.size_of(values, 0, len(times))
+        + columns.size_of(header_keys, first, last)
+        + columns.size_of(header_values, first, last)
+        + kernels.RECORD_EXTRA_BYTES * len(times)
+        + kernels.HEADER_EXTRA_BYTES * (last - first)
+    )
+    room = min(most, _MAX_BODY_BYTES + kernels.MAX_VARINT_BYTES) + kernels.SLACK_BYTES
+    out = np.empty(room, np.uint8)
+    end = kernels.write(keys, values, lists, header_keys, header_values, times, out)
+    if end == kernels.WRITE_TIME:
+        raise ValueError("timestamps of one batch are 2^63 ms or more apart")
+    if end == kernels.WRITE_FULL or end > _MAX_BODY_BYTES:
         raise MessageTooLargeError(f"a batch of more than {MAX_BATCH_BYTES} bytes")
-    out = np.empty(total, np.uint8)
-    end = kernels.write(keys, values, lists, header_keys, header_values, times, sizes, out, 0)
-    if end != total:
-        raise AssertionError(f"a kernel wrote {end} bytes where {total} were measured")
-    body: BytesLike = out.data
+    body: BytesLike = out.data[:end]
     return body
 
 
@@ -297,58 +310,67 @@ def _decode_columns(
     kernels, columns = _kernels()
     table, source = _batch_table(buffer, batches)
     data = np.frombuffer(source, np.uint8)
-    claimed = int(table[:, kernels.COUNT].sum()) + 1  # a spare row: the last may be unwanted
+    claimed = sum(header.record_count for _, header in batches)
     offsets, timestamps = np.empty(claimed, np.int64), np.empty(claimed, np.int64)
     fields = np.empty((claimed, kernels.FIELDS), np.int32)
-    totals = np.zeros(kernels.TOTALS, np.int64)
-    count = kernels.scan(data, table, min_offset, max_offset, offsets, timestamps, fields, totals)
+    notes = np.zeros(kernels.TOTALS, np.int64)
+    count = kernels.scan(data, table, min_offset, max_offset, offsets, timestamps, fields, notes)
+    totals = notes.tolist()
     if count < 0:
-        base_offset = batches[int(totals[kernels.BAD_BATCH])][1].base_offset
+        base_offset = batches[totals[kernels.BAD_BATCH]][1].base_offset
         raise CorruptMessageError(f"batch {base_offset}: {kernels.FAULTS[count]}")
+    key_bytes, key_nulls, value_bytes, value_nulls = totals[: kernels.HEADERS]
     arrays = [
         pa.array(offsets[:count]),
         pa.array(timestamps[:count]),
-        _column(kernels, columns, data, fields, count, kernels.KEY_AT, totals[kernels.KEY_BYTES]),
-        _column(
-            kernels, columns, data, fields, count, kernels.VALUE_AT, totals[kernels.VALUE_BYTES]
-        ),
-        _headers(kernels, columns, data, fields, count, totals),
+        _column(data, fields, count, kernels.KEY_AT, key_bytes, key_nulls),
+        _column(data, fields, count, kernels.VALUE_AT, value_bytes, value_nulls),
+        _headers(data, fields, count, totals)
+        if totals[kernels.HEADERS]
+        else columns.empty_lists(HEADERS_TYPE, count),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=RECORDS_SCHEMA)
 
 
-def _column(
-    kernels: Any, columns: Any, data: Any, fields: Any, count: int, column: int, size: int
-) -> pa.Array:
+def _column(data: Any, fields: Any, count: int, column: int, size: int, nulls: int) -> pa.Array:
+    kernels, columns = _kernels()
     offsets = np.empty(count + 1, np.int32)
-    out = np.empty(size, np.uint8)
-    bitmap = columns.bitmap_of(count)
-    nulls = kernels.fill_column(data, fields, count, column, offsets, out, bitmap)
-    return columns.binary_array(pa.binary(), count, offsets, out, bitmap, nulls)
+    out = np.empty(size + kernels.SLACK_BYTES, np.uint8)
+    bitmap = columns.bitmap_of(count if nulls else 0)
+    kernels.fill_column(data, fields, count, column, offsets, out, bitmap)
+    return columns.binary_array(pa.binary(), count, offsets, out[:size], bitmap, nulls)
 
 
-def _headers(
-    kernels: Any, columns: Any, data: Any, fields: Any, count: int, totals: Any
-) -> pa.Array:
-    items = int(totals[kernels.HEADERS])
+def _headers(data: Any, fields: Any, count: int, totals: Any) -> pa.Array:
+    kernels, columns = _kernels()
+    items, key_bytes, value_bytes = totals[kernels.HEADERS : kernels.BAD_BATCH]
     list_offsets = np.zeros(count + 1, np.int32)
     key_offsets, value_offsets = np.zeros(items + 1, np.int32), np.zeros(items + 1, np.int32)
-    keys = np.empty(totals[kernels.HEADER_KEY_BYTES], np.uint8)
-    values = np.empty(totals[kernels.HEADER_VALUE_BYTES], np.uint8)
+    keys = np.empty(key_bytes + kernels.SLACK_BYTES, np.uint8)
+    values = np.empty(value_bytes + kernels.SLACK_BYTES, np.uint8)
     bitmap = columns.bitmap_of(items)
-    nulls = 0
-    if items:
-        nulls = kernels.fill_headers(
-            data, fields, count, list_offsets, key_offsets, keys, value_offsets, values, bitmap
-        )
-    key_array = columns.binary_array(pa.string(), items, key_offsets, keys, None, 0)
-    try:
-        key_array.validate(full=True)
-    except pa.ArrowInvalid:  # no UTF-8: read as Java does
-        texts = columns.binary_array(pa.binary(), items, key_offsets, keys, None, 0).to_pylist()
-        key_array = pa.array([text.decode("utf-8", "replace") for text in texts], pa.string())
-    value_array = columns.binary_array(pa.binary(), items, value_offsets, values, bitmap, nulls)
-    structs = pa.StructArray.from_arrays([key_array, value_array], fields=list(columns.HEADER_TYPE))
-    return pa.Array.from_buffers(
-        columns.HEADERS_TYPE, count, [None, pa.py_buffer(list_offsets)], 0, children=[structs]
+    nulls = kernels.fill_headers(
+        data, fields, count, list_offsets, key_offsets, keys, value_offsets, values, bitmap
     )
+    structs = pa.StructArray.from_arrays(
+        [
+            _texts(items, key_offsets, keys[:key_bytes]),
+            columns.binary_array(
+                pa.binary(), items, value_offsets, values[:value_bytes], bitmap, nulls
+            ),
+        ],
+        fields=list(HEADER_TYPE),
+    )
+    return columns.list_array(HEADERS_TYPE, count, list_offsets, structs)
+
+
+def _texts(count: int, offsets: Any, data: Any) -> pa.Array:
+    """A string array; what is no UTF-8 is read as Java does."""
+    _, columns = _kernels()
+    texts: pa.Array = columns.binary_array(pa.string(), count, offsets, data, None, 0)
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = columns.binary_array(pa.binary(), count, offsets, data, None, 0).to_pylist()
+        texts = pa.array([text.decode("utf-8", "replace") for text in raw], pa.string())
+    return texts

@@ -6,6 +6,7 @@ A column for the kernels is (offsets int32, data, validity bitmap, first bit); s
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,13 @@ import pyarrow as pa
 from tidemark.records.kernels import ALL_NULL, NO_NULLS
 
 Column = tuple[Any, Any, Any, int]
-ListColumn = tuple[Any, Any, int]
 
 _EMPTY_BYTES = np.empty(0, np.uint8)
 _EMPTY_OFFSETS = np.zeros(1, np.int32)
 _EMPTY_BYTES.flags.writeable = False
 _EMPTY_OFFSETS.flags.writeable = False
 
-HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
-HEADERS_TYPE = pa.list_(HEADER_TYPE)
-
 NULL_COLUMN: Column = (_EMPTY_OFFSETS, _EMPTY_BYTES, _EMPTY_BYTES, ALL_NULL)
-NO_LIST: ListColumn = (_EMPTY_OFFSETS, _EMPTY_BYTES, ALL_NULL)
 
 
 def one_array(values: Any, wanted: pa.DataType) -> pa.Array:
@@ -59,26 +55,40 @@ def binary_column(values: Any) -> Column:
     return _offsets_of(array, offsets), _bytes_of(data), _bytes_of(validity), first_bit
 
 
-def header_columns(values: Any) -> tuple[ListColumn, Column, Column]:
+def header_columns(values: Any, list_type: pa.DataType) -> tuple[Column, Column, Column]:
     """The list column, and its keys and values; ValueError for a header without a key."""
     if values is None:
-        return NO_LIST, NULL_COLUMN, NULL_COLUMN
-    array = one_array(values, HEADERS_TYPE)
+        return NULL_COLUMN, NULL_COLUMN, NULL_COLUMN
+    array = one_array(values, list_type)
     if array.null_count == len(array):
-        return NO_LIST, NULL_COLUMN, NULL_COLUMN
+        return NULL_COLUMN, NULL_COLUMN, NULL_COLUMN
     used = array.flatten()
     if used.null_count or used.field(0).null_count:
         raise ValueError("a header without a key")
     if len(used) == 0:
-        return NO_LIST, NULL_COLUMN, NULL_COLUMN
+        return NULL_COLUMN, NULL_COLUMN, NULL_COLUMN
     validity, offsets = array.buffers()[:2]
     first_bit = array.offset if array.null_count else NO_NULLS
     items = array.values
     return (
-        (_offsets_of(array, offsets), _bytes_of(validity), first_bit),
+        (_offsets_of(array, offsets), _EMPTY_BYTES, _bytes_of(validity), first_bit),
         binary_column(items.field(0)),
         binary_column(items.field(1)),
     )
+
+
+def size_of(column: Column, first: int, last: int) -> int:
+    """The bytes of the values [first:last]; of those that are null, too, where they have some."""
+    begin, end = bounds_of(column, first, last)
+    return end - begin
+
+
+def bounds_of(column: Column, first: int, last: int) -> tuple[int, int]:
+    """Among which bytes the values [first:last] lie, or lists among which items; none for a column
+    that is all null.
+    """
+    offsets, _, _, first_bit = column
+    return (0, 0) if first_bit == ALL_NULL else (int(offsets[first]), int(offsets[last]))
 
 
 def binary_array(
@@ -88,6 +98,21 @@ def binary_array(
     validity = pa.py_buffer(bitmap) if nulls else None
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(data_type, count, buffers, nulls)
+
+
+def list_array(data_type: pa.DataType, count: int, offsets: Any, items: pa.Array) -> pa.Array:
+    """A list array without nulls."""
+    return pa.Array.from_buffers(data_type, count, [None, pa.py_buffer(offsets)], 0, 0, [items])
+
+
+def empty_lists(data_type: pa.DataType, count: int) -> pa.Array:
+    """`count` empty lists."""
+    return list_array(data_type, count, np.zeros(count + 1, np.int32), _no_items(data_type))
+
+
+@functools.cache
+def _no_items(data_type: pa.DataType) -> pa.Array:
+    return pa.array([], data_type.value_type)
 
 
 def bitmap_of(count: int) -> Any:

@@ -49,3 +49,9 @@ def helper(function: F) -> F:
     """A function that kernels call; compiled into them."""
     compiled: F = numba.njit(nogil=True, error_model="numpy", inline="never")(function)
     return compiled
+
+
+def inlined(function: F) -> F:
+    """A small helper that becomes part of each kernel's loop: no call, no array taken apart."""
+    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled

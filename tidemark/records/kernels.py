@@ -1,13 +1,14 @@
 """The loops between Arrow buffers and records, compiled by numba.
 
-Encoding is two passes: `measure` finds each record's size, `write` writes into a buffer of exactly
-their sum. Decoding is two passes as well: `scan` walks over the bytes, checks every bound and notes
-where fields lie, `fill_*` copy what `scan` found. Only `scan` reads untrusted bytes; it returns a
-negative code (see `FAULTS`) and never looks beyond a batch's end. Layout: DefaultRecord (KIP-98).
+Encoding is one pass: `write` finds each record's size and writes it, into a buffer that is large
+enough for the worst case. Decoding is two passes: `scan` walks over the bytes, checks every bound
+and notes where fields lie, `fill_*` copy what `scan` found. Only `scan` reads untrusted bytes; it
+returns a negative code (see `FAULTS`) and never looks beyond a batch's end. Layout: DefaultRecord
+(KIP-98).
 
 Integers are int64 throughout: in numba a mix of signed and unsigned becomes a float. A column is
-offsets, data, validity bitmap and `first_bit`: where its bitmap begins, or one of two marks.
-All kernels live in this one file, since numba's cache notices changes per file.
+offsets, data, validity bitmap and `first_bit`: where its bitmap begins, or one of two marks. Inner
+loops go by addresses (`tidemark.records.words`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
+from tidemark.records.jit import INT64, UINT8, helper, inlined, kernel, readable, writable
+from tidemark.records.words import (
+    MAX_VARINT_BYTES,
+    MAX_VARLONG_BYTES,
+    SLACK_BYTES,
+    address_of,
+    copy_bytes,
+    copy_loosely,
+    get_byte,
+    get_int32,
+    get_varint,
+    get_varlong,
+    put_byte,
+    put_varint,
+    varint_size,
+)
 
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]
@@ -41,8 +55,9 @@ KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT, HEADER_COUNT = range(6)
 FIELDS = 6
 
 # What `scan` sums up.
-KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, BAD_BATCH = range(6)
-TOTALS = 6
+KEY_BYTES, KEY_NULLS, VALUE_BYTES, VALUE_NULLS = range(4)
+HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, BAD_BATCH = range(4, 8)
+TOTALS = 8
 
 FAULT_VARINT = -1
 FAULT_RECORD_SIZE = -2
@@ -61,299 +76,249 @@ FAULTS = {
     FAULT_TAIL: "bytes are left over after a record or the last record",
 }
 
+# Most bytes of a record beside its fields and headers: length, attributes, time, offset, two
+# fields' lengths, header count; and of a header beside its key and value.
+RECORD_EXTRA_BYTES = 5 * MAX_VARINT_BYTES + MAX_VARLONG_BYTES + 1
+HEADER_EXTRA_BYTES = 2 * MAX_VARINT_BYTES
+
+WRITE_FULL = -1
+WRITE_TIME = -2
+
 _COPY_BYTES_MIN = 16  # below it a loop beats the call
-
-_LOW_63 = 0x7FFFFFFFFFFFFFFF
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _memcpy(_context: Any, to: Any, at: Any, source: Any, begin: Any, size: Any) -> Any:
-    """memcpy between byte arrays; the caller has checked the bounds."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target = context.make_array(signature.args[0])(context, builder, args[0])
-        origin = context.make_array(signature.args[2])(context, builder, args[2])
-        cgutils.raw_memcpy(
-            builder,
-            builder.gep(target.data, [args[1]]),
-            builder.gep(origin.data, [args[3]]),
-            args[4],
-            itemsize=1,
-            align=1,
-        )
-        return context.get_dummy_value()
-
-    return types.void(to, types.int64, source, types.int64, types.int64), codegen
 
 
 @helper
 def _copy(to: Bytes, at: int, source: Bytes, begin: int, size: int) -> None:
+    """Copies source[begin : begin + size] to to[at:], and not a byte more."""
+    target, origin = address_of(to) + at, address_of(source) + begin
     if size < _COPY_BYTES_MIN:
         for index in range(size):
-            to[at + index] = source[begin + index]
+            put_byte(target + index, get_byte(origin + index))
     else:
-        _memcpy(to, at, source, begin, size)
+        copy_bytes(target, origin, size)
 
 
 @helper
 def _varint_size(value: int) -> int:
     """Bytes of a zigzag varint."""
-    bits = (value << 1) ^ (value >> 63)
-    if bits & ~0x7F == 0:
-        return 1
-    if bits & ~0x3FFF == 0:
-        return 2
-    if bits & ~0x1FFFFF == 0:
-        return 3
-    bits = (bits >> 21) & (_LOW_63 >> 20)
-    size = 4
-    while bits & ~0x7F:
-        bits >>= 7
-        size += 1
-    return size
+    return varint_size(value)
 
 
 @helper
 def _put_varint(out: Bytes, at: int, value: int) -> int:
-    bits = (value << 1) ^ (value >> 63)
-    if bits & ~0x7F == 0:
-        out[at] = bits
-        return at + 1
-    if bits & ~0x3FFF == 0:
-        out[at] = (bits & 0x7F) | 0x80
-        out[at + 1] = bits >> 7
-        return at + 2
-    while bits & ~0x7F:
-        out[at] = (bits & 0x7F) | 0x80
-        bits = (bits >> 7) & (_LOW_63 >> 6)
-        at += 1
-    out[at] = bits
-    return at + 1
-
-
-@helper
-def _length(offsets: Ints32, bitmap: Bytes, first_bit: int, index: int) -> int:
-    """Bytes of a value, -1 for null."""
-    if first_bit == ALL_NULL:
-        return -1
-    if first_bit >= 0:
-        bit = first_bit + index
-        if not (bitmap[bit >> 3] >> (bit & 7)) & 1:
-            return -1
-    return wide(offsets[index + 1]) - wide(offsets[index])
-
-
-@helper
-def _field_size(length: int) -> int:
-    return 1 if length < 0 else _varint_size(length) + length
-
-
-@helper
-def _put_field(out: Bytes, at: int, data: Bytes, begin: int, length: int) -> int:
-    at = _put_varint(out, at, length)
-    if length > 0:
-        _copy(out, at, data, begin, length)
-        at += length
-    return at
-
-
-_COLUMN = types.Tuple((readable(types.int32), readable(UINT8), readable(UINT8), INT64))
-_LIST = types.Tuple((readable(types.int32), readable(UINT8), INT64))
-
-
-@helper
-def _headers_size(headers: Any, keys: Any, values: Any, index: int) -> int:
-    offsets, bitmap, first_bit = headers
-    if _length(offsets, bitmap, first_bit, index) <= 0:
-        return 1
-    first, last = wide(offsets[index]), wide(offsets[index + 1])
-    size = _varint_size(last - first)
-    for item in range(first, last):
-        size += _field_size(_length(keys[0], keys[2], keys[3], item))
-        size += _field_size(_length(values[0], values[2], values[3], item))
-    return size
-
-
-@kernel(INT64(_COLUMN, _COLUMN, _LIST, _COLUMN, _COLUMN, readable(INT64), writable(types.int32)))
-def measure(
-    keys: Any,
-    values: Any,
-    headers: Any,
-    header_keys: Any,
-    header_values: Any,
-    timestamps: Ints64,
-    sizes: Ints32,
-) -> int:
-    """Fills `sizes` with each record's bytes after its length; gives the bytes of all records.
-
-    Stops beyond 2^31 - 1, the most that a batch can hold.
-    """
-    # Taken apart once: a tuple's item costs a reference count each time it is asked for.
-    key_offsets, _, key_bitmap, key_bit = keys
-    value_offsets, _, value_bitmap, value_bit = values
-    total = 0
-    base = timestamps[0]
-    plain = headers[2] == ALL_NULL
-    for index in range(len(timestamps)):
-        size = 1 + _varint_size(timestamps[index] - base) + _varint_size(index)
-        size += _field_size(_length(key_offsets, key_bitmap, key_bit, index))
-        size += _field_size(_length(value_offsets, value_bitmap, value_bit, index))
-        size += 1 if plain else _headers_size(headers, header_keys, header_values, index)
-        total += _varint_size(size) + size
-        if total > 0x7FFFFFFF:
-            return total
-        sizes[index] = size
-    return total
-
-
-@helper
-def _put_headers(out: Bytes, at: int, headers: Any, keys: Any, values: Any, index: int) -> int:
-    offsets, bitmap, first_bit = headers
-    if _length(offsets, bitmap, first_bit, index) <= 0:
-        out[at] = 0
-        return at + 1
-    first, last = wide(offsets[index]), wide(offsets[index + 1])
-    at = _put_varint(out, at, last - first)
-    for item in range(first, last):
-        length = _length(keys[0], keys[2], keys[3], item)
-        at = _put_field(out, at, keys[1], wide(keys[0][item]), length)
-        length = _length(values[0], values[2], values[3], item)
-        begin = wide(values[0][item]) if length > 0 else 0
-        at = _put_field(out, at, values[1], begin, length)
-    return at
-
-
-@kernel(
-    INT64(
-        _COLUMN,
-        _COLUMN,
-        _LIST,
-        _COLUMN,
-        _COLUMN,
-        readable(INT64),
-        readable(types.int32),
-        writable(UINT8),
-        INT64,
-    )
-)
-def write(
-    keys: Any,
-    values: Any,
-    headers: Any,
-    header_keys: Any,
-    header_values: Any,
-    timestamps: Ints64,
-    sizes: Ints32,
-    out: Bytes,
-    at: int,
-) -> int:
-    """Writes the records that `measure` sized into `out` from `at` on; gives where they end."""
-    # Taken apart once: a tuple's item costs a reference count each time it is asked for.
-    key_offsets, key_data, key_bitmap, key_bit = keys
-    value_offsets, value_data, value_bitmap, value_bit = values
-    base = timestamps[0]
-    plain = headers[2] == ALL_NULL
-    for index in range(len(timestamps)):
-        at = _put_varint(out, at, wide(sizes[index]))
-        out[at] = 0
-        at = _put_varint(out, at + 1, timestamps[index] - base)
-        at = _put_varint(out, at, index)
-        length = _length(key_offsets, key_bitmap, key_bit, index)
-        begin = wide(key_offsets[index]) if length > 0 else 0
-        at = _put_field(out, at, key_data, begin, length)
-        length = _length(value_offsets, value_bitmap, value_bit, index)
-        begin = wide(value_offsets[index]) if length > 0 else 0
-        at = _put_field(out, at, value_data, begin, length)
-        if plain:
-            out[at] = 0
-            at += 1
-        else:
-            at = _put_headers(out, at, headers, header_keys, header_values, index)
-    return at
+    """Writes a zigzag varint to out[at:]; gives where it ends."""
+    begin = address_of(out)
+    return put_varint(begin + at, value) - begin
 
 
 @helper
 def _get_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """A 32-bit zigzag varint and where it ends; an end of -1 when it is malformed."""
-    bits = wide(0)
-    shift = 0
-    while at < end and shift < 35:
-        byte = wide(data[at])
-        at += 1
-        bits |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if bits >> 32:
-                return 0, -1
-            return (bits >> 1) ^ -(bits & 1), at
-        shift += 7
-    return 0, -1
+    """The 32-bit zigzag varint of data[at:end] and where it ends; -1 when it is malformed."""
+    begin = address_of(data)
+    value, after = get_varint(begin + at, begin + end)
+    return value, after - begin if after >= 0 else -1
 
 
 @helper
 def _get_varlong(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """A 64-bit zigzag varint and where it ends; an end of -1 when it is malformed."""
-    bits = wide(0)
-    shift = 0
-    while at < end and shift < 70:
-        byte = wide(data[at])
-        at += 1
-        if shift == 63 and byte > 1:
-            return 0, -1
-        bits |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return ((bits >> 1) & _LOW_63) ^ -(bits & 1), at
-        shift += 7
-    return 0, -1
+    """As `_get_varint`, of 64 bits."""
+    begin = address_of(data)
+    value, after = get_varlong(begin + at, begin + end)
+    return value, after - begin if after >= 0 else -1
+
+
+_COLUMN = types.Tuple((readable(types.int32), readable(UINT8), readable(UINT8), INT64))
+
+
+@inlined
+def _located(column: Any) -> tuple[int, int, int, int, int]:
+    """A column by addresses: its offsets, its data, where that ends, its bitmap; and first_bit."""
+    offsets, data, bitmap, first_bit = column
+    begin = address_of(data)
+    return address_of(offsets), begin, begin + len(data), address_of(bitmap), first_bit
+
+
+@inlined
+def _length(column: Any, index: int) -> int:
+    """Bytes of a value, or items of a list; -1 for null. Of a column that is `_located`."""
+    offsets, _, _, bitmap, first_bit = column
+    if first_bit == ALL_NULL:
+        return -1
+    if first_bit >= 0:
+        bit = first_bit + index
+        if not (get_byte(bitmap + (bit >> 3)) >> (bit & 7)) & 1:
+            return -1
+    return get_int32(offsets + 4 * index + 4) - get_int32(offsets + 4 * index)
+
+
+@inlined
+def _field_size(length: int) -> int:
+    return 1 if length < 0 else varint_size(length) + length
+
+
+@inlined
+def _put_field(to: int, column: Any, index: int, length: int) -> int:
+    """Writes a value of a column that is `_located`, its length first; gives where it ends."""
+    offsets, data, data_end, _, _ = column
+    to = put_varint(to, length)
+    if length > 0:
+        at = data + get_int32(offsets + 4 * index)
+        copy_loosely(to, at, length, data_end - at)
+        to += length
+    return to
+
+
+@helper
+def _headers_size(lists: Any, keys: Any, values: Any, index: int) -> int:
+    count = _length(lists, index)
+    if count <= 0:
+        return 1
+    first = get_int32(lists[0] + 4 * index)
+    size = varint_size(count)
+    for item in range(first, first + count):
+        size += _field_size(_length(keys, item)) + _field_size(_length(values, item))
+    return size
+
+
+@helper
+def _put_headers(to: int, lists: Any, keys: Any, values: Any, index: int) -> int:
+    count = _length(lists, index)
+    if count <= 0:
+        put_byte(to, 0)
+        return to + 1
+    first = get_int32(lists[0] + 4 * index)
+    to = put_varint(to, count)
+    for item in range(first, first + count):
+        to = _put_field(to, keys, item, _length(keys, item))
+        to = _put_field(to, values, item, _length(values, item))
+    return to
+
+
+@kernel(INT64(_COLUMN, _COLUMN, _COLUMN, _COLUMN, _COLUMN, readable(INT64), writable(UINT8)))
+def write(
+    key: Any,
+    value: Any,
+    header_lists: Any,
+    header_keys: Any,
+    header_values: Any,
+    timestamps: Ints64,
+    out: Bytes,
+) -> int:
+    """Writes the records into `out` from its first byte on; gives where they end.
+
+    WRITE_FULL where there is no room for them, the worst of a length, and SLACK_BYTES; WRITE_TIME
+    where a time is 2^63 ms or more from the first.
+    """
+    keys, values, lists = _located(key), _located(value), _located(header_lists)
+    names, contents = _located(header_keys), _located(header_values)
+    plain = header_lists[3] == ALL_NULL
+    base = timestamps[0]
+    begin = to = address_of(out)
+    last = begin + len(out) - SLACK_BYTES - MAX_VARINT_BYTES
+    for index in range(len(timestamps)):
+        delta = timestamps[index] - base
+        if ((base ^ timestamps[index]) & (timestamps[index] ^ delta)) < 0:
+            return WRITE_TIME
+        key_length, value_length = _length(keys, index), _length(values, index)
+        size = 1 + varint_size(delta) + varint_size(index)
+        size += _field_size(key_length) + _field_size(value_length)
+        size += 1 if plain else _headers_size(lists, names, contents, index)
+        if size > last - to:
+            return WRITE_FULL
+        to = put_varint(to, size)
+        put_byte(to, 0)  # attributes: none in use
+        to = put_varint(put_varint(to + 1, delta), index)
+        to = _put_field(to, keys, index, key_length)
+        to = _put_field(to, values, index, value_length)
+        if plain:
+            put_byte(to, 0)
+            to += 1
+        else:
+            to = _put_headers(to, lists, names, contents, index)
+    return to - begin
+
+
+@helper
+def _skip_headers(at: int, end: int, count: int) -> tuple[int, int, int]:
+    """Steps over the `count` headers at an address: (where they end or a fault, bytes of their
+    keys, bytes of their values).
+    """
+    keys = values = 0
+    for _ in range(count):
+        length, at = get_varint(at, end)
+        if at < 0 or length < 0 or length > end - at:
+            return FAULT_HEADERS, 0, 0
+        at += length
+        keys += length
+        length, at = get_varint(at, end)
+        if at < 0 or length < -1 or length > end - at:
+            return FAULT_HEADERS, 0, 0
+        if length > 0:
+            at += length
+            values += length
+    return at, keys, values
 
 
 @helper
 def _scan_headers(data: Bytes, at: int, end: int, count: int, totals: Ints64, add: int) -> int:
     """Steps over `count` headers and adds up their bytes; where they end, or a fault."""
-    for _ in range(count):
-        length, at = _get_varint(data, at, end)
-        if at < 0 or length < 0 or length > end - at:
-            return FAULT_HEADERS
-        at += length
-        totals[HEADER_KEY_BYTES] += length * add
-        length, at = _get_varint(data, at, end)
-        if at < 0 or length < -1 or length > end - at:
-            return FAULT_HEADERS
-        if length > 0:
-            at += length
-            totals[HEADER_VALUE_BYTES] += length * add
-    return at
+    begin = address_of(data)
+    at, keys, values = _skip_headers(begin + at, begin + end, count)
+    if at < 0:
+        return at
+    totals[HEADER_KEY_BYTES] += keys * add
+    totals[HEADER_VALUE_BYTES] += values * add
+    return at - begin
 
 
-@helper
-def _scan_fields(data: Bytes, at: int, end: int, fields: Any) -> int:
-    """Notes key, value and header count of the record that ends at `end`.
-
-    Gives where its headers begin, or a fault.
+@inlined
+def _get_head(at: int, batch_end: int) -> tuple[int, int, int, int]:
+    """(where its key's length is or a fault, where it ends, time delta, offset delta) of the record
+    at an address.
     """
-    length, at = _get_varint(data, at, end)
+    size, at = get_varint(at, batch_end)
     if at < 0:
-        return FAULT_VARINT
+        return FAULT_VARINT, 0, 0, 0
+    end = at + size
+    if size < 1 or end > batch_end:
+        return FAULT_RECORD_SIZE, 0, 0, 0
+    time_delta, at = get_varlong(at + 1, end)  # after the attributes
+    if at < 0:
+        return FAULT_VARINT, 0, 0, 0
+    delta, at = get_varint(at, end)
+    if at < 0:
+        return FAULT_VARINT, 0, 0, 0
+    return at, end, time_delta, delta
+
+
+@inlined
+def _get_field(at: int, end: int) -> tuple[int, int]:
+    """(length or -1 for null, where it begins or a fault) of the key or value at an address."""
+    length, at = get_varint(at, end)
+    if at < 0:
+        return 0, FAULT_VARINT
     if length < -1 or length > end - at:
-        return FAULT_FIELD
-    fields[KEY_AT] = at
-    fields[KEY_LENGTH] = length
-    at += max(length, 0)
-    length, at = _get_varint(data, at, end)
+        return 0, FAULT_FIELD
+    return length, at
+
+
+@inlined
+def _get_fields(at: int, end: int) -> tuple[int, int, int, int, int, int]:
+    """(where its headers are or a fault, how many, where the key is, its length, where the value
+    is, its length) of the record that ends at an address, from its key's length on.
+    """
+    key_length, key_at = _get_field(at, end)
+    if key_at < 0:
+        return key_at, 0, 0, 0, 0, 0
+    value_length, value_at = _get_field(key_at + max(key_length, 0), end)
+    if value_at < 0:
+        return value_at, 0, 0, 0, 0, 0
+    count, at = get_varint(value_at + max(value_length, 0), end)
     if at < 0:
-        return FAULT_VARINT
-    if length < -1 or length > end - at:
-        return FAULT_FIELD
-    fields[VALUE_AT] = at
-    fields[VALUE_LENGTH] = length
-    at += max(length, 0)
-    length, at = _get_varint(data, at, end)
-    if at < 0:
-        return FAULT_VARINT
-    if length < 0 or length > end - at:
-        return FAULT_HEADERS
-    fields[HEADERS_AT] = at
-    fields[HEADER_COUNT] = length
-    return at
+        return FAULT_VARINT, 0, 0, 0, 0, 0
+    if count < 0 or count > end - at:
+        return FAULT_HEADERS, 0, 0, 0, 0, 0
+    return at, count, key_at, key_length, value_at, value_length
 
 
 @kernel(
@@ -383,50 +348,57 @@ def scan(
     `offsets`, `timestamps` and `fields` hold as many rows as the batches claim records. Gives the
     number of records noted, or a fault, and then the batch in totals[BAD_BATCH].
     """
-    found = 0
+    begin = address_of(data)
+    found = key_bytes = key_nulls = value_bytes = value_nulls = headers = 0
     for row in range(len(batches)):
-        batch = batches[row]
         totals[BAD_BATCH] = row
-        at, batch_end = batch[BEGIN], batch[END]
-        for _ in range(batch[COUNT]):
-            size, at = _get_varint(data, at, batch_end)
-            if at < 0:
-                return FAULT_VARINT
-            end = at + size
-            if size < 1 or end > batch_end:
-                return FAULT_RECORD_SIZE
-            time_delta, at = _get_varlong(data, at + 1, end)  # after the attributes
-            if at < 0:
-                return FAULT_VARINT
-            delta, at = _get_varint(data, at, end)
-            if at < 0:
-                return FAULT_VARINT
-            if delta < 0 or delta > batch[LAST_DELTA]:
-                return FAULT_OFFSET
-            at = _scan_fields(data, at, end, fields[found])
+        at, batch_end = begin + batches[row, BEGIN], begin + batches[row, END]
+        base_offset, last_delta = batches[row, BASE_OFFSET], batches[row, LAST_DELTA]
+        base_time, append_time = batches[row, BASE_TIME], batches[row, APPEND_TIME]
+        has_append_time = batches[row, HAS_APPEND_TIME]
+        for _ in range(batches[row, COUNT]):
+            at, end, time_delta, delta = _get_head(at, batch_end)
             if at < 0:
                 return at
-            timestamp = batch[BASE_TIME] + time_delta
-            if ((batch[BASE_TIME] ^ timestamp) & (time_delta ^ timestamp)) < 0:
+            if delta < 0 or delta > last_delta:
+                return FAULT_OFFSET
+            timestamp = base_time + time_delta
+            if ((base_time ^ timestamp) & (time_delta ^ timestamp)) < 0:
                 return FAULT_TIMESTAMP
-            offset = batch[BASE_OFFSET] + delta
-            wanted = 1 if min_offset <= offset < max_offset else 0
-            count = wide(fields[found, HEADER_COUNT])
+            headers_at, count, key_at, key_length, value_at, value_length = _get_fields(at, end)
+            if headers_at < 0:
+                return headers_at
+            offset = base_offset + delta
+            wanted = min_offset <= offset < max_offset
+            at = headers_at
             if count > 0:
-                at = _scan_headers(data, at, end, count, totals, wanted)
+                at, header_keys, header_values = _skip_headers(headers_at, end, count)
                 if at < 0:
                     return at
+                totals[HEADER_KEY_BYTES] += header_keys * wanted
+                totals[HEADER_VALUE_BYTES] += header_values * wanted
             if at != end:
                 return FAULT_TAIL
             if wanted:
                 offsets[found] = offset
-                timestamps[found] = batch[APPEND_TIME] if batch[HAS_APPEND_TIME] else timestamp
-                totals[KEY_BYTES] += max(fields[found, KEY_LENGTH], 0)
-                totals[VALUE_BYTES] += max(fields[found, VALUE_LENGTH], 0)
-                totals[HEADERS] += count
+                timestamps[found] = append_time if has_append_time else timestamp
+                fields[found, KEY_AT], fields[found, KEY_LENGTH] = key_at - begin, key_length
+                fields[found, VALUE_AT], fields[found, VALUE_LENGTH] = (
+                    value_at - begin,
+                    value_length,
+                )
+                fields[found, HEADERS_AT], fields[found, HEADER_COUNT] = headers_at - begin, count
+                key_nulls += key_length < 0
+                key_bytes += max(key_length, 0)
+                value_nulls += value_length < 0
+                value_bytes += max(value_length, 0)
+                headers += count
                 found += 1
         if at != batch_end:
             return FAULT_TAIL
+    totals[KEY_BYTES], totals[KEY_NULLS] = key_bytes, key_nulls
+    totals[VALUE_BYTES], totals[VALUE_NULLS] = value_bytes, value_nulls
+    totals[HEADERS] = headers
     return found
 
 
@@ -450,23 +422,24 @@ def fill_column(
     out: Bytes,
     bitmap: Bytes,
 ) -> int:
-    """Copies the keys (`column` KEY_AT) or values (VALUE_AT) that `scan` noted; gives the nulls.
+    """Copies the keys (`column` KEY_AT) or values (VALUE_AT) that `scan` noted; gives their bytes.
 
-    `bitmap` comes in as zeros, `out` has exactly the bytes that `scan` counted.
+    `out` has SLACK_BYTES more than `scan` counted. `bitmap` comes in as zeros, and has no bytes
+    where nothing is null.
     """
+    source, target, size = address_of(data), address_of(out), len(data)
+    with_nulls = len(bitmap) > 0
     at = 0
-    nulls = 0
     for index in range(count):
         offsets[index] = at
-        length = wide(fields[index, column + 1])
-        if length < 0:
-            nulls += 1
-            continue
-        bitmap[index >> 3] |= 1 << (index & 7)
-        _copy(out, at, data, wide(fields[index, column]), length)
-        at += length
+        begin, length = wide(fields[index, column]), wide(fields[index, column + 1])
+        if length > 0:
+            copy_loosely(target + at, source + begin, length, size - begin)
+            at += length
+        if with_nulls and length >= 0:
+            bitmap[index >> 3] |= 1 << (index & 7)
     offsets[count] = at
-    return nulls
+    return at
 
 
 @kernel(
@@ -493,31 +466,35 @@ def fill_headers(
     values: Bytes,
     bitmap: Bytes,
 ) -> int:
-    """Copies the headers of the noted records; gives the null values. `scan` checked the bounds."""
-    item = key_end = value_end = nulls = 0
-    everything = len(data)
+    """Copies the headers of the noted records; gives the null values. `scan` checked the bounds.
+
+    `keys` and `values` have SLACK_BYTES more than `scan` counted; `bitmap` comes in as zeros.
+    """
+    begin, end = address_of(data), address_of(data) + len(data)
+    key_begin, value_begin = address_of(keys), address_of(values)
+    key_to, value_to, item, nulls = key_begin, value_begin, 0, 0
     for index in range(count):
         list_offsets[index] = item
-        at = wide(fields[index, HEADERS_AT])
+        at = begin + fields[index, HEADERS_AT]
         for _ in range(fields[index, HEADER_COUNT]):
-            length, at = _get_varint(data, at, everything)
-            key_offsets[item] = key_end
-            _copy(keys, key_end, data, at, length)
-            key_end += length
+            length, at = get_varint(at, end)
+            key_offsets[item] = key_to - key_begin
+            copy_loosely(key_to, at, length, end - at)
+            key_to += length
             at += length
-            length, at = _get_varint(data, at, everything)
-            value_offsets[item] = value_end
+            length, at = get_varint(at, end)
+            value_offsets[item] = value_to - value_begin
             if length < 0:
                 nulls += 1
             else:
                 bitmap[item >> 3] |= 1 << (item & 7)
-                _copy(values, value_end, data, at, length)
-                value_end += length
+                copy_loosely(value_to, at, length, end - at)
+                value_to += length
                 at += length
             item += 1
     list_offsets[count] = item
-    key_offsets[item] = key_end
-    value_offsets[item] = value_end
+    key_offsets[item] = key_to - key_begin
+    value_offsets[item] = value_to - value_begin
     return nulls
 
 
@@ -525,17 +502,17 @@ def fill_headers(
 def partition_keys(keys: Any, partitions: int, null_partition: int, out: Ints32) -> None:
     """Kafka's partition of each key by murmur2; `null_partition` for a null key."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
-    offsets, data, bitmap, first_bit = keys
+    column = _located(keys)
     for index in range(len(out)):
-        length = _length(offsets, bitmap, first_bit, index)
+        length = _length(column, index)
         if length < 0:
             out[index] = null_partition
             continue
-        at = wide(offsets[index])
+        at = column[1] + get_int32(column[0] + 4 * index)
         value = (0x9747B28C ^ length) & mask
         for _ in range(length >> 2):
-            word = wide(data[at]) | wide(data[at + 1]) << 8
-            word |= wide(data[at + 2]) << 16 | wide(data[at + 3]) << 24
+            word = get_byte(at) | get_byte(at + 1) << 8
+            word |= get_byte(at + 2) << 16 | get_byte(at + 3) << 24
             word = (word * multiplier) & mask
             word = ((word ^ (word >> 24)) * multiplier) & mask
             value = ((value * multiplier) & mask) ^ word
@@ -543,7 +520,7 @@ def partition_keys(keys: Any, partitions: int, null_partition: int, out: Ints32)
         left = length & 3
         if left:
             for byte in range(left):
-                value ^= wide(data[at + byte]) << (8 * byte)
+                value ^= get_byte(at + byte) << (8 * byte)
             value = (value * multiplier) & mask
         value = ((value ^ (value >> 13)) * multiplier) & mask
         value ^= value >> 15
