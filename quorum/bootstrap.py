@@ -27,7 +27,6 @@ from quorum.raft.voters import (
     CONTROLLER_LISTENER,
     ReplicaKey,
     Voter,
-    VoterListener,
     VoterSet,
 )
 from quorum.voters_record import KRAFT_VERSION_MAX, quorum_records
@@ -36,7 +35,7 @@ from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader
 from snapshot.writer import SnapshotWriter
 from tidemark.errors import ConfigError, CorruptMessageError, FatalError, UnsupportedVersionError
-from tidemark.types import METADATA_TOPIC, Endpoint, uuid_from_text
+from tidemark.types import METADATA_TOPIC, Endpoint, Listener, uuid_from_text
 
 BOOTSTRAP_FILE = "bootstrap.checkpoint"
 _FIRST = SnapshotId(0, 0)
@@ -63,7 +62,7 @@ def parse_initial_controllers(text: str, listener: str = CONTROLLER_LISTENER) ->
             ) from None
         if voter_id in voters:
             raise ConfigError(f"initial controllers: {voter_id} is named twice")
-        listeners = (VoterListener(listener, *endpoint),)
+        listeners = (Listener(listener, *endpoint),)
         voters[voter_id] = Voter(ReplicaKey(voter_id, directory_id), endpoint, listeners)
     if not voters:
         raise ConfigError("initial controllers: there is none")

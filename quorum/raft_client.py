@@ -16,9 +16,8 @@ from typing import Protocol
 from uuid import UUID
 
 from quorum.raft.effects import LeaderAndEpoch
-from quorum.raft.voters import VoterListener
 from snapshot.reader import SnapshotReader
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,7 +81,7 @@ class ReplicaInfo:
     log_end_offset: int | None
     last_fetch_timestamp_ms: int | None
     last_caught_up_timestamp_ms: int | None
-    listeners: tuple[VoterListener, ...] = ()
+    listeners: tuple[Listener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

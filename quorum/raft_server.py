@@ -43,7 +43,7 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
-from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterListener, VoterSet
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.raft_append import Appends
 from quorum.raft_client import QuorumInfo, RaftListener
 from quorum.raft_describe import describe
@@ -67,7 +67,7 @@ from tidemark.errors import (
     StorageError,
     ThrottlingQuotaExceededError,
 )
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 from tidemark.v1 import raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -514,7 +514,7 @@ def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
     )
 
 
-def controller_listeners(config: ServerConfig) -> tuple[VoterListener, ...]:
+def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:
     """Where others reach this controller, in the order of controller.listener.names; none for a
     plain broker. Of static voters the first is as controller.quorum.voters says."""
     if not config.is_controller:
@@ -525,7 +525,7 @@ def controller_listeners(config: ServerConfig) -> tuple[VoterListener, ...]:
     static = config.voters().get(config.node_id)
     if static is not None:
         found = {names[0]: static} | {n: e for n, e in found.items() if n != names[0]}
-    return tuple(VoterListener(name, *endpoint) for name, endpoint in found.items())
+    return tuple(Listener(name, *endpoint) for name, endpoint in found.items())
 
 
 def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorum.raft import messages as m
-from quorum.raft.voters import ReplicaKey, VoterListener
+from quorum.raft.voters import ReplicaKey
 from quorum.raft_wire import (
     CONTROLLER_LISTENER,
     directory_bytes,
@@ -17,6 +17,7 @@ from quorum.raft_wire import (
     plain_id,
 )
 from tidemark.errors import InvalidRequestError
+from tidemark.types import Listener
 from tidemark.v1 import common_pb2, raft_pb2
 
 
@@ -28,19 +29,19 @@ def _voter(replica_id: int, directory_id: bytes) -> ReplicaKey:
 
 def _listeners(
     first: common_pb2.Endpoint, others: Iterable[common_pb2.Endpoint]
-) -> tuple[VoterListener, ...]:
+) -> tuple[Listener, ...]:
     """The first one stands alone in requests of older nodes."""
     found = []
     for message in list(others) or [first]:
         if not message.host or not 0 < message.port < 65536:
             raise InvalidRequestError("a voter needs the host and port of its controller listeners")
-        found.append(VoterListener(message.name or CONTROLLER_LISTENER, message.host, message.port))
+        found.append(Listener(message.name or CONTROLLER_LISTENER, message.host, message.port))
     if len({listener.name for listener in found}) != len(found):
         raise InvalidRequestError("a listener of the voter is named twice")
     return tuple(found)
 
 
-def _listeners_to_proto(listeners: Iterable[VoterListener]) -> list[common_pb2.Endpoint]:
+def _listeners_to_proto(listeners: Iterable[Listener]) -> list[common_pb2.Endpoint]:
     return [common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in listeners]
 
 

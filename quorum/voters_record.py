@@ -13,13 +13,12 @@ from quorum.raft.voters import (
     CONTROLLER_LISTENER,
     ReplicaKey,
     Voter,
-    VoterListener,
     VoterSet,
     reachable,
 )
 from tidemark import records as r
 from tidemark.errors import CorruptMessageError
-from tidemark.types import ZERO_UUID
+from tidemark.types import ZERO_UUID, Listener
 
 KRAFT_VERSION_MAX = 1
 """The newest kraft.version known: voters in the log."""
@@ -48,7 +47,7 @@ def from_record(record: r.Voters, names: Sequence[str] = (CONTROLLER_LISTENER,))
     for voter in record.voters:
         if not voter.endpoints:
             raise CorruptMessageError(f"voter {voter.voter_id} has no endpoint")
-        listeners = tuple(VoterListener(e.name, e.host, e.port) for e in voter.endpoints)
+        listeners = tuple(Listener(e.name, e.host, e.port) for e in voter.endpoints)
         directory_id = None if voter.voter_directory_id == ZERO_UUID else voter.voter_directory_id
         key = ReplicaKey(voter.voter_id, directory_id)
         found.append(Voter(key, reachable(listeners, names), listeners))

@@ -64,6 +64,18 @@ class Endpoint(NamedTuple):
         return cls(host.strip("[]"), int(port))
 
 
+class Listener(NamedTuple):
+    """A named listener of a node, and where it answers."""
+
+    name: str
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.host, self.port)
+
+
 def random_uuid() -> UUID:
     """A random id that is none of Kafka's reserved ones and does not begin with '-' in text
     form.

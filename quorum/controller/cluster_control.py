@@ -34,7 +34,6 @@ from quorum.features import check_supported
 from quorum.image import (
     BrokerRegistration,
     FeatureRange,
-    Listener,
     MetadataDelta,
     MetadataImage,
 )
@@ -46,6 +45,7 @@ from tidemark.errors import (
     InvalidRegistrationError,
     StaleBrokerEpochError,
 )
+from tidemark.types import Listener
 from tidemark.v1 import controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 

@@ -15,10 +15,10 @@ from quorum.image.types import (
     ControllerRegistration,
     FeatureRange,
     LeaderRecoveryState,
-    Listener,
     PartitionRegistration,
     intern_ids,
 )
+from tidemark.types import Listener
 from tidemark.v1 import common_pb2
 from tidemark.v1 import metadata_pb2 as pb
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from immutables import Map
 
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 if TYPE_CHECKING:
     from quorum.image.placement_index import Placement
@@ -53,18 +53,6 @@ class LeaderRecoveryState(IntEnum):
 
     RECOVERED = 0
     RECOVERING = 1
-
-
-class Listener(NamedTuple):
-    """A named listener of a broker and where it answers."""
-
-    name: str
-    host: str
-    port: int
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.host, self.port)
 
 
 class FeatureRange(NamedTuple):

@@ -28,9 +28,9 @@ from quorum.raft.roles import (
     Unattached,
 )
 from quorum.raft.voter_history import BOOTSTRAP_OFFSET
-from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, Voter, VoterListener, VoterSet
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, Voter, VoterSet
 from tidemark.errors import ErrorCode, FatalError
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 FOREVER_MS = 1 << 62
 MAX_FETCH_WAIT_MS = 500
@@ -60,7 +60,7 @@ class ReplicaConfig:
     voters: VoterSet
     endpoint: Endpoint | None = None
     """Where this replica answers; None for one that can not become a voter (a plain broker)."""
-    listeners: tuple[VoterListener, ...] = ()
+    listeners: tuple[Listener, ...] = ()
     """All its controller listeners, `endpoint` the first; none: only that one."""
     listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
     """By which of a voter's listeners it is reached, the first that the voter has."""

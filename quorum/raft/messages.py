@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quorum.raft.voters import ReplicaKey, VoterListener
+from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,7 +88,7 @@ class AddVoterRequest:
     endpoint: Endpoint
     timeout_ms: int
     ack_when_committed: bool = True
-    listeners: tuple[VoterListener, ...] = ()
+    listeners: tuple[Listener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,7 +109,7 @@ class UpdateVoterRequest:
     epoch: int
     voter: ReplicaKey
     endpoint: Endpoint
-    listeners: tuple[VoterListener, ...] = ()
+    listeners: tuple[Listener, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

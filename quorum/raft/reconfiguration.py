@@ -25,8 +25,9 @@ from quorum.raft.messages import (
 )
 from quorum.raft.requests import MEMBERSHIP_ID, Pending
 from quorum.raft.roles import Follower, Leader, VoterChange
-from quorum.raft.voters import Voter, VoterListener, VoterSet, reachable
+from quorum.raft.voters import Voter, VoterSet, reachable
 from tidemark.errors import ErrorCode
+from tidemark.types import Listener
 
 KRAFT_VERSION_DYNAMIC = 1
 """The first kraft.version with voters in the log."""
@@ -69,7 +70,7 @@ class Reconfiguring(Leading):
 
     def _told(self, request: AddVoterRequest | UpdateVoterRequest) -> Voter:
         """The voter that a request tells of, with the listener by which this replica reaches it."""
-        named = (VoterListener(self.config.listener_names[0], *request.endpoint),)
+        named = (Listener(self.config.listener_names[0], *request.endpoint),)
         listeners = request.listeners or named
         endpoint = reachable(listeners, self.config.listener_names)
         return Voter(request.voter, endpoint, listeners)

@@ -8,28 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 from uuid import UUID
 
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 CONTROLLER_LISTENER = "CONTROLLER"
 """The name of a listener that nobody named."""
 
 
-class VoterListener(NamedTuple):
-    """A named listener of a voter and where it answers."""
-
-    name: str
-    host: str
-    port: int
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.host, self.port)
-
-
-def reachable(listeners: Sequence[VoterListener], names: Sequence[str]) -> Endpoint:
+def reachable(listeners: Sequence[Listener], names: Sequence[str]) -> Endpoint:
     """Where a replica that knows these listeners by `names` (its controller.listener.names, the
     first before the others) reaches a voter: without any of them at the first."""
     for name in names:
@@ -63,13 +50,11 @@ class Voter:
 
     key: ReplicaKey
     endpoint: Endpoint
-    listeners: tuple[VoterListener, ...] = ()
+    listeners: tuple[Listener, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.listeners:
-            object.__setattr__(
-                self, "listeners", (VoterListener(CONTROLLER_LISTENER, *self.endpoint),)
-            )
+            object.__setattr__(self, "listeners", (Listener(CONTROLLER_LISTENER, *self.endpoint),))
 
 
 class VoterSet:
@@ -88,7 +73,7 @@ class VoterSet:
         """From controller.quorum.voters: directory ids are not known (kraft.version 0), and the
         endpoints are of the listener that this replica names first."""
         return cls(
-            Voter(ReplicaKey(node), endpoint, (VoterListener(listener, *endpoint),))
+            Voter(ReplicaKey(node), endpoint, (Listener(listener, *endpoint),))
             for node, endpoint in endpoints.items()
         )
 
@@ -136,7 +121,7 @@ class VoterSet:
         voter = self._voters.get(replica_id)
         return voter.endpoint if voter is not None else None
 
-    def listeners(self, replica_id: int) -> tuple[VoterListener, ...]:
+    def listeners(self, replica_id: int) -> tuple[Listener, ...]:
         """All listeners of a voter; none of one that is no voter."""
         voter = self._voters.get(replica_id)
         return voter.listeners if voter is not None else ()

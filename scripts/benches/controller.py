@@ -31,7 +31,6 @@ from quorum.controller.quorum_controller import QuorumController
 from quorum.controller.result import ControllerResult
 from quorum.image import (
     BrokerRegistration,
-    Listener,
     MetadataDelta,
     MetadataImage,
     PartitionRegistration,
@@ -43,6 +42,7 @@ from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader
 from snapshot.writer import SnapshotWriter
 from tidemark.config import parse_server_config
+from tidemark.types import Listener
 from tidemark.v1 import admin_pb2
 
 TOPICS = int(os.environ.get("CONTROLLER_BENCH_TOPICS", "1000"))

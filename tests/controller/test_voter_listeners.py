@@ -11,16 +11,16 @@ import pytest
 from quorum import raft_wire_voters as wire
 from quorum import voters_record
 from quorum.raft import messages as m
-from quorum.raft.voters import ReplicaKey, Voter, VoterListener, VoterSet, reachable
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet, reachable
 from quorum.raft_server import controller_listeners
 from tests.controller.cluster import RealNode, active, eventually, free_ports
 from tidemark.client import AsyncAdmin
 from tidemark.config import parse_server_config
 from tidemark.errors import InvalidRequestError
 from tidemark.records import Voters
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
-INNER, OUTER = VoterListener("INNER", "i", 1), VoterListener("OUTER", "o", 2)
+INNER, OUTER = Listener("INNER", "i", 1), Listener("OUTER", "o", 2)
 KEY = ReplicaKey(7, UUID(int=77))
 
 
@@ -51,7 +51,7 @@ def test_requests_carry_all_listeners_and_older_ones_carry_one() -> None:
     message = wire.update_request_to_proto(update)
     assert wire.update_request_from_proto(message) == update
     del message.listeners[:]
-    listener = (VoterListener("CONTROLLER", "i", 1),)
+    listener = (Listener("CONTROLLER", "i", 1),)
     assert wire.update_request_from_proto(message).listeners == listener
     message.listeners.add(name="INNER", host="i", port=0)
     with pytest.raises(InvalidRequestError, match="host and port"):
@@ -80,14 +80,14 @@ def test_the_listeners_of_a_controller_are_what_it_advertises_in_the_order_of_it
     values["controller.quorum.bootstrap.servers"] = "h:1"
     values["advertised.listeners"] = "OUTER://there:22,INNER://here:11"
     assert controller_listeners(parse_server_config(values)) == (
-        VoterListener("OUTER", "there", 22),
-        VoterListener("INNER", "here", 11),
+        Listener("OUTER", "there", 22),
+        Listener("INNER", "here", 11),
     )
     del values["controller.quorum.bootstrap.servers"]
     values["controller.quorum.voters"] = "1@static:5"
     static = controller_listeners(parse_server_config(values))
-    assert static[0] == VoterListener("OUTER", "static", 5), "what peers were told counts"
-    assert static[1] == VoterListener("INNER", "here", 11)
+    assert static[0] == Listener("OUTER", "static", 5), "what peers were told counts"
+    assert static[1] == Listener("INNER", "here", 11)
 
 
 def test_controllers_of_two_networks_elect_move_and_describe_their_listeners(

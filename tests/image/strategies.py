@@ -9,11 +9,11 @@ from quorum.image import (
     BrokerRegistration,
     ControllerRegistration,
     FeatureRange,
-    Listener,
     PartitionRegistration,
 )
 from quorum.image import records as r
 from quorum.image.types import LeaderRecoveryState
+from tidemark.types import Listener
 from tidemark.v1 import metadata_pb2 as pb
 
 
