@@ -39,6 +39,7 @@ from node.storage import NodeStorage
 from node.tasks import OnFatal, cancel_all, spawn
 from node.tier_bootstrap import TierBootstrap
 from quorum.controller_client import ControllerClient
+from quorum.listening import bind
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import RaftClient
 from tidemark.config import ServerConfig, TopicConfig
@@ -207,17 +208,11 @@ class BrokerServer:
             server.add_generic_rpc_handlers(service.handlers())
             admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service(name), server)
             self._health.add_to(server)
-            host = Endpoint(endpoint.host or "[::]", endpoint.port).address
-            try:
-                port = server.add_insecure_port(host)
-            except RuntimeError as error:
-                raise FatalError(f"listener {name}: can not listen on {host}: {error}") from error
-            if port == 0:
-                raise FatalError(f"listener {name}: can not listen on {host}: is it in use?")
+            bound = bind(server, name, endpoint)
             await self._health.set(False)
             await server.start()
             self._servers.append(server)
-            log.info("listener %s answers on %s", name, host)
+            log.info("listener %s answers on %s", name, bound.address)
 
     def _log_service(self, listener: str) -> LogService:
         return LogService(

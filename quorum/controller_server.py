@@ -24,11 +24,10 @@ from quorum.controller.quorum_controller import QuorumController
 from quorum.controller_client import ControllerClient
 from quorum.controller_registration import ControllerRegistrar
 from quorum.features import FIRST_LEVELS
+from quorum.listening import bind
 from quorum.metadata_loader import MetadataLoader
 from quorum.raft_client import RaftClient
 from tidemark.config import ServerConfig
-from tidemark.errors import FatalError
-from tidemark.types import Endpoint
 from tidemark.v1 import admin_pb2_grpc, controller_pb2, controller_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 
@@ -154,8 +153,8 @@ class ControllerServer:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        ports = [_bind(server, name, listeners[name]) for name in names]
-        self._port = ports[0]
+        bound = [bind(server, name, listeners[name]) for name in names]
+        self._port = bound[0].port
         await server.start()
         self._server = server
         self._loader.add_publisher(self.registrar)
@@ -163,8 +162,8 @@ class ControllerServer:
         # cluster.
         for service in ("", "liveness"):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        for name, port in zip(names, ports, strict=True):
-            _log.info("listener %s answers on port %d", name, port)
+        for name, endpoint in zip(names, bound, strict=True):
+            _log.info("listener %s answers on %s", name, endpoint.address)
 
     async def stop(self) -> None:
         """Stops serving; who waits for an answer is told to ask the next controller."""
@@ -187,15 +186,3 @@ class ControllerServer:
             "RegisterController", request, timeout_ms
         )
         return answer
-
-
-def _bind(server: grpc.aio.Server, name: str, endpoint: Endpoint) -> int:
-    """The port that the listener got; FatalError when the address can not be had."""
-    address = Endpoint(endpoint.host or "0.0.0.0", endpoint.port).address
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise FatalError(f"listener {name}: can not listen on {address}: {error}") from error
-    if port == 0:
-        raise FatalError(f"listener {name}: can not listen on {address}: is it in use?")
-    return int(port)
