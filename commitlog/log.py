@@ -405,7 +405,7 @@ class Log:
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:
         """`on_roll` comes first: what it checkpoints tells recovery a gap from a loss."""
-        if is_gap := base_offset > self._log_end_offset:
+        if is_gap := base_offset > self.active_segment.next_offset:
             self.flush()
             self._log_end_offset = self._recovery_point = base_offset
         self.on_roll(self, is_gap)

@@ -14,6 +14,7 @@ from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, open_log
 from tests.commitlog.test_manager import manager
+from tidemark.errors import StorageError
 from tidemark.types import random_uuid
 
 POLICIES = [("delete",), ("compact",), ("compact", "delete")]
@@ -95,6 +96,8 @@ def test_an_offset_too_far_for_its_segment_leaves_a_gap_that_is_no_loss() -> Non
     logs.open()
     log = new_log(logs)
     log.append_as_follower(batch(3), NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
     log.append_as_follower(batch(2, base_offset=FAR + 7), NOW, gaps_allowed=True)
     assert [s.base_offset for s in log.segments] == [0, FAR + 7]
     assert point(disk) == FAR + 7
@@ -107,6 +110,25 @@ def test_an_offset_too_far_for_its_segment_leaves_a_gap_that_is_no_loss() -> Non
     assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
     log.append_as_follower(batch(1, base_offset=3 * FAR), NOW, gaps_allowed=True)
     assert log.log_end_offset == 3 * FAR + 1
+
+
+def test_a_far_offset_whose_checkpoint_was_refused_is_checkpointed_with_the_next_try() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_follower(batch(3), NOW)
+    disk.set_capacity(disk.disk.used_bytes + 10)
+    far = batch(2, base_offset=FAR + 7)
+    with pytest.raises(StorageError, match="the disk is full"):
+        log.append_as_follower(far, NOW, gaps_allowed=True)
+    assert offsets_of(log) == [0, 1, 2]
+    disk.set_capacity(1 << 30)
+    log.append_as_follower(far, NOW, gaps_allowed=True)
+    assert point(disk) == FAR + 7
+    disk.crash("everything")
+    _, log = reopened(disk)
+    assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
 
 
 def test_one_fetch_with_far_offsets_fills_several_segments() -> None:
