@@ -63,19 +63,28 @@ class _IndexFile:
         if end < len(data):
             raise CorruptIndexError(f"{self.name} was not trimmed by a clean stop")
         self._written = len(data) // self.entry_bytes
+        self._known_to_exist = self._known_to_exist or bool(data)
         return data
 
-    def write_out(self) -> None:
-        """Writes the waiting entries behind those on disk; the file exists from then on."""
+    @property
+    def is_stale(self) -> bool:
+        """Has the file entries that are none any more?"""
+        return self._is_stale
+
+    def write_out(self) -> bool:
+        """Writes the waiting entries behind those on disk; the file exists from then on. Was there
+        something to write?
+        """
         if self._is_stale and self._is_on_disk():
             self._written = len(self._pending) // self.entry_bytes
             self._pending.clear()
         elif not self._is_stale and not self._pending and self._exists():
             self._known_to_exist = True
-            return
+            return False
         else:
             self._write_pending()
         self._known_to_exist, self._is_stale, self._unsynced = True, False, True
+        return True
 
     def _exists(self) -> bool:
         return self._known_to_exist or self.directory.exists(self.name)

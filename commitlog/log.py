@@ -75,7 +75,7 @@ class Log:
         self._fences = lookup.TimestampFences()
         self._log_start_offset = self._log_end_offset = 0
         self._high_watermark = self._recovery_point = 0
-        self._opened_end = -1  # of one that was closed cleanly before
+        self._opened_end = -1  # all of it was durable when it was opened
         self._names_changed, self._names_synced = 1, 0  # how often, and up to which change
         self.truncations = 0
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
@@ -113,10 +113,10 @@ class Log:
         log._names_synced = int(clean and not loaded.recovered_segments)
         log._begin(loaded.segments, log_start_offset, now_ms)
         log._recovery_point = log.log_end_offset if clean else 0
-        log._opened_end = log.log_end_offset if clean else -1
         if not clean or loaded.recovered_segments:
             log._recovery_point = min(recovery_point or 0, log.log_end_offset)
             log.flush()
+        log._opened_end = log.log_end_offset
         return log
 
     def _begin(self, segments: list[Segment], log_start_offset: int, now_ms: int) -> None:
@@ -578,12 +578,13 @@ class Log:
         self.changed.add(self)
 
     def close(self, clean: bool = True) -> None:
-        """Gives the files back; a clean close writes indexes and producers, syncs what is new."""
+        """Gives the files back; a clean close writes indexes and producers, syncs what is new:
+        nothing where nothing happened since the log was opened.
+        """
         same = self._recovery_point == self._log_end_offset == self._opened_end
         if clean:
-            self.active_segment.finish_indexes()
-            self.producers.take_snapshot()
-            self._names_changed += not same or self.truncations > 0
+            is_new = [self.active_segment.finish_indexes(), self.producers.take_snapshot()]
+            self._names_changed += any(is_new) or not same or self.truncations > 0
             self.flush()
         for segment in self._segments:
             segment.close()

@@ -289,10 +289,12 @@ class ProducerStateManager:
         """The offsets of the snapshot files."""
         return tuple(self._snapshots)
 
-    def take_snapshot(self) -> None:
-        """Writes the state at `end_offset`; durable with the log's next flush."""
+    def take_snapshot(self) -> bool:
+        """Writes the state at `end_offset`, durable with the log's next flush; False where that was
+        done before.
+        """
         if self.end_offset in self._snapshots or not self.end_offset:
-            return
+            return False
         name = snapshot_name(self.end_offset)
         self.directory.remove(name)
         file = self.directory.open(name, create=True)
@@ -303,6 +305,7 @@ class ProducerStateManager:
         self._unsynced.append(name)
         self._snapshots.append(self.end_offset)
         self._snapshots.sort()
+        return True
 
     def take_unsynced(self) -> list[str]:
         """The names of the snapshot files that no flush has synced yet; they are the caller's

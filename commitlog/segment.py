@@ -264,12 +264,17 @@ class Segment:
         self.is_rolled = True
         self._forget_positions()
 
-    def finish_indexes(self) -> None:
-        """Adds the last time entry (KIP-33) and writes the waiting entries."""
+    def finish_indexes(self) -> bool:
+        """Adds the last time entry (KIP-33) and writes the waiting entries; was there something to
+        write? An empty segment needs no indexes: they come with its first entries.
+        """
         self.load()
         self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
-        self.offset_index.write_out()
-        self.time_index.write_out()
+        indexes = (self.offset_index, self.time_index)
+        if not self._size and not any(index.is_stale for index in indexes):
+            return False
+        written = [index.write_out() for index in indexes]
+        return any(written)
 
     def write_indexes(self) -> list[str]:
         """Writes the waiting index entries; the names of the index files that are to be synced:

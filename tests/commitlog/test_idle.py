@@ -105,6 +105,36 @@ def test_a_clean_stop_syncs_only_logs_that_something_happened_to(
     third.close()
 
 
+def test_a_clean_stop_of_new_logs_that_nobody_used_touches_none_of_them(
+    tmp_path: Path, seen: list[tuple[str, str]]
+) -> None:
+    first = manager(tmp_path, seen)
+    first.open()
+    for number in range(LOGS):
+        log = first.get_or_create(TopicPartition("new", number), None, config())
+        log.epochs.assign(3, 0)  # what a leader does: no record is of that epoch yet
+    seen.clear()
+    first.close()
+    files_of = {name.removesuffix(".tmp") for kind, name in seen if name}
+    assert files_of == {
+        "recovery-point-offset-checkpoint",
+        "replication-offset-checkpoint",
+        ".kafka_cleanshutdown",
+    }
+    assert sum(kind == "fsync" for kind, _ in seen) == len(files_of)
+    second = manager(tmp_path, [])
+    second.open()
+    assert len(second.logs()) == LOGS
+    for log in second.logs():
+        log.append_as_leader(batch(2), 3, NOW)
+    second.close()
+    third = manager(tmp_path, [])
+    third.open()
+    assert {log.log_end_offset for log in third.logs()} == {2}
+    assert {log.epochs.entries() for log in third.logs()} == {((3, 0),)}
+    third.close()
+
+
 def _passes(manager: LogManager) -> list[Any]:
     return [
         manager.checkpoint_recovery_points,
