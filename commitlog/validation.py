@@ -258,13 +258,8 @@ def _check_records(
     """
     compressed = header.attributes & COMPRESSION_MASK != 0
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
-    of_a_log = header.attributes & TIMESTAMP_TYPE_FLAG != 0
-    if of_a_log or oldest == NO_TIMESTAMP_MS:  # the first record has the maximum, or none
+    if oldest == NO_TIMESTAMP_MS:  # the first record has none: that is not too old
         oldest = newest
-    if of_a_log and (stamp or newest == NO_TIMESTAMP_MS):
-        raise InvalidTimestampError(
-            "the batch has a log's timestamps (LogAppendTime); a producer gives its own"
-        )
     if walk or not compressed or config.is_compacted:
         facts = record_facts(view, header)
         oldest, newest = facts.min_timestamp_ms, max(facts.max_timestamp_ms, NO_TIMESTAMP_MS)

@@ -230,20 +230,6 @@ def test_flags_that_no_client_sets_go_when_a_batch_is_compressed_anew() -> None:
     assert read_header(stored(log)).attributes == 0x13
 
 
-def test_a_producer_does_not_give_the_logs_timestamps() -> None:
-    theirs = encode_batch([Record(0, NOW, b"k", b"v")], timestamp_type="LogAppendTime")
-    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
-        keep(message_timestamp_type="LogAppendTime").append_as_leader(theirs, 1, NOW)
-    without = encode_batch(
-        [Record(0, NOW, b"k", b"v")], timestamp_type="LogAppendTime", max_timestamp_ms=-1
-    )
-    log = keep()
-    with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
-        log.append_as_leader(without, 1, NOW)
-    log.append_as_leader(theirs, 1, NOW)  # with a time of its own it is taken for CreateTime
-    assert read_header(stored(log)).timestamp_type == "CreateTime"
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_first_record_without_a_timestamp_is_not_too_old(codec: str) -> None:
     records = [Record(0, -1, b"k", b"v"), Record(0, NOW, b"k", b"v")]
