@@ -245,6 +245,42 @@ def test_a_refused_record_whose_next_try_would_come_too_late_fails_with_the_refu
     run(scenario, delivery_timeout_ms=60_000, **late)
 
 
+@pytest.mark.parametrize("size", [10, 20_000])  # encoded on the loop, and in a thread
+def test_a_batch_that_can_not_be_encoded_fails_at_once_and_the_next_goes(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError("no room for a batch")
+
+    async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
+        assert (await producer.send("t", b"a")).offset == 0
+        with monkeypatch.context() as broken:
+            broken.setattr("tidemark.client.encoding.encode", no_memory)
+            with pytest.raises(MemoryError, match="no room"):
+                await producer.send("t", b"x" * size)
+        assert (await producer.send("t", b"b")).offset == 1
+
+    run(scenario, delivery_timeout_ms=3_600_000)
+
+
+def test_a_failure_that_nobody_foresaw_fails_what_waits_and_the_next_record_goes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken_wire(_: object) -> bytes:
+        raise RuntimeError("no such field")
+
+    async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
+        assert (await producer.send("t", b"a")).offset == 0
+        with monkeypatch.context() as broken:
+            broken.setattr("tidemark.wire.encode_produce_request", broken_wire)
+            with pytest.raises(RuntimeError, match="no such field"):
+                await producer.send("t", b"lost")
+        assert (await producer.send("t", b"b")).offset == 1
+
+    run(scenario, delivery_timeout_ms=3_600_000)
+    assert "the producer failed: RuntimeError" in caplog.text
+
+
 def test_a_full_buffer_holds_sends_back_and_then_refuses_them() -> None:
     async def scenario(cluster: FakeCluster, producer: AsyncProducer) -> None:
         await producer.send("t", b"warm")

@@ -175,8 +175,21 @@ class Sender:
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """A task that fails by what nobody foresaw (a library that can not be loaded, no memory)
+        fails all there is with it: nobody waits for delivery.timeout.ms to be told of a timeout.
+        """
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        logger.error("the producer failed: %r", error, exc_info=error)
+        for batch in self._accumulator.pending():
+            self._accumulator.give_up(batch, error)
+        self.schedule()
 
     # Encoding.
 
@@ -190,7 +203,7 @@ class Sender:
             if batch.size_bytes <= _INLINE_BYTES and kernels_loaded():
                 try:
                     payload = encode(job, self._compression_type)
-                except (TidemarkError, ValueError, TypeError) as error:
+                except Exception as error:  # whatever it is: nobody shall wait for the batch
                     self._accumulator.give_up(batch, error)
                     continue
                 self._accumulator.encoded(batch, payload, job.stamp)
@@ -203,7 +216,7 @@ class Sender:
     ) -> None:
         try:
             self._accumulator.encoded(batch, await encoding, stamp)
-        except (TidemarkError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever it is: nobody shall wait for the batch
             self._accumulator.give_up(batch, error)
         self.schedule()
 
