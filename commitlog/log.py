@@ -249,15 +249,23 @@ class Log:
             return self._append(prepared, now_ms)
 
     def append_as_follower(
-        self, records: RecordsList, now_ms: int | None = None, *, gaps_allowed: bool = False
+        self,
+        records: RecordsList,
+        now_ms: int | None = None,
+        *,
+        gaps_allowed: bool = False,
+        epoch_max: int | None = None,
     ) -> AppendInfo:
-        """Appends batches as the leader has them, epochs too; compaction leaves `gaps_allowed`.
+        """Appends batches as the leader has them, epochs too; compaction leaves `gaps_allowed`, and
+        `epoch_max` leaves out what begins with a later epoch, or a batch that is cut off.
 
         CorruptMessageError, UnexpectedAppendOffsetError, StorageError. May fill several segments:
         after an error the log ends where the last whole segment's share did.
         """
         now_ms = self._now_ms if now_ms is None else now_ms
-        prepared = prepare_follower(records, self._log_end_offset, gaps_allowed=gaps_allowed)
+        prepared = prepare_follower(
+            records, self._log_end_offset, gaps_allowed=gaps_allowed, epoch_max=epoch_max
+        )
         if not prepared.headers:
             end = self._log_end_offset
             return AppendInfo(end, end - 1, -1, -1, self._log_start_offset)
@@ -266,6 +274,8 @@ class Log:
         pieces = split_by_segment(prepared, limit - size if size else limit, limit)
         with self._lock:
             infos = [self._append(piece, now_ms) for piece in pieces]
+        if len(infos) == 1:
+            return infos[0]
         return infos[-1]._replace(
             first_offset=infos[0].first_offset,
             max_timestamp_ms=prepared.max_timestamp_ms,
@@ -275,9 +285,9 @@ class Log:
 
     def _append(self, prepared: Prepared, now_ms: int) -> AppendInfo:
         headers, last_offset = prepared.headers, prepared.last_offset
-        size_bytes, max_timestamp_ms = prepared.size_bytes, prepared.max_timestamp_ms
+        size_bytes, newest_ms = prepared.size_bytes, prepared.max_timestamp_ms
         segment = self._segments[-1]
-        if segment.should_roll(size_bytes, max_timestamp_ms, last_offset, now_ms, self._jitter_ms):
+        if segment.should_roll(size_bytes, newest_ms, last_offset, now_ms, self._jitter_ms):
             base = self._log_end_offset  # contiguous even where a compacted leader has a gap
             if last_offset - base > MAX_RELATIVE_OFFSET:
                 base = headers[0].base_offset
@@ -294,15 +304,10 @@ class Log:
         self._unflushed_messages += self._log_end_offset - headers[0].base_offset
         if self._unflushed_messages >= self._config.flush_messages:
             self.flush()
+        first, stamped_ms = headers[0].base_offset, prepared.log_append_time_ms
+        start, count = self._log_start_offset, len(headers)
         return AppendInfo(
-            headers[0].base_offset,
-            last_offset,
-            max_timestamp_ms,
-            prepared.log_append_time_ms,
-            self._log_start_offset,
-            False,
-            size_bytes,
-            len(headers),
+            first, last_offset, newest_ms, stamped_ms, start, False, size_bytes, count
         )
 
     def _update_producers(self, prepared: Prepared) -> None:

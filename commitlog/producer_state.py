@@ -246,6 +246,8 @@ class ProducerStateManager:
     @property
     def first_unstable_offset(self) -> int | None:
         """The first offset of a transaction that is open, or whose end is not yet replicated."""
+        if not self._ongoing and not self._unreplicated:
+            return None
         ongoing = min(self._ongoing, default=None)
         ended = min(self._unreplicated, default=None)
         if ongoing is None or ended is None:

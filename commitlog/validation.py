@@ -10,10 +10,20 @@ stays compressed is believed (DIVERGENCES.md). Rules: Kafka's LogValidator and U
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from commitlog.batches import PATCH_BYTES, crc_is_valid, header_at, patch, restamp
+from crc32c import crc32c
+
+from commitlog.batches import (
+    ATTRIBUTES_POSITION,
+    PATCH_BYTES,
+    crc_is_valid,
+    header_at,
+    patch,
+    restamp,
+)
 from commitlog.indexes import MAX_RELATIVE_OFFSET
 from commitlog.rewriting import COMPRESSION_MASK, recompress, wanted_codec
 from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
@@ -39,6 +49,7 @@ from tidemark.records.header import (
 from tidemark.records.header import BatchHeader as Header
 
 NO_TIMESTAMP_MS = -1
+_LENGTH = struct.Struct(">8xi")
 _new_header = tuple.__new__  # what `_make` and `_replace` do, without what they check
 
 
@@ -295,8 +306,11 @@ def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int
         )
 
 
-def prepare_follower(records: RecordsList, next_offset: int, *, gaps_allowed: bool) -> Prepared:
-    """Checks what a follower fetched: CRC, and offsets that go on where its log ends.
+def prepare_follower(
+    records: RecordsList, next_offset: int, *, gaps_allowed: bool, epoch_max: int | None = None
+) -> Prepared:
+    """Checks what a follower fetched: CRC, and offsets that go on where its log ends. With
+    `epoch_max` it ends before a batch of a later epoch, and before one that is cut off.
 
     CorruptMessageError; UnexpectedAppendOffsetError for offsets that go back, and for a gap unless
     `gaps_allowed`.
@@ -305,18 +319,31 @@ def prepare_follower(records: RecordsList, next_offset: int, *, gaps_allowed: bo
     for buffer in _buffers(records):
         view, position, end = memoryview(buffer), 0, len(buffer)
         while position < end:
+            if epoch_max is not None and _is_cut_off(view, position):
+                return prepared
             header = header_at(view, position)
-            if not crc_is_valid(view, header):
+            if epoch_max is not None and header.partition_leader_epoch > epoch_max:
+                return prepared
+            following = position + header.batch_length + OVERHEAD_BYTES
+            if crc32c(view[position + ATTRIBUTES_POSITION : following]) != header.crc:
                 raise CorruptMessageError(f"the batch at byte {position} fails its CRC check")
             gap = header.base_offset - next_offset
             if gap < 0 or (gap > 0 and not gaps_allowed):
                 raise UnexpectedAppendOffsetError(
                     f"a batch at offset {header.base_offset} does not follow offset {next_offset}"
                 )
-            prepared.add(header, buffer, view[position : header.end_position])
-            next_offset = header.next_offset
-            position = header.end_position
+            prepared.add(header, buffer, view[position:following])
+            next_offset = header.base_offset + header.last_offset_delta + 1
+            position = following
     return prepared
+
+
+def _is_cut_off(view: memoryview, position: int) -> bool:
+    left = len(view) - position
+    if left < HEADER_BYTES:
+        return True
+    length: int = _LENGTH.unpack_from(view, position)[0]
+    return length + OVERHEAD_BYTES > left
 
 
 def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[Prepared]:

@@ -39,8 +39,7 @@ class Replica(NamedTuple):
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+class FetchPartition(NamedTuple):
     """One partition of a fetch; None where the request says -1."""
 
     topic: str

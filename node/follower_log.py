@@ -15,6 +15,8 @@ from node.hosted import HostedPartition
 from tidemark.records import iter_batches
 from tidemark.wire import FetchPartitionData
 
+Payload = bytes | bytearray | memoryview
+
 log = logging.getLogger(__name__)
 
 
@@ -33,12 +35,15 @@ def append(
     Batches of an epoch newer than the one the request was made in are left for a later fetch
     (KAFKA-18723).
     """
-    payload = memoryview(answer.payload)
-    appended = _acceptable_bytes(payload, request_epoch)
-    if appended:
-        _make_room(hosted, payload)
+    payload = answer.payload
+    appended = 0
+    if payload:
+        _make_room(hosted, payload, request_epoch)
         # A log that was compacted once has gaps for ever, whatever its policy says today.
-        hosted.log.append_as_follower(payload[:appended], now_ms, gaps_allowed=True)
+        info = hosted.log.append_as_follower(
+            payload, now_ms, gaps_allowed=True, epoch_max=request_epoch
+        )
+        appended = info.size_bytes
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
     if core.on_leader_high_watermark(answer.high_watermark):
@@ -49,24 +54,19 @@ def append(
     return appended
 
 
-def _make_room(hosted: HostedPartition, payload: memoryview) -> None:
+def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int) -> None:
     """An empty log begins where the first batch does: the leader's start, which it was set to, is
     within a batch after DeleteRecords. The start is taken over again with the answer.
     """
     end = hosted.log.log_end_offset
-    _, header = next(iter_batches(payload))
-    if hosted.log.log_start_offset == end and header.base_offset < end <= header.last_offset:
-        restart_at(hosted, header.base_offset)
-
-
-def _acceptable_bytes(buffer: memoryview, request_epoch: int) -> int:
-    """Where the whole batches of epochs up to `request_epoch` end."""
-    end = 0
-    for position, header in iter_batches(buffer):
-        if header.partition_leader_epoch > request_epoch:
-            break
-        end = position + header.size_bytes
-    return end
+    if hosted.log.log_start_offset != end:
+        return
+    for _, header in iter_batches(payload):
+        if header.partition_leader_epoch <= request_epoch and (
+            header.base_offset < end <= header.last_offset
+        ):
+            restart_at(hosted, header.base_offset)
+        return
 
 
 def truncate_to_divergence(hosted: HostedPartition, epoch: int, end_offset: int) -> int:

@@ -29,7 +29,7 @@ from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
-from tidemark.wire.exchange import answer_each, answer_in_order
+from tidemark.wire.exchange import Answer, answer_each, answer_in_order
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class LogService:
         self._request_timeout_ms = request_timeout_ms
         self._fetch_max_bytes = fetch_max_bytes
         self._open_calls: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[bytes]] = set()  # produces that wait for memory
         self._deleter = RecordDeleter(replicas.partitions)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
@@ -70,7 +71,7 @@ class LogService:
             grpc.method_handlers_generic_handler(
                 "tidemark.v1.Log",
                 {
-                    "Produce": _raw(self.produce),
+                    "Produce": grpc.unary_unary_rpc_method_handler(self.produce),
                     "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
                     "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
                     "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
@@ -96,37 +97,74 @@ class LogService:
 
     # --- produce and fetch ---------------------------------------------------------------------
 
-    async def produce(self, payload: bytes, context: Context) -> pb.ProduceResponse:
+    async def produce(self, payload: bytes, context: Context) -> bytes:
         """Appends and waits as `acks` says; within the bounds of requests under way."""
+        answer = self._produce(payload, context)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def produce_stream(self, requests: Any, context: Context) -> None:
+        """Produce requests of one client, answered in their order."""
+        work = answer_in_order(context, lambda payload: self._produce(payload, context))
+        await self._until_stopped(context, work)
+
+    def _produce(self, payload: bytes, context: Context) -> Answer:
+        """At once, where neither memory nor replicas have to be waited for."""
         try:
             request = wire.decode_produce_request(payload)
         except ApiError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        timeout_ms = request.timeout_ms if request.timeout_ms > 0 else self._request_timeout_ms
+            return _refuse(context, error)
+        if request.timeout_ms <= 0:
+            request.timeout_ms = self._request_timeout_ms
+        # None overtakes those that are about to queue for memory: it may be the same producer's.
+        taken = None if self._later else self._memory.take(len(payload))
+        if taken is not None:
+            return self._produce_within(request, taken)
+        task = asyncio.ensure_future(self._produce_later(request, len(payload)))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        return task
+
+    async def _produce_later(self, request: wire.ProduceRequest, size_bytes: int) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
         try:
-            taken = await self._memory.acquire(len(payload), timeout_ms)
+            taken = await self._memory.acquire(size_bytes, request.timeout_ms)
         except ApiError as error:
             failed = [
                 ProduceResult(item.topic, item.index, code_of(error), str(error))
                 for item in request.partition_data
             ]
             return _produce_response(failed)
-        try:
-            results = await self._replicas.producer.produce(
-                request.acks, timeout_ms, request.partition_data
-            )
         finally:
-            self._memory.release(taken)
-        return _produce_response(results)
+            self._later.discard(task)
+        answer = self._produce_within(request, taken)
+        return answer if isinstance(answer, bytes) else await answer
 
-    async def produce_stream(self, requests: Any, context: Context) -> None:
-        """Produce requests of one client, answered in their order."""
+    def _produce_within(
+        self, request: wire.ProduceRequest, taken_bytes: int
+    ) -> bytes | asyncio.Future[bytes]:
+        """Appends, and gives the memory back when the answer is there, or nobody wants it."""
+        try:
+            produced = self._replicas.producer.begin(request.acks, request.partition_data)
+        except BaseException:
+            self._memory.release(taken_bytes)
+            raise
+        if produced.is_done:
+            self._memory.release(taken_bytes)
+            return _produce_response(produced.results)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def answer(payload: bytes) -> bytes:
-            response: bytes = (await self.produce(payload, context)).SerializeToString()
-            return response
+        def end() -> None:
+            if not answer.done():
+                answer.set_result(_produce_response(produced.results))
 
-        await self._until_stopped(context, answer_in_order(context, answer))
+        def ended(_: asyncio.Future[bytes]) -> None:
+            produced.abandon()
+            self._memory.release(taken_bytes)
+
+        produced.when_done(request.timeout_ms, end)
+        answer.add_done_callback(ended)
+        return answer
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """A consumer's long poll."""
@@ -337,7 +375,12 @@ def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchP
     ]
 
 
-def _produce_response(results: Sequence[ProduceResult]) -> pb.ProduceResponse:
+async def _refuse(context: Context, error: ApiError) -> bytes:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    raise error
+
+
+def _produce_response(results: Sequence[ProduceResult]) -> bytes:
     response = pb.ProduceResponse()
     for result in results:
         answer = response.responses.add(
@@ -352,17 +395,12 @@ def _produce_response(results: Sequence[ProduceResult]) -> pb.ProduceResponse:
         if result.current_leader is not None:
             answer.current_leader.leader_id = result.current_leader[0]
             answer.current_leader.leader_epoch = result.current_leader[1]
-    return response
+    encoded: bytes = response.SerializeToString()
+    return encoded
 
 
 # Without a deserializer gRPC hands over the request's bytes, without a serializer it sends bytes as
 # they are.
-
-
-def _raw(method: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(
-        method, response_serializer=pb.ProduceResponse.SerializeToString
-    )
 
 
 def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:

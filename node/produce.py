@@ -8,8 +8,9 @@ fetch moves the high watermark -> the request is answered. The outcome of each p
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from node.clock import Clock
@@ -47,17 +48,64 @@ class ProduceResult:
     current_leader: tuple[int, int] | None = None
 
 
-class _AckWait:
-    """Counts the partitions of one request that still wait for their replicas."""
+class Produced:
+    """One request that was appended: its results, in order, and which of them still wait for
+    replicas. They are final when it `is_done`.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_end", "_timer", "results", "waiting")
+
+    def __init__(self, results: list[ProduceResult]) -> None:
+        self.results = results
         self.waiting: set[int] = set()
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def answered(self, position: int) -> None:
+    @property
+    def is_done(self) -> bool:
+        return not self.waiting
+
+    def when_done(self, timeout_ms: int, end: Callable[[], None]) -> None:
+        """Calls `end` when all replicas have answered, or after `timeout_ms`."""
+        self._end = end
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0, timeout_ms) / 1000, self._expire, timeout_ms)
+
+    def abandon(self) -> None:
+        """Nobody waits any more; the records stay where they are."""
+        self.waiting.clear()
+        self._end = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def answered(self, position: int, code: ErrorCode) -> None:
+        """The replicas of one partition have its records, or never will."""
+        if position not in self.waiting:
+            return
+        if code != ErrorCode.NONE:
+            result = self.results[position]
+            result.error_code = code
+            result.base_offset = -1
         self.waiting.discard(position)
-        if not self.waiting and not self.future.done():
-            self.future.set_result(None)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        if not self.waiting and self._end is not None:
+            end = self._end
+            self.abandon()
+            end()
+
+    def _expire(self, timeout_ms: int) -> None:
+        for position in self.waiting:
+            result = self.results[position]
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            result.error_message = (
+                f"{result.topic}-{result.index}: the in-sync replicas did not all have the records "
+                f"after {timeout_ms} ms; they may still get them"
+            )
+            result.base_offset = -1
+        self.waiting.clear()
+        self._look_for_end()
 
 
 class Producer:
@@ -72,25 +120,35 @@ class Producer:
     ) -> list[ProduceResult]:
         """One result per partition, in order. With acks=all it waits at most `timeout_ms` for the
         replicas."""
+        produced = self.begin(acks, data)
+        if not produced.is_done:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            produced.when_done(timeout_ms, functools.partial(_resolve, done))
+            try:
+                await done
+            finally:
+                produced.abandon()
+        return produced.results
+
+    def begin(self, acks: int, data: Sequence[PartitionProduceData]) -> Produced:
+        """Appends; what has to wait for replicas is not done yet."""
         results = [ProduceResult(item.topic, item.index) for item in data]
+        produced = Produced(results)
         if acks not in _ACKS:
             for result in results:
                 _fail(result, InvalidRequiredAcksError(f"acks={acks}: use 0, 1 or -1 (all)"))
-            return results
-        wait = _AckWait() if acks == ACKS_ALL else None
+            return produced
+        wait = produced if acks == ACKS_ALL else None
         for position, item in enumerate(data):
-            self._append(position, item, acks, results[position], wait)
-        if wait is not None and wait.waiting:
-            await self._wait(wait, timeout_ms, results)
-        return results
+            self._append(position, item, results[position], wait)
+        return produced
 
     def _append(
         self,
         position: int,
         item: PartitionProduceData,
-        acks: int,
         result: ProduceResult,
-        wait: _AckWait | None,
+        wait: Produced | None,
     ) -> None:
         try:
             hosted = self._partitions.get(item.topic, item.index, item.topic_id)
@@ -111,7 +169,7 @@ class Producer:
         position: int,
         item: PartitionProduceData,
         result: ProduceResult,
-        wait: _AckWait | None,
+        wait: Produced | None,
     ) -> None:
         core = hosted.core
         core.check_leader()
@@ -125,60 +183,29 @@ class Producer:
         result.base_offset = info.first_offset
         result.log_append_time_ms = info.log_append_time_ms
         result.log_start_offset = hosted.log.log_start_offset
-        required = info.last_offset + 1
         if wait is not None:
-            self._park(hosted, position, required, result, wait)
+            _park(hosted, position, info.last_offset + 1, wait)
         hosted.appended(self._clock.mono_ms())
         if wait is not None:
             hosted.answer_acks()
 
-    def _park(
-        self,
-        hosted: HostedPartition,
-        position: int,
-        required: int,
-        result: ProduceResult,
-        wait: _AckWait,
-    ) -> None:
-        wait.waiting.add(position)
 
-        def answer(code: ErrorCode) -> None:
-            if position in wait.waiting:
-                result.error_code = code
-                if code != ErrorCode.NONE:
-                    result.base_offset = -1
-                wait.answered(position)
-
-        pending = PendingAck(required, hosted.core.leader_epoch, answer)
-        if hosted.acks and hosted.acks[-1].required_offset > required:
-            # A duplicate of an idempotent producer asks for offsets that are older than the newest.
-            hosted.acks = type(hosted.acks)(
-                sorted([*hosted.acks, pending], key=lambda ack: ack.required_offset)
-            )
-        else:
-            hosted.acks.append(pending)
-
-    async def _wait(self, wait: _AckWait, timeout_ms: int, results: list[ProduceResult]) -> None:
-        loop = asyncio.get_running_loop()
-        handle = loop.call_later(max(0, timeout_ms) / 1000, _expire, wait)
-        try:
-            await wait.future
-        finally:
-            handle.cancel()
-            left, wait.waiting = wait.waiting, set()
-        for position in left:
-            result = results[position]
-            result.error_code = ErrorCode.REQUEST_TIMED_OUT
-            result.error_message = (
-                f"{result.topic}-{result.index}: the in-sync replicas did not all have the records "
-                f"after {timeout_ms} ms; they may still get them"
-            )
-            result.base_offset = -1
+def _park(hosted: HostedPartition, position: int, required: int, wait: Produced) -> None:
+    wait.waiting.add(position)
+    answer = functools.partial(wait.answered, position)
+    pending = PendingAck(required, hosted.core.leader_epoch, answer)
+    if hosted.acks and hosted.acks[-1].required_offset > required:
+        # A duplicate of an idempotent producer asks for offsets that are older than the newest.
+        hosted.acks = type(hosted.acks)(
+            sorted([*hosted.acks, pending], key=lambda ack: ack.required_offset)
+        )
+    else:
+        hosted.acks.append(pending)
 
 
-def _expire(wait: _AckWait) -> None:
-    if not wait.future.done():
-        wait.future.set_result(None)
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _fail(result: ProduceResult, error: ApiError) -> None:

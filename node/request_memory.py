@@ -23,15 +23,23 @@ class RequestMemory:
         self.waiting_bytes = 0
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    def take(self, size_bytes: int) -> int | None:
+        """As `acquire`, where nobody has to wait; None where one has to."""
+        taken = min(size_bytes, self.limit_bytes)
+        if self._queue or self.used_bytes + taken > self.limit_bytes:
+            return None
+        self.used_bytes += taken
+        return taken
+
     async def acquire(self, size_bytes: int, timeout_ms: int) -> int:
         """Waits for room and gives the bytes to `release`; raises ThrottlingQuotaExceededError.
 
         A request larger than the limit is let in alone, so that it is slow rather than impossible.
         """
-        taken = min(size_bytes, self.limit_bytes)
-        if not self._queue and self.used_bytes + taken <= self.limit_bytes:
-            self.used_bytes += taken
+        taken = self.take(size_bytes)
+        if taken is not None:
             return taken
+        taken = min(size_bytes, self.limit_bytes)
         if self.waiting_bytes + taken > self.limit_bytes:
             raise ThrottlingQuotaExceededError(self._message())
         await self._wait(taken, timeout_ms)

@@ -13,7 +13,7 @@ import pytest
 from tidemark import wire
 from tidemark.wire.exchange import Exchange, answer_in_order
 
-Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
+Answer = Callable[[bytes], bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]]
 
 
 def with_exchange(answer: Answer, scenario: Callable[[Exchange], Awaitable[None]]) -> None:
@@ -152,6 +152,50 @@ def test_a_request_that_fails_ends_the_call_with_its_status() -> None:
             await exchange.ask(b"x", 30)
         assert found.value.code() is grpc.StatusCode.UNKNOWN
         assert not exchange.is_open
+
+    with_exchange(answer, scenario)
+
+
+@pytest.mark.parametrize("together", [1, 300])
+def test_answers_given_at_once_and_later_ones_come_in_the_order_of_the_requests(
+    together: int,
+) -> None:
+    def answer(request: bytes) -> Any:
+        kind = int(request) % 3
+        if kind == 0:
+            return request
+        loop = asyncio.get_running_loop()
+        if kind == 1:
+            future = loop.create_future()
+            loop.call_later(0.001, lambda: future.done() or future.set_result(request))
+            return future
+        return asyncio.sleep(0, request)
+
+    async def scenario(exchange: Exchange) -> None:
+        asked = [str(number).encode() for number in range(300)]
+        for begin in range(0, len(asked), together):
+            part = asked[begin : begin + together]
+            assert await asyncio.gather(*(exchange.ask(text, 30) for text in part)) == part
+
+    with_exchange(answer, scenario)
+
+
+def test_an_error_at_once_ends_the_call_after_the_answers_before() -> None:
+    async def before(request: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        return request
+
+    def answer(request: bytes) -> Any:
+        if request == b"bad":
+            raise ValueError("broken")
+        return before(request)
+
+    async def scenario(exchange: Exchange) -> None:
+        good, bad = (asyncio.ensure_future(exchange.ask(text, 30)) for text in (b"good", b"bad"))
+        assert await good == b"good"
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await bad
+        assert found.value.code() is grpc.StatusCode.UNKNOWN
 
     with_exchange(answer, scenario)
 

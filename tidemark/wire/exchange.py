@@ -112,32 +112,84 @@ async def answer_each(context: Any, answer: Callable[[Any], Coroutine[Any, Any, 
         await context.write(await answer(request))
 
 
-async def answer_in_order(
-    context: Any, answer: Callable[[bytes], Coroutine[Any, Any, bytes]]
-) -> None:
+Answer = bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]
+
+
+async def answer_in_order(context: Any, answer: Callable[[bytes], Answer]) -> None:
     """Serves one exchange: works on up to `_UNDER_WAY_MAX` requests at once and answers in their
     order; the rest waits in gRPC's flow control.
+
+    `answer` gives the answer at once, or what to wait for: a future, or a coroutine, which costs a
+    task. Both are cancelled when the call ends before.
     """
-    room = asyncio.Semaphore(_UNDER_WAY_MAX)
-    under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
-    begun: set[asyncio.Task[bytes]] = set()
+    under_way = _UnderWay()
 
     async def take() -> None:
         try:
-            while (await room.acquire()) and (request := await context.read()) is not _END:
-                task = asyncio.ensure_future(answer(request))
-                begun.add(task)
-                under_way.put_nowait(task)
+            while (request := await context.read()) is not _END:
+                under_way.add(_begun(answer, request))
+                if len(under_way.answers) >= _UNDER_WAY_MAX:
+                    await under_way.room()
         finally:
-            under_way.put_nowait(None)
+            under_way.add(None)
 
     taking = asyncio.ensure_future(take())
     try:
-        while (task := await under_way.get()) is not None:
-            await context.write(await task)
-            begun.discard(task)
-            room.release()
+        while (found := await under_way.first()) is not None:
+            await context.write(found if isinstance(found, bytes) else await found)
+            under_way.done()
     finally:
-        for left in (taking, *begun):
-            left.cancel()
-        await asyncio.gather(taking, *begun, return_exceptions=True)
+        left: list[asyncio.Future[Any]] = [taking]
+        left += [found for found in under_way.answers if isinstance(found, asyncio.Future)]
+        for waiting in left:
+            waiting.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _begun(answer: Callable[[bytes], Answer], request: bytes) -> bytes | asyncio.Future[bytes]:
+    """The answer, or what will have it; an error comes in its turn, too, and ends the call."""
+    try:
+        found = answer(request)
+    except Exception as error:
+        failed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        return failed
+    return found if isinstance(found, bytes) else asyncio.ensure_future(found)
+
+
+class _UnderWay:
+    """The answers that are still to be written, in order; one task adds, one takes away. None says
+    that no more will come.
+    """
+
+    def __init__(self) -> None:
+        self.answers: deque[bytes | asyncio.Future[bytes] | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None  # of the task that finds none, or too many
+
+    def add(self, answer: bytes | asyncio.Future[bytes] | None) -> None:
+        self.answers.append(answer)
+        self._wake()
+
+    def done(self) -> None:
+        """The first one is written."""
+        self.answers.popleft()
+        if len(self.answers) == _UNDER_WAY_MAX - 1:
+            self._wake()
+
+    async def first(self) -> bytes | asyncio.Future[bytes] | None:
+        """The first one, as soon as there is one; it stays until it is `done`."""
+        if not self.answers:
+            await self._wait()
+        return self.answers[0]
+
+    async def room(self) -> None:
+        """Until one of `_UNDER_WAY_MAX` is written."""
+        await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,58 @@
+"""What a follower takes of an answer: whole batches of the epochs it asked for, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commitlog.builders import NOW, batch, config, open_log
+from tidemark.errors import CorruptMessageError
+
+PLAIN = batch(2, base_offset=0, partition_leader_epoch=3)
+NEXT = batch(3, base_offset=2, partition_leader_epoch=4)
+LAST = batch(1, base_offset=5, partition_leader_epoch=6)
+ANSWER = PLAIN + NEXT + LAST
+SETTINGS = config(segment_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "taken", "end"),
+    [(2, b"", 0), (3, PLAIN, 2), (4, PLAIN + NEXT, 5), (5, PLAIN + NEXT, 5), (6, ANSWER, 6)],
+)
+def test_batches_of_later_epochs_are_left_for_a_later_fetch(
+    epoch: int, taken: bytes, end: int
+) -> None:
+    log = open_log(settings=SETTINGS)
+    info = log.append_as_follower(memoryview(ANSWER), NOW, epoch_max=epoch)
+    assert log.log_end_offset == end
+    assert info.size_bytes == log.size_bytes == len(taken)
+    assert bytes(log.read(0, 1 << 20).records) == taken
+
+
+def test_a_batch_that_is_cut_off_is_left_out_wherever_it_is_cut() -> None:
+    for size in range(len(ANSWER)):
+        log = open_log(settings=SETTINGS)
+        log.append_as_follower(ANSWER[:size], NOW, epoch_max=6)
+        whole = [end for end in (0, len(PLAIN), len(PLAIN + NEXT)) if end <= size]
+        assert log.size_bytes == whole[-1]
+
+
+def test_what_follows_the_last_batch_taken_is_not_looked_at() -> None:
+    log = open_log(settings=SETTINGS)
+    damaged = bytearray(ANSWER)
+    damaged[-1] ^= 1
+    assert log.append_as_follower(damaged, NOW, epoch_max=5).batches == 2
+
+
+@pytest.mark.parametrize("position", [len(PLAIN) + 8, len(PLAIN) + 16, len(PLAIN) + 70])
+def test_a_damaged_batch_is_an_error_and_nothing_is_kept(position: int) -> None:
+    log = open_log(settings=SETTINGS)
+    damaged = bytearray(ANSWER)
+    damaged[position] ^= 0x80
+    with pytest.raises(CorruptMessageError):
+        log.append_as_follower(damaged, NOW, epoch_max=6)
+    assert log.log_end_offset == 0
+
+
+def test_without_an_epoch_a_batch_that_is_cut_off_is_an_error() -> None:
+    with pytest.raises(CorruptMessageError):
+        open_log(settings=SETTINGS).append_as_follower(ANSWER[:-1], NOW)
