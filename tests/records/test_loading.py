@@ -76,6 +76,45 @@ def test_kernels_are_cached_on_disk(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == first
 
 
+HELPERS = """
+from tidemark.records.jit import inlined
+
+@inlined
+def twice(value):
+    return {factor} * value
+"""
+
+BETWEEN = """
+from tidemark.records.jit import helper
+from innermost_kernel import twice
+
+@helper
+def through(value):
+    return twice(value)
+"""
+
+OUTERMOST = """
+from numba import types
+from tidemark.records.jit import kernel
+from between_kernel import through
+
+@kernel(types.int64(types.int64))
+def double(value):
+    return through(value)
+"""
+
+
+def test_a_kernel_is_compiled_anew_when_a_helper_s_file_changes(tmp_path: Path) -> None:
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    (tmp_path / "between_kernel.py").write_text(BETWEEN)
+    (tmp_path / "outermost_kernel.py").write_text(OUTERMOST)
+    for factor in (2, 10):
+        (tmp_path / "innermost_kernel.py").write_text(HELPERS.format(factor=factor))
+        code = "import outermost_kernel; print(outermost_kernel.double(21))"
+        cache = str(tmp_path / "cache")
+        assert run(code, NUMBA_CACHE_DIR=cache, PYTHONPATH=path) == str(21 * factor)
+
+
 def test_kernels_work_where_nothing_can_be_cached(tmp_path: Path) -> None:
     (tmp_path / "small_kernel.py").write_text(MODULE)
     code = """

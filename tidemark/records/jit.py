@@ -4,12 +4,14 @@ A kernel has one explicit signature, so that it is compiled (or loaded from the 
 module is imported and never again because an argument came from `bytes` instead of `bytearray`. The
 cache lies where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's
 cache directory. Where none can be written, a kernel is compiled in memory: slower to start, never
-an error.
+an error. numba takes a kernel from the cache while the file that it stands in is as it was; here
+the files of its helpers count, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -35,14 +37,38 @@ def kernel(signature: Any) -> Callable[[F], F]:
     """Compiles a function for one signature, without the interpreter lock while it runs."""
 
     def decorate(function: F) -> F:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
         try:
-            compiled: F = numba.njit([signature], cache=True, **options)(function)
+            return _compiled(function, signature, cache=True)
         except (OSError, RuntimeError):  # no place for the cache, or the disk refuses it
-            compiled = numba.njit([signature], **options)(function)
-        return compiled
+            return _compiled(function, signature, cache=False)
 
     return decorate
+
+
+def _compiled(function: F, signature: Any, cache: bool) -> F:
+    compiled: Any = numba.njit(cache=cache, nogil=True, error_model="numpy")(function)
+    file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if file is not None:
+        file._source_stamp = (file._source_stamp, _stamps_of_helpers(function))
+    compiled.compile(signature)
+    compiled.disable_compile()
+    dispatcher: F = compiled
+    return dispatcher
+
+
+def _stamps_of_helpers(function: Any) -> tuple[tuple[float, int], ...]:
+    """Time and size of the files of all helpers that go into a kernel."""
+    seen, waiting = {function}, [function]
+    while waiting:
+        called = waiting.pop()
+        for name in called.__code__.co_names:
+            known = called.__globals__.get(name)
+            inner = getattr(known, "py_func", None) or getattr(known, "_defn", None)
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                waiting.append(inner)
+    stats = [Path(file).stat() for file in sorted({each.__code__.co_filename for each in seen})]
+    return tuple((stat.st_mtime, stat.st_size) for stat in stats)
 
 
 def helper(function: F) -> F:

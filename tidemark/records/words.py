@@ -169,7 +169,7 @@ def _get_long_varint(at: int, end: int, bits_max: int) -> tuple[int, int]:
         at += 1
         bits |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if byte >> (bits_max - shift):
+            if byte >> min(bits_max - shift, 7):  # bits that the number has not
                 return 0, -1
             return ((bits >> 1) & _LOW_63) ^ -(bits & 1), at
         shift += 7
