@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -45,3 +47,23 @@ def test_a_follower_takes_the_gaps_that_compaction_left(synced: bool) -> None:
     assert all(copied(leader, again))
     assert records_of(again) == records_of(leader)
     again.validate()
+
+
+def test_a_segment_that_is_cleaned_into_several_leaves_no_gap_between_them() -> None:
+    """One was larger than segment.bytes is now, and the record behind each new end is obsolete: a
+    gap there would be taken for a loss once the topic is `delete`, before the next checkpoint."""
+    world = World(segment_bytes=6000)
+    for number in range(70):
+        world.put((f"k{number}" if number % 2 else "other", "v" * 5))
+    world.topic = replace(world.topic, segment_bytes=600)
+    log = world.log()
+    world.clean()
+    assert len(log.segments) > 4
+    for one, following in pairwise(log.segments):
+        assert one.next_offset == following.base_offset
+    wanted = records_of(log)
+    assert len(wanted) < 50
+    again = Log.open(
+        log.directory, TP, config(cleanup_policy=("delete",)), now_ms=NOW, recovery_point=0
+    )
+    assert records_of(again) == wanted
