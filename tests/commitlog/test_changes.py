@@ -255,10 +255,10 @@ def test_each_reader_hears_of_each_change_until_it_is_settled() -> None:
 
 
 def test_what_the_tier_holds_up_goes_with_the_pass_after_it_was_copied() -> None:
-    for limit in ({"local_retention_bytes": 1}, {"local_retention_ms": MINUTE_MS}):
+    for limit in ({"local_retention_bytes": 0}, {"local_retention_ms": MINUTE_MS}):
         world = World(config(remote_storage_enable=True, **limit))
         world.append(1, DAY_MS)
-        world.both(1, lambda log: log.roll(world.now_ms))
+        world.both(1, lambda log: log.roll(NOW))
         for copied_to, left in ((-1, [0, 3]), (-1, [0, 3]), (2, [3])):
             world.both(1, lambda log, end=copied_to: setattr(log, "highest_remote_offset", end))
             assert world.retention() >= 1
