@@ -51,6 +51,12 @@ from tiering.manager import RemoteLogManager
 
 log = logging.getLogger(__name__)
 
+_PATIENCE_S = 5
+_STILL_STARTING = (
+    "not ready yet: logs are opened and recovered, and the record kernels loaded (the very first"
+    " start of an installation compiles them, for a minute or two)"
+)
+
 _SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
 _STOP_GRACE_S = 1.0
 
@@ -108,7 +114,7 @@ class BrokerServer:
             FetcherManager(self._make_fetcher),
             tier,
             self._remote_reads,
-            OffsetFinder(partitions, tier),
+            OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
             clock,
         )
         self.background = BackgroundWork(
@@ -249,7 +255,13 @@ class BrokerServer:
         await self.lifecycle.registered.wait()
         await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
         # The first produce of many records would load the kernels on the loop, for a second or two.
-        await asyncio.gather(asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels))
+        notice = asyncio.get_running_loop().call_later(_PATIENCE_S, log.info, _STILL_STARTING)
+        try:
+            await asyncio.gather(
+                asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels)
+            )
+        finally:
+            notice.cancel()
         self._logs_open = True
         self._loader.add_publisher(self.replicas)
         self._loader.add_publisher(

@@ -10,6 +10,7 @@ sees offsets go back (KIP-207).
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,11 @@ from commitlog.log import Log
 from commitlog.types import TimestampOffset
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry
-from tidemark.errors import InvalidRequestError, OffsetNotAvailableError
+from tidemark.errors import (
+    InvalidRequestError,
+    OffsetNotAvailableError,
+    RequestTimedOutError,
+)
 from tidemark.types import TopicIdPartition
 
 LATEST = -1
@@ -46,11 +51,19 @@ class RemoteTimestamps(Protocol):
 
 
 class OffsetFinder:
-    """The look-up side of a node's partitions; `remote` is None without a tier."""
+    """The look-up side of a node's partitions; `remote` is None without a tier, and asked for
+    `remote_timeout_ms` at most (remote.list.offsets.request.timeout.ms).
+    """
 
-    def __init__(self, partitions: PartitionRegistry, remote: RemoteTimestamps | None) -> None:
+    def __init__(
+        self,
+        partitions: PartitionRegistry,
+        remote: RemoteTimestamps | None,
+        remote_timeout_ms: int = 30_000,
+    ) -> None:
         self._partitions = partitions
         self._remote = remote
+        self._remote_timeout_ms = remote_timeout_ms
 
     async def list_offset(
         self,
@@ -99,7 +112,14 @@ class OffsetFinder:
         log = hosted.log
         tiered = hosted.config.remote_storage_enable and self._remote is not None
         if tiered and log.local_log_start_offset > log.log_start_offset and self._remote:
-            found = await self._remote.offset_for_timestamp(hosted.core.identity, log, timestamp)
+            asked = self._remote.offset_for_timestamp(hosted.core.identity, log, timestamp)
+            try:
+                found = await asyncio.wait_for(asked, self._remote_timeout_ms / 1000)
+            except TimeoutError:
+                raise RequestTimedOutError(
+                    f"the tier did not find {timestamp} of {hosted.topic_partition} in"
+                    f" {self._remote_timeout_ms} ms (remote.list.offsets.request.timeout.ms)"
+                ) from None
         if found is None:
             found = log.offset_for_timestamp(timestamp)
         if found is None:

@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from commitlog.batches import Header, header_at
+from commitlog.epochs import LeaderEpochCache
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
 from commitlog.producer_state import ProducerStateManager
@@ -83,6 +84,19 @@ def test_an_index_entry_is_due_when_more_than_the_interval_lies_behind_the_last_
     follower = open_log(settings=settings)
     follower.append_as_follower(log.read(0, 1 << 20).records)
     assert list(follower.active_segment.offset_index.entries()) == wanted
+
+
+def test_an_epoch_takes_away_what_contradicts_it() -> None:
+    """Its leader began where a lost one's records were (KIP-101)."""
+    epochs = LeaderEpochCache(MemoryDirectory())
+    for epoch, start in ((1, 0), (3, 10), (4, 20), (6, 30)):
+        epochs.assign(epoch, start)
+    epochs.assign(7, 20)
+    assert epochs.entries() == ((1, 0), (3, 10), (7, 20))
+    epochs.assign(2, 40)
+    assert epochs.entries() == ((1, 0), (2, 40))
+    epochs.assign(2, 50)
+    assert epochs.entries() == ((1, 0), (2, 40))
 
 
 def test_a_silent_producer_with_an_open_transaction_is_not_forgotten() -> None:

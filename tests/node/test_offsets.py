@@ -19,9 +19,10 @@ from node.offsets import (
 )
 from node.registry import PartitionRegistry
 from tests.commitlog.builders import NOW, batch, config, open_log
+from tidemark.errors import RequestTimedOutError
 
 
-def finder(*, visible: int = 3, tiered: bool = False) -> OffsetFinder:
+def finder(*, visible: int = 3, tiered: bool = False, remote: Any = None) -> OffsetFinder:
     """Of a log with records of NOW, NOW + 10, NOW + 5 and NOW + 99; `visible` are replicated."""
     log = open_log(settings=config(remote_storage_enable=tiered, retention_ms=-1))
     for late in (0, 10, 5, 99):
@@ -41,7 +42,8 @@ def finder(*, visible: int = 3, tiered: bool = False) -> OffsetFinder:
         log.config = config(remote_storage_enable=True, local_retention_ms=1, retention_ms=-1)
         log.delete_expired(NOW + 1000)
     hosted = SimpleNamespace(log=log, core=core, config=log.config, topic_partition="t-0")
-    return OffsetFinder(cast(PartitionRegistry, SimpleNamespace(get=lambda *_: hosted)), None)
+    registry = SimpleNamespace(get=lambda *_: hosted)
+    return OffsetFinder(cast(PartitionRegistry, registry), remote, remote_timeout_ms=1)
 
 
 def ask(offsets: OffsetFinder, timestamp: int, **options: Any) -> tuple[int | None, int | None]:
@@ -72,7 +74,38 @@ def test_a_consumer_is_told_nothing_above_the_high_watermark(
     assert ask(finder(), timestamp, from_replica=True) == replica
 
 
+def test_read_committed_sees_no_further_than_the_first_open_transaction() -> None:
+    offsets = finder(visible=4)
+    log = offsets._partitions.get("t", 0).log
+    options = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+    log.append_as_leader(batch(1, timestamp=NOW + 200, transactional=True, **options), 1, NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 300), 1, NOW)
+    log.update_high_watermark(6)
+    hosted: Any = offsets._partitions.get("t", 0)
+    hosted.core.high_watermark = 6
+    for asked, plain, committed in (
+        (LATEST, 6, 4),
+        (NOW + 99, 3, 3),
+        (NOW + 200, 4, None),
+        (NOW + 201, 5, None),
+        (MAX_TIMESTAMP, 5, None),
+    ):
+        assert ask(offsets, asked)[0] == plain
+        assert ask(offsets, asked, read_committed=True)[0] == committed
+
+
 def test_a_tiered_log_begins_earlier_than_what_is_on_this_disk() -> None:
     offsets = finder(visible=4, tiered=True)
     asked = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP, EARLIEST_PENDING_UPLOAD)
     assert [ask(offsets, timestamp)[0] for timestamp in asked] == [0, 2, 1, 3, 2]
+
+
+def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_the_setting_says() -> None:
+    class Silent:
+        async def offset_for_timestamp(self, *_: Any) -> None:
+            await asyncio.Event().wait()
+
+    offsets = finder(visible=4, tiered=True, remote=Silent())
+    with pytest.raises(RequestTimedOutError, match=r"remote\.list\.offsets\.request\.timeout\.ms"):
+        ask(offsets, NOW)
+    assert ask(offsets, LATEST)[0] == 4
