@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 
 from quorum.image import MetadataDelta, MetadataImage
-from quorum.image.types import ConfigResource, ConfigResourceType
 from tidemark.config import ServerConfig, altered_server
 from tidemark.errors import TidemarkError
+from tidemark.types import ConfigResource, ConfigResourceType
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
@@ -74,6 +75,35 @@ class Listener(NamedTuple):
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint(self.host, self.port)
+
+
+class ConfigResourceType(IntEnum):
+    """What settings belong to; Kafka's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigResource(NamedTuple):
+    """A topic by name, or a broker by its id as text; BROKER with an empty name stands for all
+    brokers. `type` is a ConfigResourceType, or a number that this version does not know."""
+
+    type: int
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """`topic` or `broker`."""
+        return ConfigResourceType(self.type).name.lower()
+
+    @classmethod
+    def topic(cls, name: str) -> ConfigResource:
+        return cls(ConfigResourceType.TOPIC, name)
+
+    @classmethod
+    def broker(cls, broker_id: int | None) -> ConfigResource:
+        """None: the default of all brokers."""
+        return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
 
 
 def random_uuid() -> UUID:

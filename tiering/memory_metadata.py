@@ -31,12 +31,7 @@ class MemoryHistory:
     def append(self, record: RemoteLogMetadata) -> None:
         """Folds a record in; a record the cache refuses is not kept."""
         cache = self.caches.setdefault(record.topic_id_partition, RemoteLogMetadataCache())
-        if isinstance(record, RemoteLogSegmentMetadata):
-            cache.add(record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            cache.update(record)
-        else:
-            cache.partition_delete = record
+        cache.apply(record)
         cache.validate()
         self.records.append(record)
 

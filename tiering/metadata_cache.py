@@ -19,6 +19,7 @@ from uuid import UUID
 
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiering.metadata import (
+    RemoteLogMetadata,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
@@ -42,6 +43,15 @@ class RemoteLogMetadataCache:
     def get(self, identity: UUID) -> RemoteLogSegmentMetadata | None:
         """The segment of this id, in whatever state."""
         return self._segments.get(identity)
+
+    def apply(self, record: RemoteLogMetadata) -> None:
+        """Folds a record of whatever kind in. RemoteStorageError for one that is refused."""
+        if isinstance(record, RemoteLogSegmentMetadata):
+            self.add(record)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
+            self.update(record)
+        else:
+            self.partition_delete = record
 
     def add(self, metadata: RemoteLogSegmentMetadata) -> None:
         """A new segment. RemoteStorageError for a state other than COPY_SEGMENT_STARTED."""

@@ -279,13 +279,7 @@ def _apply(followed: _Followed, record: MetadataRecord) -> TidemarkError | None:
     """Folds a record in; the error for one that is refused (every node refuses it alike)."""
     try:
         metadata = decode(record.value)
-        cache = followed.cache(metadata.topic_id_partition)
-        if isinstance(metadata, RemoteLogSegmentMetadata):
-            cache.add(metadata)
-        elif isinstance(metadata, RemoteLogSegmentMetadataUpdate):
-            cache.update(metadata)
-        else:
-            cache.partition_delete = metadata
+        followed.cache(metadata.topic_id_partition).apply(metadata)
     except TidemarkError as error:
         _log.warning(
             "record %d of metadata partition %d: %s", record.offset, record.partition, error

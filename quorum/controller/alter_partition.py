@@ -9,17 +9,15 @@ broker with an empty disk out of an ISR it earned in its former life.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from uuid import UUID
 
 from quorum.controller.cluster_control import check_broker_epoch
 from quorum.controller.elections import ElectionRules
-from quorum.controller.partition_change import Election
+from quorum.controller.partition_change import Election, find_partition_by_id
 from quorum.controller.result import ControllerResult
 from quorum.image import (
     LeaderRecoveryState,
     MetadataImage,
     PartitionRegistration,
-    TopicImage,
     intern_ids,
 )
 from quorum.image.records import leader_to_wire, partition_after_change
@@ -31,8 +29,6 @@ from tidemark.errors import (
     InvalidUpdateVersionError,
     NewLeaderElectedError,
     NotControllerError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
 )
 from tidemark.v1 import controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -81,7 +77,7 @@ def _alter(
     rules: ElectionRules, broker_id: int, asked: _Asked
 ) -> tuple[PartitionRegistration, pb.MetadataRecord | None]:
     """The partition after the change, and the change, if it is one."""
-    topic, before = _find(rules.image, asked)
+    topic, before = find_partition_by_id(rules.image, asked.topic_id, asked.partition_index)
     _check_epochs(before, broker_id, asked)
     members = {member.broker_id: member.broker_epoch for member in asked.new_isr}
     _check_isr(rules, before, broker_id, asked, members)
@@ -112,18 +108,6 @@ def _answer(
         eligible_leader_replicas=after.elr,
         last_known_elr=after.last_known_elr,
     )
-
-
-def _find(image: MetadataImage, asked: _Asked) -> tuple[TopicImage, PartitionRegistration]:
-    if len(asked.topic_id) != 16:
-        raise UnknownTopicIdError("the topic id is not 16 bytes")
-    topic = image.topics.by_id(UUID(bytes=asked.topic_id))
-    if topic is None:
-        raise UnknownTopicIdError("there is no topic of this id")
-    partition = topic.partitions.get(asked.partition_index)
-    if partition is None:
-        raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
-    return topic, partition
 
 
 def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) -> None:

@@ -10,16 +10,15 @@ from uuid import UUID
 
 from quorum.controller.cluster_control import check_broker_epoch
 from quorum.controller.elections import ElectionRules
+from quorum.controller.partition_change import find_partition_by_id
 from quorum.controller.result import ControllerResult
-from quorum.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from quorum.image import BrokerRegistration
 from quorum.image.types import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidemark.errors import (
     ApiError,
     InvalidRequestError,
     LogDirNotFoundError,
     NotLeaderOrFollowerError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
 )
 from tidemark.v1 import controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -67,7 +66,7 @@ def _assign(
     lost = directory_id == LOST_DIRECTORY
     if not lost and directory_id not in broker.log_dirs:
         raise LogDirNotFoundError(f"broker {broker.broker_id} has no directory {directory_id}")
-    topic, partition = _find(rules.image, asked)
+    topic, partition = find_partition_by_id(rules.image, asked.topic_id, asked.partition_index)
     if broker.broker_id not in partition.replicas:
         raise NotLeaderOrFollowerError(f"broker {broker.broker_id} holds no replica of it")
     directories = list(partition.directories or [UNASSIGNED_DIRECTORY] * len(partition.replicas))
@@ -91,13 +90,3 @@ def _assign(
     del record.partition_change.directories[:]
     record.partition_change.directories.extend(d.bytes for d in directories)
     return record
-
-
-def _find(image: MetadataImage, asked: _Partition) -> tuple[TopicImage, PartitionRegistration]:
-    topic = image.topics.by_id(UUID(bytes=asked.topic_id)) if len(asked.topic_id) == 16 else None
-    if topic is None:
-        raise UnknownTopicIdError("there is no topic of this id")
-    partition = topic.partitions.get(asked.partition_index)
-    if partition is None:
-        raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{asked.partition_index}")
-    return topic, partition

@@ -30,8 +30,14 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from quorum.image import LeaderRecoveryState, PartitionRegistration
+from quorum.image import (
+    LeaderRecoveryState,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
 from quorum.image.records import leader_to_wire
+from tidemark.errors import UnknownTopicIdError, UnknownTopicOrPartitionError
 from tidemark.v1 import metadata_pb2 as pb
 
 Ids = tuple[int, ...]
@@ -226,3 +232,16 @@ def _chosen(target: Ids | None, before: Ids) -> Ids:
 def _without(ids: Ids, gone: Iterable[int]) -> Ids:
     excluded = set(gone)
     return tuple(i for i in ids if i not in excluded)
+
+
+def find_partition_by_id(
+    image: MetadataImage, topic_id: bytes, index: int
+) -> tuple[TopicImage, PartitionRegistration]:
+    """What a broker's request names. UnknownTopicIdError, UnknownTopicOrPartitionError."""
+    topic = image.topics.by_id(UUID(bytes=topic_id)) if len(topic_id) == 16 else None
+    if topic is None:
+        raise UnknownTopicIdError("there is no topic of this id")
+    partition = topic.partitions.get(index)
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"there is no {topic.name}-{index}")
+    return topic, partition

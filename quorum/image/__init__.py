@@ -17,8 +17,6 @@ from quorum.image.delta import (
 from quorum.image.image import EMPTY_IMAGE, MetadataImage
 from quorum.image.types import (
     BrokerRegistration,
-    ConfigResource,
-    ConfigResourceType,
     ControllerRegistration,
     FeatureRange,
     LeaderRecoveryState,
@@ -27,6 +25,7 @@ from quorum.image.types import (
     TopicsImage,
     intern_ids,
 )
+from tidemark.types import ConfigResource, ConfigResourceType
 
 __all__ = [
     "EMPTY_IMAGE",

@@ -28,13 +28,13 @@ from quorum.image.records import (
 )
 from quorum.image.types import (
     BrokerRegistration,
-    ConfigResource,
     ControllerRegistration,
     PartitionRegistration,
     TopicImage,
     TopicsImage,
 )
 from tidemark.errors import TidemarkError
+from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
 _COMPARED_PER_STEP = 5_000

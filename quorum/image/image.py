@@ -19,11 +19,11 @@ from quorum.image.types import (
     EMPTY_MAP,
     EMPTY_TOPICS,
     BrokerRegistration,
-    ConfigResource,
     ControllerRegistration,
     PartitionRegistration,
     TopicsImage,
 )
+from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
 METADATA_VERSION = "metadata.version"

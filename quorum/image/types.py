@@ -240,25 +240,3 @@ class TopicsImage:
 
 
 EMPTY_TOPICS = TopicsImage()
-
-
-class ConfigResourceType(IntEnum):
-    """What a configuration belongs to; Kafka's numbers."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
-class ConfigResource(NamedTuple):
-    """A resource that has settings; a BROKER without a name stands for the cluster's default."""
-
-    type: int
-    name: str
-
-    @classmethod
-    def topic(cls, name: str) -> ConfigResource:
-        return cls(ConfigResourceType.TOPIC, name)
-
-    @classmethod
-    def broker(cls, broker_id: int | None) -> ConfigResource:
-        return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))

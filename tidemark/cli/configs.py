@@ -18,8 +18,8 @@ app = typer.Typer(help="Settings of topics and brokers.", no_args_is_help=True)
 # What somebody set for a topic or a broker while the cluster ran, by the resource type's name; the
 # rest comes from elsewhere: other resources, files, built-in defaults.
 _OWN = {
-    "TOPIC": ("TOPIC_CONFIG",),
-    "BROKER": ("DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
+    "topic": ("TOPIC_CONFIG",),
+    "broker": ("DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
 }
 
 TopicNames = Annotated[list[str] | None, typer.Option("--topic", help="A topic; repeatable.")]
@@ -57,7 +57,7 @@ def describe(
         resource: [
             entry
             for _, entry in sorted(entries.items())
-            if everything or entry.source in _OWN[resource.type.name]
+            if everything or entry.source in _OWN[resource.kind]
         ]
         for resource, entries in found.items()
     }
@@ -159,7 +159,7 @@ def title_of(resource: ConfigResource) -> str:
 
 
 def _title(resource: ConfigResource) -> dict[str, str]:
-    return {"type": resource.type.name.lower(), "name": resource.name}
+    return {"type": resource.kind, "name": resource.name}
 
 
 def _text(op: AlterConfigOp) -> str:

@@ -79,7 +79,7 @@ class ClusterAdmin(AdminCalls):
                 to = self._address_of(resource) or address
                 [result] = (await self._send(to, "DescribeConfigs", request, response)).results
                 try:
-                    _check(result, f"{resource.type.name.lower()} {resource.name!r}")
+                    _check(result, f"{resource.kind} {resource.name!r}")
                 except ApiError as error:
                     raise Final(error) from None
                 return {entry.name: decoding.config_entry(entry) for entry in result.configs}

@@ -8,6 +8,8 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from tidemark.types import ConfigResource as ConfigResource
+from tidemark.types import ConfigResourceType as ConfigResourceType
 from tidemark.types import Endpoint, TopicPartition
 
 Header = tuple[str, bytes | None]
@@ -202,30 +204,6 @@ class LogDirDescription:
     usable_bytes: int
     replicas: tuple[ReplicaDescription, ...]
     error_message: str = ""
-
-
-class ConfigResourceType(IntEnum):
-    """What settings belong to; Kafka's numbers."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
-class ConfigResource(NamedTuple):
-    """A topic by name, or a broker by its id as text; BROKER with an empty name stands for all
-    brokers."""
-
-    type: ConfigResourceType
-    name: str
-
-    @classmethod
-    def topic(cls, name: str) -> ConfigResource:
-        return cls(ConfigResourceType.TOPIC, name)
-
-    @classmethod
-    def broker(cls, broker_id: int | None) -> ConfigResource:
-        """None: the default of all brokers."""
-        return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
 
 
 @dataclass(frozen=True, slots=True)

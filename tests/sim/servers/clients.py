@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quorum.image import MetadataImage
-from quorum.image.types import ConfigResource, ConfigResourceType
 from tests.raft.linearizability import Operation
 from tests.sim.checks import Violation
 from tests.sim.servers.network import CLIENT
 from tests.sim.servers.node import LeaderCaller
 from tidemark.errors import ApiError, ErrorCode, NetworkError
+from tidemark.types import ConfigResource, ConfigResourceType
 from tidemark.v1 import admin_pb2
 
 if TYPE_CHECKING:
