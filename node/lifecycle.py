@@ -153,6 +153,7 @@ class BrokerLifecycle:
     async def _register(self, timeout_ms: int | None) -> None:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1000
+        told = ""
         while True:
             try:
                 response = await self._client.call(
@@ -173,7 +174,9 @@ class BrokerLifecycle:
                         f"could not register with the controllers in {timeout_ms} ms: {error}; "
                         "check controller.quorum.voters and that they run"
                     ) from error
-                log.info("registration failed (%s), trying again", error)
+                if str(error) != told:  # it is tried five times a second
+                    told = str(error)
+                    log.info("registration failed (%s), trying again", error)
                 await asyncio.sleep(_RETRY_MS / 1000)
                 continue
             self._took_epoch(response.broker_epoch)

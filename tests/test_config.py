@@ -64,6 +64,16 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> N
         parse_server_config(BROKER | {key: "1"})
 
 
+def test_all_unknown_keys_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_server_config(BROKER | {"num.network.threads": "3", "zzz": "1", "node.idd": "2"})
+    assert [part.split("'")[1] for part in str(caught.value).split("unknown setting ")[1:]] == [
+        "num.network.threads",
+        "zzz",
+        "node.idd",
+    ]
+
+
 def test_a_key_like_no_other_is_named_without_a_guess() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'zzz'$"):
         parse_server_config(BROKER | {"zzz": "1"})

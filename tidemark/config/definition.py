@@ -131,13 +131,14 @@ def parse(
     """Reads texts into `settings_class`.
 
     `prefixes` maps a key prefix that stands for a plug-in's own settings (`rsm.config.`) to the
-    dict attribute that collects them. Raises ConfigError for unknown keys, missing required
-    settings and values of a wrong type or range.
+    dict attribute that collects them. Raises ConfigError for unknown keys (all of them at once),
+    missing required settings and values of a wrong type or range.
     """
     known = keys_of(settings_class)
     hints = types_of(settings_class)
     chosen: dict[str, Any] = {}
     plugin: dict[str, dict[str, str]] = {attribute: {} for attribute in (prefixes or {}).values()}
+    strange: list[str] = []
     for key, text in values.items():
         if key in known:
             field = known[key]
@@ -148,7 +149,9 @@ def parse(
                 plugin[attribute][key.removeprefix(prefix)] = text.strip()
                 break
         else:
-            raise unknown_key(key, known)
+            strange.append(str(unknown_key(key, known)))
+    if strange:
+        raise ConfigError("; ".join(strange))
     for key, field in known.items():
         if field.name not in chosen and field.default is dataclasses.MISSING:
             raise ConfigError(f"the setting {key!r} is required: {field.metadata['doc']}")
