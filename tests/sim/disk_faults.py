@@ -81,10 +81,11 @@ def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
     """
     directory = node.disk.subdirectory("__cluster_metadata-0")
     names = directory.list()
+    spared = node.broken | {node.needed}
     checkpoints = sorted(
         n
         for n in names
-        if n.endswith(".checkpoint") and not n.startswith("0" * 20) and n not in node.broken
+        if n.endswith(".checkpoint") and not n.startswith("0" * 20) and n not in spared
     )
     if not checkpoints:
         return False

@@ -149,6 +149,7 @@ class SimNode:
         self.state_write_max_ms = 0
         self.snapshot_write_max_ms = 5
         self.broken: set[str] = set()  # checkpoints with a flipped bit
+        self.needed: str | None = None  # a checkpoint that the log has not begun at yet
         self.syncs_fail: str | None = None
         self.writes_fail = False
         self.paused_until_ms = 0
@@ -230,6 +231,7 @@ class SimNode:
         """The node comes back with an empty disk: under a new directory id where it might vote."""
         self.disks += 1
         self.broken.clear()
+        self.needed = None
         self.disk = MemoryDirectory(seed=self.world.seed * 1000 + 100 * self.disks + self.node_id)
         if not self.is_mere_broker:
             directory_id = UUID(int=1000 * self.disks + self.node_id)
@@ -280,7 +282,7 @@ class SimNode:
         self.log: ReplicatedLog = self.canary.log(directory, LOG_CONFIG, self.wall_ms())
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
-        self.alive = True
+        self.alive, self.needed = True, None
         self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
         self.listeners = Listeners(self.replica, self.log)
         self.image = Image(self)
@@ -559,6 +561,7 @@ class SimNode:
                 self.world.seen["crash while a checkpoint is installed"] += 1
                 diverges = self.log._is_behind(snapshot_id)
                 self.crash()
+                self.needed = snapshot_id.name
                 if diverges:  # the next start takes the checkpoint in place of other records
                     self.durable_when_down = snapshot_id.end_offset
                 self.world.restart_later(self)
