@@ -47,9 +47,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
+    found = list(rows)
+    for index, column in enumerate(columns):
+        numbers = all(row[index] is None or type(row[index]) is int for row in found)
+        table.add_column(column, justify="right" if numbers else "left")
+    for row in found:
         table.add_row(*map(_text, row))
     Console().print(table)
 
