@@ -56,7 +56,7 @@ class HostedPartition:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        return self.core.identity.topic_partition
+        return self.log.topic_partition
 
     @property
     def topic_id(self) -> UUID:

@@ -80,6 +80,7 @@ class ReplicaManager:
     ) -> None:
         self._config = config
         self._defaults = server_defaults(config)
+        self._configs: dict[str, tuple[TopicConfig, Mapping[str, str], TopicConfig]] = {}
         self._logs = logs
         self._clock = clock
         self._fetchers = fetchers
@@ -114,6 +115,7 @@ class ReplicaManager:
         leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
         followers: dict[TopicIdPartition, Log] = {}
         for topic in delta.topics_deleted.values():
+            self._configs.pop(topic.name, None)
             for index in topic.partitions:
                 self._stop(TopicIdPartition(topic.topic_id, topic.name, index), topic_deleted=True)
         for change in delta.topics_changed.values():
@@ -400,13 +402,22 @@ class ReplicaManager:
         hosted.on_copyable = self._tier.segment_rolled if self._tier and tiered else None
 
     def topic_config(self, topic: str, image: MetadataImage) -> TopicConfig:
-        """The topic's effective settings; one that this version can not read takes its default,
-        and only that one."""
-        return effective_topic_config(
-            self._defaults,
-            image.topic_configs(topic),
-            lambda error: log.error("settings of topic %s: %s; its default counts", topic, error),
-        )
+        """The topic's effective settings, one object for all of its partitions; a setting that this
+        version can not read takes its default, and only that one."""
+        own = image.topic_configs(topic)
+        if not own:
+            return self._defaults
+        known = self._configs.get(topic)
+        if known is None or known[0] is not self._defaults or known[1] != own:
+            config = effective_topic_config(
+                self._defaults,
+                own,
+                lambda error: log.error(
+                    "settings of topic %s: %s; its default counts", topic, error
+                ),
+            )
+            self._configs[topic] = known = (self._defaults, own, config)
+        return known[2]
 
     # --- questions -----------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -373,6 +375,10 @@ def test_random_walks_keep_the_invariants(steps: list[tuple[str, int, int]], min
                 if action == "answer":
                     leader.answer(proposal)
         core.validate()
+        if core.is_settled:  # so nobody has to look at it: no time that passes does anything
+            later, copy = leader.now_ms + 10**9, deepcopy(core)
+            assert copy.maybe_shrink_isr(later) is None
+            assert not copy.maybe_advance_high_watermark(later)
         assert core.high_watermark >= before
         if core.high_watermark > before:
             for member in set(controller.isr) - {1}:
