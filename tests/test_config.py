@@ -64,6 +64,15 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> N
         parse_server_config(BROKER | {key: "1"})
 
 
+def test_a_directory_may_not_be_named_twice_in_other_words(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for other in ("a/", "./a", "b/../a", "link"):
+        with pytest.raises(ConfigError, match="twice"):
+            server(log_dirs=f"{tmp_path}/a,{tmp_path}/{other}")
+    assert len(server(log_dirs=f"{tmp_path}/a,{tmp_path}/b").log_dirs) == 2
+
+
 def test_all_unknown_keys_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_server_config(BROKER | {"num.network.threads": "3", "zzz": "1", "node.idd": "2"})

@@ -344,6 +344,10 @@ class ServerConfig:
             raise ConfigError("process.roles is empty: say controller, broker or both")
         if not self.log_dirs:
             raise ConfigError("log.dirs is empty: name at least one directory")
+        paths = [os.path.realpath(path) for path in self.log_dirs]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ConfigError(f"log.dirs names the directory {path} twice")
         if not self.controller_quorum_voters and not self.controller_quorum_bootstrap_servers:
             raise ConfigError("set controller.quorum.voters or controller.quorum.bootstrap.servers")
         listeners = self.listener_endpoints()
