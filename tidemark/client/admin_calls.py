@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _SERVICE = "/tidemark.v1.Admin/"
 
 
-class AdminCalls:
+class AdminCalls(AsyncCloses):
     """The connection of an admin client to its cluster."""
 
     def __init__(
@@ -40,17 +40,6 @@ class AdminCalls:
         self._metadata = MetadataCache(
             self._connections, self._bootstrap, retry=self._retry, rng=self._rng
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Closes the connections."""

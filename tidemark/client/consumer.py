@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from random import Random
-from types import TracebackType
 from typing import Any
 
+from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.errors import ClientClosedError
 from tidemark.client.fetcher import Fetcher, PartitionState
@@ -32,7 +32,7 @@ _RESETS = ("latest", "earliest", "none")
 _INLINE_BYTES = 64 << 10
 
 
-class AsyncConsumer:
+class AsyncConsumer(AsyncCloses):
     """Reads partitions; made and used on one running event loop. Names and meanings of the settings
     are Kafka's.
 
@@ -98,17 +98,6 @@ class AsyncConsumer:
         )
         self._loop = asyncio.get_running_loop()
         self._closed = False
-
-    async def __aenter__(self) -> AsyncConsumer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Stops fetching and closes the connections. Harmless when repeated."""

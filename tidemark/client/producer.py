@@ -13,11 +13,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from random import Random
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from tidemark.client.accumulator import Accumulator, PartitionQueue
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch
+from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
@@ -58,7 +58,7 @@ class _Parked(NamedTuple):
     fields: tuple[Any, ...]
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncCloses):
     """Sends records; made and used on one running event loop. Names and meanings of the settings
     are Kafka's.
 
@@ -138,17 +138,6 @@ class AsyncProducer:
         self._arrow_turn = asyncio.Lock()
         self._arrow_tasks: set[asyncio.Task[list[Batch]]] = set()
         self._closed = False
-
-    async def __aenter__(self) -> AsyncProducer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # Sending.
 

@@ -13,12 +13,12 @@ import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES
+from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
@@ -108,7 +108,7 @@ def shared_loop() -> LoopThread:
         return _shared
 
 
-class _Face:
+class _Face(Closes):
     """What the three faces have in common."""
 
     def __init__(self, make: Any) -> None:
@@ -192,17 +192,6 @@ class Producer(_Face):
         self._following: asyncio.Task[None] | None = None
         self._waking = False
         self._closed = False
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def send(
         self,
@@ -320,17 +309,6 @@ class Consumer(_Face):
         super().__init__(lambda: AsyncConsumer(bootstrap_servers, **settings))
         self._core: AsyncConsumer
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stops fetching and closes the connections."""
         self._thread.run(self._core.close())
@@ -412,17 +390,6 @@ class Admin(_Face):
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:
         super().__init__(lambda: AsyncAdmin(bootstrap_servers, **settings))
         self._core: AsyncAdmin
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the connections."""
