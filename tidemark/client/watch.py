@@ -24,16 +24,25 @@ async def unless_moved(
     """The outcome of `call`; NetworkError when `moved()` after a while says that nobody leads there
     any more. `ask` makes the metadata be refreshed.
     """
-    task = asyncio.ensure_future(call)
-    try:
-        while True:
-            done, _ = await asyncio.wait((task,), timeout=SLOW_CALL_S)
-            if done:
-                return task.result()
-            if moved():
-                raise NetworkError("the leader changed while the request was under way")
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    is_given_up = False
+    timer = loop.call_later(SLOW_CALL_S, lambda: look())
+
+    def look() -> None:
+        nonlocal timer, is_given_up
+        if moved():
+            is_given_up = True
+            task.cancel()  # as asyncio.timeout does: a task for each call would cost ten times it
+        else:
+            timer = loop.call_later(SLOW_CALL_S, look)
             ask()
+
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if is_given_up and task.uncancel() <= 0:
+            raise NetworkError("the leader changed while the request was under way") from None
+        raise
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
+        timer.cancel()
