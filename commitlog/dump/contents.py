@@ -26,14 +26,21 @@ from commitlog.files import Directory, File
 from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
-from tidemark.records import decode_batch, decode_control_records
+from tidemark.records.control import (
+    ControlRecord,
+    ControlType,
+    decode_control_type,
+    decode_control_value,
+)
 from tidemark.records.header import DELETE_HORIZON_FLAG, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
 from tidemark.records.header import BatchHeader as Header
+from tidemark.records.plain import Record, iter_records
 
 Entry = dict[str, Any]
 CHECKPOINT_SUFFIX = ".checkpoint"
 BOOTSTRAP = "bootstrap.checkpoint"
 CODEC_MASK = 7
+_CONTROL_KEY_BYTES = 4
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")  # 0xED only ever leads a character
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -176,19 +183,19 @@ def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Itera
         "crc": header.crc,
         "is_valid": valid,
     }
-    if not valid:
-        yield damage(name, header.position, header.size_bytes, "the CRC check fails")
-    elif options.deep_iteration:
+    reason = "" if valid else "the CRC check fails"
+    if options.deep_iteration:
         try:
             yield from _records(data, header, options)
         except TidemarkError as error:
-            yield damage(name, header.position, header.size_bytes, str(error))
+            reason = reason or str(error)
+    if reason:
+        yield damage(name, header.position, header.size_bytes, reason)
 
 
 def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entry]:
-    controls = decode_control_records(data) if header.is_control else ()
-    messages = {control.offset: control for control in controls}
-    for record in decode_batch(data):
+    """As far as they can be read, also where the CRC check fails: what is left may tell why."""
+    for record in iter_records(data, check_crc=False):
         entry: Entry = {
             "kind": "record",
             "offset": record.offset,
@@ -201,15 +208,24 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
             else (header.base_sequence + record.offset - header.base_offset) & 0x7FFFFFFF,
             "header_keys": [key for key, _ in record.headers],
         }
-        control = messages.get(record.offset)
-        if control is not None:
-            entry["control"] = control
-        elif options.print_data_log and not header.is_control:
+        if header.is_control:
+            entry |= _control_of(record)
+        elif options.print_data_log:
             entry["key"] = _decoded(record.key, record.offset, options.decode_key)
             entry["payload"] = _decoded(record.value, record.offset, options.decode_value)
             if record.value is None:
                 entry["payload"] = options.null_value
         yield entry
+
+
+def _control_of(record: Record) -> Entry:
+    """What a control record says; of a type that nobody knows yet its number."""
+    number = int.from_bytes((record.key or b"")[2:4], "big", signed=True)
+    if len(record.key or b"") >= _CONTROL_KEY_BYTES and number not in set(ControlType):
+        return {"control_type": f"UNKNOWN({number})"}
+    kind = decode_control_type(record.key)
+    message = decode_control_value(kind, record.value)
+    return {"control": ControlRecord(record.offset, record.timestamp_ms, kind, message)}
 
 
 def _decoded(data: bytes | None, offset: int, decode: Callable[[bytes], str] | None) -> str | None:

@@ -66,6 +66,8 @@ def _record(entry: Entry) -> str:
     )
     if "control" in entry:
         return line + " " + _control(entry["control"])
+    if "control_type" in entry:
+        return f"{line} controlType: {entry['control_type']}"
     return line + _contents(entry)
 
 

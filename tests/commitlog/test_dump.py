@@ -6,8 +6,9 @@ import pytest
 
 from commitlog.dump import DumpOptions, dump_file, format_entry, text_of
 from commitlog.memory_files import MemoryDirectory
-from tests.commitlog.builders import batch, filled
+from tests.commitlog.builders import NOW, batch, filled
 from tidemark.errors import CorruptMessageError, StorageError
+from tidemark.records import Record, encode_batch
 
 LOG = f"{0:020d}.log"
 
@@ -28,6 +29,42 @@ def test_a_batch_that_fails_its_crc_is_shown_and_what_follows_is_too() -> None:
     (damage,) = [entry for entry in entries if entry["kind"] == "damage"]
     assert damage["position"] == size
     assert f"from byte {size} on: the CRC check fails" in format_entry(damage)
+
+
+def lines_of(data: bytes) -> list[str]:
+    """Kafka's lines of one batch and its records, as its own tool printed them for these bytes."""
+    directory = MemoryDirectory()
+    directory.write_atomic(LOG, data)
+    entries = [e for e in dump_file(directory, LOG) if e["kind"] in ("batch", "record", "damage")]
+    return [format_entry(entry) for entry in entries]
+
+
+def test_the_records_of_a_batch_that_fails_its_crc_are_shown_as_far_as_they_can_be_read() -> None:
+    records = [Record(0, NOW + i, b"k%d" % i, b"value") for i in range(3)]
+    data = bytearray(encode_batch(records, compression="none"))
+    data[-6] ^= 1  # the first byte of the last value
+    data[53:57] = (-33).to_bytes(4, "big", signed=True)
+    batch_line, *shown, damage = lines_of(bytes(data))
+    assert "baseSequence: -33 lastSequence: -31 " in batch_line
+    assert batch_line.endswith("isvalid: false")
+    payloads = [line.partition(" key: ")[2] for line in shown]
+    assert payloads == ["k0 payload: value", "k1 payload: value", "k2 payload: walue"]
+    assert damage.endswith("from byte 0 on: the CRC check fails")
+    data[61 + 14] = 0x7E  # the length of the second record
+    _, only, damage = lines_of(bytes(data))
+    assert "key: k0" in only
+    assert damage.endswith("the CRC check fails")
+
+
+def test_a_control_record_of_an_unknown_type_is_shown_by_its_number() -> None:
+    key = bytes([0, 0, 0x40, 0])
+    data = encode_batch(
+        [Record(0, NOW, key, bytes(6))], control=True, transactional=True, producer_id=1
+    )
+    assert lines_of(data)[1:] == [
+        f"| offset: 0 CreateTime: {NOW} keySize: 4 valueSize: 6 sequence: -1 headerKeys: []"
+        " controlType: UNKNOWN(16384)"
+    ]
 
 
 def test_a_torn_tail_ends_the_dump_at_its_first_byte() -> None:

@@ -24,6 +24,7 @@ BytesLike = bytes | bytearray | memoryview
 HEADER_BYTES = 61
 OVERHEAD_BYTES = 12  # base offset and length field: not counted by batch_length
 MAGIC = 2
+MAX_SEQUENCE = 2**31 - 1
 CRC_BEGIN = 21
 MIN_RECORD_BYTES = (
     7  # length, attributes, two deltas, null key, null value, no headers: one byte each
@@ -120,9 +121,10 @@ class BatchHeader(NamedTuple):
     @property
     def last_sequence(self) -> int:
         """Sequence of the last record, wrapping after 2^31 - 1 to 0; -1 without a producer."""
-        if self.base_sequence < 0:
+        if self.base_sequence == -1:
             return -1
-        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+        last = self.base_sequence + self.last_offset_delta
+        return last if last <= MAX_SEQUENCE else last - MAX_SEQUENCE - 1
 
 
 def read_header(buffer: BytesLike, position: int = 0) -> BatchHeader:

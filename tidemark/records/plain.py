@@ -7,7 +7,7 @@ DefaultRecord (zigzag varints; KIP-98).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -228,16 +228,23 @@ def decode_batch(buffer: BytesLike, position: int = 0, *, check_crc: bool = True
 
     `check_crc=False` where the caller did that already.
     """
+    return list(iter_records(buffer, position, check_crc=check_crc))
+
+
+def iter_records(
+    buffer: BytesLike, position: int = 0, *, check_crc: bool = True
+) -> Iterator[Record]:
+    """`decode_batch` one by one: of a damaged batch the records before the damage come first."""
     header = read_header(buffer, position)
     body = bytes(records_body(buffer, position, header, check_crc=check_crc))
     cursor = _Cursor(body)
     append_time = header.max_timestamp_ms if header.timestamp_type == LOG_APPEND_TIME else None
-    records = [cursor.record(header, append_time) for _ in range(header.record_count)]
+    for _ in range(header.record_count):
+        yield cursor.record(header, append_time)
     if cursor.position != len(body):
         raise CorruptMessageError(
             f"batch {header.base_offset}: {len(body) - cursor.position} bytes after its records"
         )
-    return records
 
 
 class _Cursor:
