@@ -199,8 +199,22 @@ class BatchTable:
         """The index entries that are due for these batches, the view being at `start` of a file.
 
         `last_indexed` is the position of the last indexed batch, `greatest` the greatest timestamp
-        before these batches and its offset (the rules: `commitlog.segment`).
+        before these batches and its offset (the rules: `commitlog.segment`). By a kernel in a
+        process that has loaded it.
         """
+        if _KERNEL in sys.modules:
+            from tidemark.records import batch_kernel
+
+            entries, most = batch_kernel.entries_of(
+                self.view, self.positions, start, last_indexed, interval_bytes, greatest
+            )
+            return IndexEntries(*entries, most)
+        return self.plain_index_entries(start, last_indexed, interval_bytes, greatest)
+
+    def plain_index_entries(
+        self, start: int, last_indexed: int, interval_bytes: int, greatest: tuple[int, int]
+    ) -> IndexEntries:
+        """`index_entries` without a kernel."""
         positions = self.positions + start
         last_offsets = self.column("base_offset") + self.column("last_offset_delta")
         highest = np.maximum.accumulate(np.maximum(self.column("max_timestamp_ms"), greatest[0]))

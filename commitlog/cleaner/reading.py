@@ -35,7 +35,7 @@ class BatchReader:
         position = want = 0
         while position < size:
             self._io.check()
-            want = max(want, self._io.buffer_bytes)
+            want = max(want, self._io.buffer_bytes, HEADER_BYTES)
             if self._are_large:  # just one then, so that no part of a batch is read twice
                 want = max(want, claimed_size(memoryview(file.pread(HEADER_BYTES, position)), 0))
             view = self._read(file, position, min(want, size - position))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import types
 
-from tidemark.records.compact_kernels import _big_endian
+from tidemark.records.batch_kernel import big_endian
 from tidemark.records.crc_kernel import crc_of
 from tidemark.records.jit import INT64, UINT8, kernel, readable
 from tidemark.records.kernels import Bytes
@@ -39,19 +39,19 @@ def check(data: Bytes, at: int) -> tuple[int, int, int, int]:
     size = len(data) - at
     if at < 0 or size < _HEADER_BYTES or data[at + 16] != _MAGIC:
         return -1, 0, 0, 0
-    whole = _big_endian(data, at + 8, 4) + _OVERHEAD_BYTES
-    attributes = _big_endian(data, at + 21, 2)
+    whole = big_endian(data, at + 8, 4) + _OVERHEAD_BYTES
+    attributes = big_endian(data, at + 21, 2)
     if whole < _HEADER_BYTES or whole > size or attributes < 0 or attributes >= _CODECS:
         return -1, 0, 0, 0
-    count = _big_endian(data, at + 57, 4)
-    if _big_endian(data, at, 8) != 0 or count <= 0 or count != _big_endian(data, at + 23, 4) + 1:
+    count = big_endian(data, at + 57, 4)
+    if big_endian(data, at, 8) != 0 or count <= 0 or count != big_endian(data, at + 23, 4) + 1:
         return -1, 0, 0, 0
-    if _big_endian(data, at + 43, 8) >= 0 and _big_endian(data, at + 53, 4) < 0:
+    if big_endian(data, at + 43, 8) >= 0 and big_endian(data, at + 53, 4) < 0:
         return -1, 0, 0, 0
     end = at + whole
-    if crc_of(data, at + _CRC_BEGIN, end) != _big_endian(data, at + 17, 4) & 0xFFFFFFFF:
+    if crc_of(data, at + _CRC_BEGIN, end) != big_endian(data, at + 17, 4) & 0xFFFFFFFF:
         return -1, 0, 0, 0
-    first, greatest = _big_endian(data, at + 27, 8), _big_endian(data, at + 35, 8)
+    first, greatest = big_endian(data, at + 27, 8), big_endian(data, at + 35, 8)
     if attributes & _CODEC_MASK:
         return end, min(first, greatest), greatest, KEYS_UNKNOWN
     fault, least, most, keyless = walk(data, at + _HEADER_BYTES, end, count, first)

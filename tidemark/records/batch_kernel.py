@@ -1,4 +1,5 @@
-"""The walk from batch to batch, compiled: shape and CRC of every batch of a buffer in one call.
+"""The walk from batch to batch, compiled: shape and CRC of every batch of a buffer in one call; and
+the index entries of batches.
 
 For recovery and the cleaner, which look at all bytes of a log. Reads foreign bytes: every length is
 checked before it is followed.
@@ -9,18 +10,30 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from tidemark.records.crc_kernel import crc_of
-from tidemark.records.jit import INT64, UINT8, kernel, readable, writable
+from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
 from tidemark.records.kernels import Bytes, Ints64, wide
 
 _HEADER_BYTES = 61
 _OVERHEAD_BYTES = 12
+_CRC_AT = 17
 _CRC_BEGIN = 21
 _MAGIC = 2
 
 # What `walk_batches` notes.
 END, DAMAGED = range(2)
+
+
+@helper
+def big_endian(data: Bytes, at: int, size: int) -> int:
+    """A signed number of `size` bytes."""
+    value = wide(0)
+    for index in range(size):
+        value = (value << 8) | wide(data[at + index])
+    shift = 64 - 8 * size
+    return (value << shift) >> shift
 
 
 @kernel(INT64(readable(UINT8), INT64, writable(INT64), writable(INT64)))
@@ -32,19 +45,15 @@ def walk_batches(data: Bytes, check_crc: int, positions: Ints64, notes: Ints64) 
     at, found = wide(0), 0
     notes[DAMAGED] = 0
     while len(data) - at >= _HEADER_BYTES and found < len(positions):
-        length = wide(0)
-        for index in range(4):
-            length = (length << 8) | wide(data[at + 8 + index])
-        if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES or length >> 31:
+        length = big_endian(data, at + 8, 4)
+        if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES:
             notes[DAMAGED] = 1
             break
         end = at + length + _OVERHEAD_BYTES
         if end > len(data):
             break
         if check_crc:
-            crc = wide(0)
-            for index in range(4):
-                crc = (crc << 8) | wide(data[at + 17 + index])
+            crc = big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
             if crc_of(data, at + _CRC_BEGIN, end) != crc:
                 notes[DAMAGED] = 1
                 break
@@ -64,3 +73,74 @@ def sound_batches(view: memoryview, check_crc: bool) -> tuple[Any, int, bool]:
     found = walk_batches(np.frombuffer(view, np.uint8), check_crc, positions, notes)
     end, damaged = notes.tolist()
     return positions[:found], end, bool(damaged)
+
+
+# What `note_entries` notes of a batch that an index entry is due for.
+LAST_OFFSET, POSITION, TIMESTAMP, TIMESTAMP_OFFSET = range(4)
+ENTRY_FIELDS = 4
+
+
+@kernel(
+    INT64(
+        readable(UINT8),
+        readable(INT64),
+        INT64,
+        INT64,
+        INT64,
+        writable(INT64),
+        types.Array(INT64, 2, "C"),
+    )
+)
+def note_entries(
+    data: Bytes,
+    positions: Ints64,
+    start: int,
+    last_indexed: int,
+    interval_bytes: int,
+    greatest: Ints64,
+    entries: Ints64,
+) -> int:
+    """Notes the entries that are due for the batches at `positions`, `data` being at `start` of a
+    file; how many, or -1 where a header is not there.
+
+    `greatest` is the greatest timestamp before them and its offset, and afterwards with them.
+    """
+    timestamp, timestamp_offset, due = greatest[0], greatest[1], 0
+    for row in range(len(positions)):
+        at = positions[row]
+        if at < 0 or at + _HEADER_BYTES > len(data):
+            return -1
+        last_offset = big_endian(data, at, 8) + big_endian(data, at + 23, 4)
+        batch_timestamp = big_endian(data, at + 35, 8)
+        if batch_timestamp > timestamp:
+            timestamp, timestamp_offset = batch_timestamp, last_offset
+        if at + start - last_indexed > interval_bytes:
+            last_indexed = at + start
+            entries[LAST_OFFSET, due] = last_offset
+            entries[POSITION, due] = last_indexed
+            entries[TIMESTAMP, due] = timestamp
+            entries[TIMESTAMP_OFFSET, due] = timestamp_offset
+            due += 1
+    greatest[0], greatest[1] = timestamp, timestamp_offset
+    return due
+
+
+def entries_of(
+    view: memoryview,
+    positions: Any,
+    start: int,
+    last_indexed: int,
+    interval_bytes: int,
+    greatest: tuple[int, int],
+) -> tuple[Any, tuple[int, int]]:
+    """The entries that are due, a row per field of them, and the greatest timestamp and its offset
+    with these batches; the arguments as `note_entries` has them.
+    """
+    entries = np.empty((ENTRY_FIELDS, len(positions)), np.int64)
+    most = np.array(greatest, np.int64)
+    data = np.frombuffer(view, np.uint8)
+    due = note_entries(data, positions, start, last_indexed, interval_bytes, most, entries)
+    if due < 0:
+        raise ValueError("there is no batch at a position")
+    timestamp, offset = most.tolist()
+    return entries[:, :due], (timestamp, offset)

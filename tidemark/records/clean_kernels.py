@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tidemark.records.batch_kernel import big_endian
 from tidemark.records.compact_kernels import (
     _BLOCK,
     _MAP,
@@ -20,7 +21,6 @@ from tidemark.records.compact_kernels import (
     RECORD_BYTES_MIN,
     Bytes,
     Ints64,
-    _big_endian,
     _mark_records,
     _put_hashes,
     _put_records,
@@ -67,7 +67,7 @@ def _whole_end(data: Bytes, at: int) -> int:
     """Where the batch at `at` ends; 0 where the data cuts it off, or FAULT_DAMAGED."""
     if len(data) - at < _HEADER_BYTES:
         return 0
-    length = _big_endian(data, at + 8, 4)
+    length = big_endian(data, at + 8, 4)
     if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES:
         return FAULT_DAMAGED
     end = at + length + _OVERHEAD_BYTES
@@ -77,9 +77,9 @@ def _whole_end(data: Bytes, at: int) -> int:
 @helper
 def _is_possible(data: Bytes, at: int, end: int) -> bool:
     """Can a batch have these offsets, and as many records?"""
-    count, last_delta = _big_endian(data, at + 57, 4), _big_endian(data, at + 23, 4)
+    count, last_delta = big_endian(data, at + 57, 4), big_endian(data, at + 23, 4)
     return (
-        _big_endian(data, at, 8) >= 0
+        big_endian(data, at, 8) >= 0
         and 0 <= count <= last_delta + 1
         and (count <= (end - at - _HEADER_BYTES) // RECORD_BYTES_MIN)
     )
@@ -87,14 +87,14 @@ def _is_possible(data: Bytes, at: int, end: int) -> bool:
 
 @helper
 def _is_special(data: Bytes, at: int) -> bool:
-    return _big_endian(data, at + 21, 2) & _NO_PLAIN_DATA != 0 or _big_endian(data, at + 57, 4) == 0
+    return big_endian(data, at + 21, 2) & _NO_PLAIN_DATA != 0 or big_endian(data, at + 57, 4) == 0
 
 
 @helper
 def _crc_fits(data: Bytes, at: int, end: int, crc: int, summed: int) -> bool:
     """Is the batch's CRC right? `crc` was taken up to `summed`."""
     crc = crc_more(crc, data, summed, end) ^ CRC_BEGIN
-    return crc == _big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
+    return crc == big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
 
 
 @kernel(
@@ -142,9 +142,9 @@ def map_batches(
                 data,
                 at + _HEADER_BYTES,
                 end,
-                _big_endian(data, at, 8),
-                _big_endian(data, at + 23, 4),
-                _big_endian(data, at + 57, 4),
+                big_endian(data, at, 8),
+                big_endian(data, at + 23, 4),
+                big_endian(data, at + 57, 4),
                 crc,
                 summed,
                 start_offset,
@@ -201,11 +201,11 @@ def _put_batch(
     """Writes a plain batch with its marked records only to out[used:], where there is room for it;
     where it ends, or a fault. It keeps its header but for times, attributes, count and CRC.
     """
-    attributes = _big_endian(data, at + 21, 2)
-    base_time = _big_endian(data, at + 27, 8)
+    attributes = big_endian(data, at + 21, 2)
+    base_time = big_endian(data, at + 27, 8)
     has_append_time = attributes & _APPEND_TIME != 0
     if has_append_time:  # every record's timestamp is the greatest one
-        first_time = max_time = _big_endian(data, at + 35, 8)
+        first_time = max_time = big_endian(data, at + 35, 8)
     new_base_time = first_time
     if attributes & DELETE_HORIZON:
         new_base_time = base_time
@@ -221,7 +221,7 @@ def _put_batch(
         data,
         at + _HEADER_BYTES,
         end,
-        _big_endian(data, at + 57, 4),
+        big_endian(data, at + 57, 4),
         (max_time if has_append_time else base_time) - new_base_time,
         has_append_time,
         keep,
@@ -254,15 +254,15 @@ def _decide(
     """
     if not _is_possible(data, at, end):
         return FAULT_OFFSET, 0, 0, 0, 0
-    base_time = _big_endian(data, at + 27, 8)
-    count = _big_endian(data, at + 57, 4)
-    has_horizon = _big_endian(data, at + 21, 2) & DELETE_HORIZON != 0
+    base_time = big_endian(data, at + 27, 8)
+    count = big_endian(data, at + 57, 4)
+    has_horizon = big_endian(data, at + 21, 2) & DELETE_HORIZON != 0
     kept, tombstones, first_time, max_time, crc, summed = _mark_records(
         data,
         at + _HEADER_BYTES,
         end,
-        _big_endian(data, at, 8),
-        _big_endian(data, at + 23, 4),
+        big_endian(data, at, 8),
+        big_endian(data, at + 23, 4),
         base_time,
         count,
         has_horizon and orders[NOW] >= base_time,
@@ -284,7 +284,7 @@ def _decide(
     if kept:
         return REWRITE, kept, tombstones, first_time, max_time
     ends_range = orders[KEEPS_LAST] != 0 and end == len(data)
-    if ends_range or _big_endian(data, at + 43, 8) >= 0:
+    if ends_range or big_endian(data, at + 43, 8) >= 0:
         return EMPTY, 0, 0, 0, 0
     return DROP, 0, 0, 0, 0
 

@@ -134,26 +134,6 @@ def _slot_of(table: Ints64, first: int, second: int) -> int:
 
 
 @helper
-def _big_endian(data: Bytes, at: int, size: int) -> int:
-    """A signed number of `size` bytes."""
-    value = wide(0)
-    for index in range(size):
-        value = (value << 8) | wide(data[at + index])
-    shift = 64 - 8 * size
-    return (value << shift) >> shift
-
-
-@helper
-def _big_endian(data: Bytes, at: int, size: int) -> int:
-    """A signed number of `size` bytes."""
-    value = wide(0)
-    for index in range(size):
-        value = (value << 8) | wide(data[at + index])
-    shift = 64 - 8 * size
-    return (value << shift) >> shift
-
-
-@helper
 def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, int, int]:
     """(where the record ends or a fault, time delta, offset delta, key at, key length)."""
     size, at = _get_varint(data, at, batch_end)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import types
 
-from tidemark.records.compact_kernels import _big_endian
+from tidemark.records.batch_kernel import big_endian
 from tidemark.records.crc_kernel import crc_of
 from tidemark.records.jit import INT64, UINT8, kernel, readable
 from tidemark.records.kernels import Bytes, wide
@@ -31,19 +31,19 @@ def find(data: Bytes, least_time: int, least_offset: int) -> tuple[int, int]:
     """
     if len(data) < _HEADER_BYTES:
         return -1, 0
-    base, end = _big_endian(data, 0, 8), _big_endian(data, 8, 4) + _OVERHEAD_BYTES
-    last_delta, count = _big_endian(data, 23, 4), _big_endian(data, 57, 4)
+    base, end = big_endian(data, 0, 8), big_endian(data, 8, 4) + _OVERHEAD_BYTES
+    last_delta, count = big_endian(data, 23, 4), big_endian(data, 57, 4)
     if data[16] != _MAGIC or end < _HEADER_BYTES or end > len(data):
         return -1, 0
     if base < 0 or last_delta < 0 or base + last_delta < 0 or not 0 < count <= last_delta + 1:
         return -1, 0
     if count > (end - _HEADER_BYTES) // _MIN_RECORD_BYTES:
         return -1, 0
-    if (_big_endian(data, 21, 2) & _NO_PLAIN_DATA) or _big_endian(data, 35, 8) < least_time:
+    if (big_endian(data, 21, 2) & _NO_PLAIN_DATA) or big_endian(data, 35, 8) < least_time:
         return -1, 0
-    if crc_of(data, wide(_CRC_BEGIN), end) != _big_endian(data, 17, 4) & 0xFFFFFFFF:
+    if crc_of(data, wide(_CRC_BEGIN), end) != big_endian(data, 17, 4) & 0xFFFFFFFF:
         return -1, 0
-    base_time = _big_endian(data, 27, 8)
+    base_time = big_endian(data, 27, 8)
     least_delta = max(wide(0), least_offset - base)
     delta, timestamp = seek(
         data, _HEADER_BYTES, end, count, base_time, last_delta, least_time, least_delta
