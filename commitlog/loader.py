@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commitlog.batches import end_transaction
-from commitlog.cleaner.swap import finish_swaps
+from commitlog.cleaner.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
 from commitlog.epochs import LeaderEpochCache
 from commitlog.files import Directory
 from commitlog.producer_state import ProducerStateManager, snapshot_name
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from commitlog.batch_table import BatchTable
 
 _log = logging.getLogger(__name__)
+_LEFTOVERS = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX, ".tmp")
+_INDEXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,23 @@ class Loaded:
     recovered_segments: int
 
 
-def remove_leftovers(directory: Directory) -> None:
-    """Removes temporary files of the last run, and finishes swaps."""
-    finish_swaps(directory)
-    for name in directory.list():
-        if name.endswith((DELETED_SUFFIX, ".tmp")):
-            directory.remove(name)
-    names = set(directory.list())
+def remove_leftovers(directory: Directory) -> list[str]:
+    """Removes temporary files of the last run, and finishes swaps; the names of what is left."""
+    names = directory.list()
+    if any(name.endswith(_LEFTOVERS) for name in names):  # mostly not: one look is enough then
+        finish_swaps(directory)
+        for name in directory.list():
+            if name.endswith((DELETED_SUFFIX, ".tmp")):
+                directory.remove(name)
+        names = directory.list()
+    known, left = set(names), []
     for name in names:
         stem = name[:20]
-        if (
-            name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX))
-            and stem.isdigit()
-            and stem + LOG_SUFFIX not in names
-        ):
+        if name.endswith(_INDEXES) and stem.isdigit() and stem + LOG_SUFFIX not in known:
             directory.remove(name)
+        else:
+            left.append(name)
+    return left
 
 
 def load_segments(
@@ -96,7 +100,7 @@ def load_segments(
     """Steps 1 to 3; `epochs` is brought up to date with the recovered batches. `recovery_point`:
     None where it is not known.
     """
-    remove_leftovers(directory)
+    names = remove_leftovers(directory)
     segments = [
         Segment(
             directory,
@@ -105,7 +109,7 @@ def load_segments(
             size_bytes=directory.size_of(name),
             created_ms=now_ms,
         )
-        for name in directory.list()
+        for name in names
         if name.endswith(LOG_SUFFIX) and name[:20].isdigit() and len(name) == 24
     ]
     for segment in segments[:-1]:
