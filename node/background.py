@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
 _NEVER_MS = 2**63 - 1
+_TELL_STARTS_MS = 5_000
 
 
 class BackgroundWork:
@@ -57,6 +58,7 @@ class BackgroundWork:
         self._tasks: list[asyncio.Task[None]] = []
         self._retention = RetentionSchedule(logs.changes.reader())
         self._with_producers = logs.changes.reader()
+        self._with_starts = logs.changes.reader()
         self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
         self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
 
@@ -87,6 +89,7 @@ class BackgroundWork:
             min(_PRODUCER_EXPIRY_INTERVAL_MS, config.producer_id_expiration_ms),
             self.expire_producers,
         )
+        self._begin("tell log starts", _TELL_STARTS_MS, self.tell_log_starts)
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
@@ -137,6 +140,13 @@ class BackgroundWork:
             if changed.producers.producers:
                 self._with_producers.again((changed,))
             await asyncio.sleep(0)
+
+    async def tell_log_starts(self) -> None:
+        """Has followers hear of log starts that retention or the tier moved."""
+        for changed in self._with_starts.take():
+            hosted = self._partitions.find(changed.topic_partition)
+            if hosted is not None and hosted.told_start != changed.log_start_offset:
+                hosted.start_moved()
 
     async def purge(self) -> None:
         """Removes files whose delete delay is over."""

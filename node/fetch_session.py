@@ -5,8 +5,9 @@ Kafka numbers sessions and their requests, and keeps a bounded cache of them; he
 session, begins with a full request and ends with the call. The id only tells a follower that its
 call is another one by now. A thousand idle partitions so cost nothing while one of them is busy.
 
-A partition is looked at when the request names it, when its log moved since the last look, or when
-it could not be settled (bytes left over by the response's limit; a follower outside of the ISR).
+A partition is looked at when the request names it, when its log moved or its ISR shrank since the
+last look, or when it could not be settled (bytes left over by the response's limit; a follower
+outside of the ISR). Nothing goes over all of them.
 It is answered when there is something to tell: records, an error, a diverging epoch, or another
 watermark or log start than was told last.
 """
@@ -24,10 +25,6 @@ from node.replica_state import Pulse
 from tidemark.errors import InvalidFetchSessionEpochError
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
-
-SWEEP_S = 5.0
-"""How often a session looks at all its partitions for what nothing wakes it for: a log start that
-moved, a follower that was taken out of the ISR."""
 
 _ids = itertools.count(1)
 
@@ -86,7 +83,6 @@ class FetchSession:
     _committed: dict[TopicPartition, None] = field(default_factory=dict)  # a watermark to tell
     _told: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
-    _swept_at: float = 0.0
 
     def begin(
         self,
@@ -144,14 +140,10 @@ class FetchSession:
             self._waiter = None
 
     def answers(
-        self, looked_at: dict[TopicPartition, FetchPartitionData], now_s: float
+        self, looked_at: dict[TopicPartition, FetchPartitionData]
     ) -> list[FetchPartitionData]:
         """What there is to tell of those looked at, and of whose watermark moved."""
         committed, self._committed = self._committed, {}
-        if now_s - self._swept_at >= SWEEP_S:
-            self._swept_at = now_s
-            committed = dict.fromkeys(self._data)
-            self._look_at_those_outside()
         for key in committed:
             watch = self._commits.get(key)
             if watch is None:
@@ -163,13 +155,6 @@ class FetchSession:
             if answer is not None and not answer.error_code:
                 set_positions(answer, watch.hosted)  # it moved after it was looked at
         return [answer for key, answer in looked_at.items() if self._is_news(key, answer)]
-
-    def _look_at_those_outside(self) -> None:
-        """Where the follower was taken out of the ISR meanwhile, its fetch brings it back."""
-        assert self._replica is not None
-        for key, watch in self._data.items():
-            if self._replica.node_id not in watch.hosted.core.isr:
-                self._moved[key] = None
 
     def _is_news(self, key: TopicPartition, answer: FetchPartitionData) -> bool:
         if answer.error_code:

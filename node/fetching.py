@@ -92,7 +92,7 @@ class Fetcher:
             if found.answer_now or found.size_bytes >= params.min_bytes or now >= deadline:
                 for item in found.unsettled:
                     session.look_again(item)
-                return session.answers(looked_at, now)
+                return session.answers(looked_at)
             await session.wait(deadline)
             for item in found.unsettled:
                 session.look_again(item)

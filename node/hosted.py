@@ -52,6 +52,7 @@ class HostedPartition:
     acks: deque[PendingAck] = field(default_factory=deque)
     on_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
     unsettled: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
+    told_start: int = 0  # the log start that `start_moved` told last
     _nudged_base: int = 0
 
     @property
@@ -90,8 +91,14 @@ class HostedPartition:
             on_copyable(self.core.identity)
 
     def start_moved(self) -> None:
-        """The log's start moved, and somebody waits until the followers know."""
+        """The log's start moved: the followers have to know, and somebody may wait until they
+        do."""
+        self.told_start = self.log.log_start_offset
         _wake(self.commit_waiters)
+
+    def isr_shrank(self) -> None:
+        """A follower that was taken out comes back with its next fetch, if that is looked at."""
+        _wake(self.data_waiters)
 
     def role_changed(self) -> None:
         """Everybody who waits must look again; produces of an older epoch fail."""

@@ -168,10 +168,13 @@ class IsrKeeper:
             answer.partition_epoch,
             answer.leader_recovery_state == 1,
         )
+        before = hosted.core.isr
         if hosted.core.on_alter_result(result, self._clock.mono_ms()):
             hosted.committed()
         else:
             hosted.answer_acks()
+        if before - hosted.core.isr:
+            hosted.isr_shrank()
 
     def _request(self, batch: dict[TopicIdPartition, IsrProposal]) -> pb.AlterPartitionRequest:
         request = pb.AlterPartitionRequest(broker_id=self._node_id, broker_epoch=self.broker_epoch)

@@ -77,6 +77,7 @@ class PeerFetcher:
         self._in_session: dict[TopicPartition, _Followed] = {}
         self._unsent: dict[TopicPartition, _Followed] = {}  # what the session has to hear of
         self._resting: dict[TopicPartition, _Followed] = {}  # delayed or busy: not fetched
+        self._leaving: set[TopicPartition] = set()  # those the session may have to forget
         self._changed = asyncio.Event()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._fetch: asyncio.Task[FetchResponse] | None = None
@@ -100,6 +101,7 @@ class PeerFetcher:
         if self._followed.pop(topic_partition, None) is not None:
             self._unsent.pop(topic_partition, None)
             self._resting.pop(topic_partition, None)
+            self._leaving.add(topic_partition)
             self._changed.set()
 
     def start(self) -> None:
@@ -153,7 +155,8 @@ class PeerFetcher:
     def _end_session(self) -> None:
         """The next request names everything."""
         self._session_id = 0
-        self._in_session.clear()
+        self._in_session = {}
+        self._leaving.clear()
 
     async def _wait_for_work(self, now: float) -> None:
         later = [f.retry_at for f in self._followed.values() if not f.busy]
@@ -175,6 +178,7 @@ class PeerFetcher:
         if self._followed.get(key) is item:
             self._resting[key] = item
             self._unsent.pop(key, None)
+            self._leaving.add(key)
 
     async def _fetch_once(self) -> None:
         request = self._request()
@@ -190,7 +194,7 @@ class PeerFetcher:
             self._fetch.cancel()
         if response.error_code != ErrorCode.NONE:
             raise error_for(response.error_code, response.error_message)
-        asked, self._session_id = dict(self._in_session), response.session_id
+        asked, self._session_id = self._in_session, response.session_id
         if not self._session_id:
             self._end_session()
         for answer in response.responses:
@@ -223,11 +227,11 @@ class PeerFetcher:
             session_id=self._session_id,
         )
         if self._session_id:
-            for key, item in list(self._in_session.items()):
-                if self._followed.get(key) is not item or key in self._resting:
+            for key in self._leaving & self._in_session.keys():
+                if key in self._resting or key not in self._followed:
                     del self._in_session[key]
-                    if key not in self._unsent:
-                        request.forgotten.add(topic=key.topic, partition=key.partition)
+                    request.forgotten.add(topic=key.topic, partition=key.partition)
+            self._leaving.clear()
             named = list(self._unsent.values())
         else:
             named = self._awake()

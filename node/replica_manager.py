@@ -172,12 +172,15 @@ class ReplicaManager:
         self._tell_directory(identity, registration)
         if hosted.offline:
             return
+        isr_before = hosted.core.isr
         new_epoch = hosted.core.apply(
             _registration(registration), hosted.log.log_end_offset, self._clock.mono_ms()
         )
         try:
             if hosted.is_leader:
                 self._lead(hosted, new_epoch)
+                if isr_before - hosted.core.isr:
+                    hosted.isr_shrank()
             else:
                 self._follow(hosted)
         except FatalError:
