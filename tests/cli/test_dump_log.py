@@ -179,6 +179,24 @@ def test_the_decoders_exclude_each_other() -> None:
         assert "one of the decoders" in result.stderr
 
 
+def test_a_decoder_of_ones_own_makes_text_of_keys_and_values(tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(encode_batch([Record(0, 1, b"6b", b"not hex"), Record(1, 1, None, None)]))
+    own = [
+        "--key-decoder-class",
+        "binascii:unhexlify",
+        "--value-decoder-class",
+        "binascii:unhexlify",
+    ]
+    first, second = run(str(path), "--print-data-log", *own).split("\n")[3:]
+    assert "key: b'k' payload: Error at 0, skipping. binascii:unhexlify: Error: " in first
+    assert "key:" not in second
+    for wrong, said in (("binascii", "MODULE:FUNCTION"), ("nowhere:f", "nowhere"), ("json:f", "f")):
+        result = runner.invoke(app, ["dump-log", str(path), "--value-decoder-class", wrong])
+        assert result.exit_code == 1
+        assert said in result.stderr
+
+
 def test_an_entry_whose_batch_is_larger_than_max_message_size_is_named() -> None:
     name = "rolled-by-size-0/00000000000000000000.index"
     assert run(name, "--verify-index-only").count("\n") == 0

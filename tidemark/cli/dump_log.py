@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemark.cli.dump_decoders import decoders_named, decoders_of
 from tidemark.cli.output import Json, print_json, print_line
 from tidemark.errors import ConfigError, CorruptMessageError, StorageError
 
@@ -26,73 +27,102 @@ _DAMAGE_KINDS = ("damage", "mismatch")
 _CHECK_KINDS = ("file", "empty", *_DAMAGE_KINDS)
 
 
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[FILE]...",
+        help="Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots, "
+        "checkpoints, meta.properties, partition.metadata, quorum-state; of a node that runs, too.",
+    ),
+]
+FileList = Annotated[str, typer.Option("--files", help="The files, comma-separated (Kafka's way).")]
+PrintDataLog = Annotated[
+    bool, typer.Option("--print-data-log", help="Print the records of segments.")
+]
+DeepIteration = Annotated[
+    bool, typer.Option("--deep-iteration", help="Walk the records, not only the batches.")
+]
+VerifyIndexOnly = Annotated[
+    bool,
+    typer.Option(
+        "--verify-index-only",
+        help="Compare an index with its log, print only what is wrong; exit status 1 if any entry "
+        "is.",
+    ),
+]
+IndexSanityCheck = Annotated[
+    bool,
+    typer.Option(
+        "--index-sanity-check", help="The same, but an index preallocated and never used is sound."
+    ),
+]
+MaxMessageSize = Annotated[
+    int, typer.Option("--max-message-size", help="Bytes of the largest batch.", min=61)
+]
+MaxBytes = Annotated[
+    int | None, typer.Option("--max-bytes", help="Stop a segment after so many bytes.", min=0)
+]
+SkipRecordMetadata = Annotated[
+    bool, typer.Option("--skip-record-metadata", help="Of records, keys and payloads alone.")
+]
+ClusterMetadata = Annotated[
+    bool,
+    typer.Option(
+        "--cluster-metadata-decoder", help="Values are metadata records, ours or Kafka's."
+    ),
+]
+RemoteLogMetadata = Annotated[
+    bool, typer.Option("--remote-log-metadata-decoder", help="Values are tier metadata.")
+]
+TransactionLog = Annotated[
+    bool,
+    typer.Option("--transaction-log-decoder", help="Records are of Kafka's transaction log."),
+]
+KeyDecoder = Annotated[
+    str,
+    typer.Option(
+        "--key-decoder-class",
+        metavar="MODULE:FUNCTION",
+        help="Makes text of a key's bytes; with --print-data-log.",
+    ),
+]
+ValueDecoder = Annotated[
+    str,
+    typer.Option(
+        "--value-decoder-class",
+        metavar="MODULE:FUNCTION",
+        help="Makes text of a value's bytes; with --print-data-log.",
+    ),
+]
+
+
 def dump_log(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...",
-            help="Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots, "
-            "checkpoints, meta.properties, partition.metadata, quorum-state; of a node that runs, "
-            "too.",
-        ),
-    ] = None,
-    file_list: Annotated[
-        str, typer.Option("--files", help="The files, comma-separated (Kafka's way).")
-    ] = "",
-    print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="Print the records of segments.")
-    ] = False,
-    deep_iteration: Annotated[
-        bool, typer.Option("--deep-iteration", help="Walk the records, not only the batches.")
-    ] = False,
-    verify_index_only: Annotated[
-        bool,
-        typer.Option(
-            "--verify-index-only",
-            help="Compare an index with its log, print only what is wrong; exit status 1 if any "
-            "entry is.",
-        ),
-    ] = False,
-    index_sanity_check: Annotated[
-        bool,
-        typer.Option(
-            "--index-sanity-check",
-            help="The same, but an index preallocated and never used is sound.",
-        ),
-    ] = False,
-    max_message_size: Annotated[
-        int, typer.Option("--max-message-size", help="Bytes of the largest batch.", min=61)
-    ] = 5 << 20,
-    max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", help="Stop a segment after so many bytes.", min=0)
-    ] = None,
-    skip_record_metadata: Annotated[
-        bool, typer.Option("--skip-record-metadata", help="Of records, keys and payloads alone.")
-    ] = False,
-    cluster_metadata_decoder: Annotated[
-        bool,
-        typer.Option(
-            "--cluster-metadata-decoder", help="Values are metadata records, ours or Kafka's."
-        ),
-    ] = False,
-    remote_log_metadata_decoder: Annotated[
-        bool, typer.Option("--remote-log-metadata-decoder", help="Values are tier metadata.")
-    ] = False,
-    transaction_log_decoder: Annotated[
-        bool,
-        typer.Option("--transaction-log-decoder", help="Records are of Kafka's transaction log."),
-    ] = False,
+    files: Files = None,
+    file_list: FileList = "",
+    print_data_log: PrintDataLog = False,
+    deep_iteration: DeepIteration = False,
+    verify_index_only: VerifyIndexOnly = False,
+    index_sanity_check: IndexSanityCheck = False,
+    max_message_size: MaxMessageSize = 5 << 20,
+    max_bytes: MaxBytes = None,
+    skip_record_metadata: SkipRecordMetadata = False,
+    cluster_metadata_decoder: ClusterMetadata = False,
+    remote_log_metadata_decoder: RemoteLogMetadata = False,
+    transaction_log_decoder: TransactionLog = False,
+    key_decoder: KeyDecoder = "",
+    value_decoder: ValueDecoder = "",
     as_json: Json = False,
 ) -> None:
     """Dump files of a log directory: segments, indexes, producer snapshots, checkpoints."""
     from commitlog.dump import DumpOptions
 
-    decoders = _decoders(
+    decoders = decoders_of(
         cluster=cluster_metadata_decoder,
         tier=remote_log_metadata_decoder,
         transactions=transaction_log_decoder,
     )
     show_records = print_data_log or bool(decoders)
+    decoders = decoders_named(key_decoder, value_decoder) | decoders
     options = DumpOptions(
         **decoders,
         deep_iteration=deep_iteration or show_records or skip_record_metadata,
@@ -184,42 +214,6 @@ def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
             yield entry
     if batch is not None:
         yield batch
-
-
-def _decoders(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, Any]:
-    """What makes text of records, as options of a dump; none for keys and values that are text."""
-    if cluster + tier + transactions > 1:
-        raise ConfigError("a file holds records of one kind: give one of the decoders")
-    if cluster:
-        return {"decode_value": _cluster_metadata}
-    if tier:
-        from tiering.codec import decode, format_metadata
-
-        return {"decode_value": lambda value: format_metadata(decode(value))}
-    if transactions:
-        from commitlog.dump import transaction_log
-
-        return {
-            "decode_key": transaction_log.key_text,
-            "decode_value": transaction_log.value_text,
-            "null_value": transaction_log.NULL_VALUE,
-        }
-    return {}
-
-
-def _cluster_metadata(value: bytes) -> str:
-    from google.protobuf.json_format import MessageToJson
-    from google.protobuf.message import DecodeError
-
-    from commitlog.dump.kafka_metadata import is_kafkas, metadata_text
-    from tidemark.v1.metadata_pb2 import MetadataRecord
-
-    if is_kafkas(value):
-        return metadata_text(value)
-    try:
-        return MessageToJson(MetadataRecord.FromString(value), indent=None)
-    except DecodeError as error:
-        raise CorruptMessageError(f"the value is no metadata record: {error}") from error
 
 
 def json_entry(entry: Entry) -> Entry:

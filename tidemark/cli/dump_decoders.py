@@ -1,0 +1,73 @@
+"""What makes text of the keys and values that `tidemark dump-log` prints: decoders of the internal
+topics, and functions of one's own. Imports happen when a decoder is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidemark.errors import ConfigError, CorruptMessageError
+
+
+def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, Any]:
+    """What makes text of records, as options of a dump; none for keys and values that are text."""
+    if cluster + tier + transactions > 1:
+        raise ConfigError("a file holds records of one kind: give one of the decoders")
+    if cluster:
+        return {"decode_value": _cluster_metadata}
+    if tier:
+        from tiering.codec import decode, format_metadata
+
+        return {"decode_value": lambda value: format_metadata(decode(value))}
+    if transactions:
+        from commitlog.dump import transaction_log
+
+        return {
+            "decode_key": transaction_log.key_text,
+            "decode_value": transaction_log.value_text,
+            "null_value": transaction_log.NULL_VALUE,
+        }
+    return {}
+
+
+def decoders_named(key: str, value: str) -> dict[str, Any]:
+    """The functions of --key-decoder-class and --value-decoder-class, as options of a dump."""
+    named = (("decode_key", key), ("decode_value", value))
+    return {option: _decoder(name) for option, name in named if name}
+
+
+def _decoder(name: str) -> Callable[[bytes], str]:
+    """The function that `module:function` names; what it raises is told in place of the text."""
+    from importlib import import_module
+
+    module, colon, function = name.partition(":")
+    try:
+        decode = getattr(import_module(module), function) if colon else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"there is no decoder {name!r}: {error}") from error
+    if not callable(decode):
+        raise ConfigError(f"{name!r} is not MODULE:FUNCTION, like mypackage.codecs:decode_order")
+
+    def text(data: bytes) -> str:
+        try:
+            return str(decode(data))
+        except Exception as error:  # whatever another's code raises: the dump goes on
+            raise CorruptMessageError(f"{name}: {type(error).__name__}: {error}") from error
+
+    return text
+
+
+def _cluster_metadata(value: bytes) -> str:
+    from google.protobuf.json_format import MessageToJson
+    from google.protobuf.message import DecodeError
+
+    from commitlog.dump.kafka_metadata import is_kafkas, metadata_text
+    from tidemark.v1.metadata_pb2 import MetadataRecord
+
+    if is_kafkas(value):
+        return metadata_text(value)
+    try:
+        return MessageToJson(MetadataRecord.FromString(value), indent=None)
+    except DecodeError as error:
+        raise CorruptMessageError(f"the value is no metadata record: {error}") from error
