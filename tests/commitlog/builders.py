@@ -30,13 +30,13 @@ def config(**settings: Any) -> TopicConfig:
     return TopicConfig(**{**small, **settings})
 
 
-def model_settings() -> hypothesis_settings:
-    """Of the state machines: the same 60 histories in each run; with TIDEMARK_SOAK=1 new ones,
+def model_settings(examples: int = 60) -> hypothesis_settings:
+    """Of the state machines: the same so many histories in each run; with TIDEMARK_SOAK=1 new ones,
     TIDEMARK_EXAMPLES of them (2,000 when nothing is said), and a failing one is made shorter.
     """
     soak = os.environ.get("TIDEMARK_SOAK") == "1"
     return hypothesis_settings(
-        max_examples=int(os.environ.get("TIDEMARK_EXAMPLES", "2000")) if soak else 60,
+        max_examples=int(os.environ.get("TIDEMARK_EXAMPLES", "2000")) if soak else examples,
         phases=(Phase.generate, Phase.shrink) if soak else (Phase.generate,),
         report_multiple_bugs=False,
         stateful_step_count=40,

@@ -175,6 +175,20 @@ def test_a_topic_made_anew_has_nothing_of_its_namesakes_checkpoints() -> None:
     assert offsets_of(again) == list(range(new.segments[1].base_offset))
 
 
+def test_a_cut_is_in_the_checkpoint_though_nothing_else_changed_since_the_last_one() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    for _ in range(60):
+        log.append_as_leader(batch(3), 1, NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    assert point(disk) == 180
+    log.truncate_to(60)
+    assert point(disk) == 60
+
+
 def test_a_recovery_point_beyond_the_end_is_not_believed() -> None:
     disk = MemoryDirectory()
     log = open_log(disk)
