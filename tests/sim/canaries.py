@@ -4,13 +4,14 @@ nothing (reliability layer 6).
 
 from __future__ import annotations
 
+from commitlog.files import Directory, DiskError
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import Effects, ElectionState
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.messages import VoteRequest
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Leader, ReplicaProgress
-from quorum.replicated_log import ReplicatedLog
+from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from snapshot.names import SnapshotId
 from snapshot.writer import SnapshotWriter
 
@@ -201,6 +202,35 @@ class SnapshotsUncommitted(Canary):
     snapshots_uncommitted = True
 
 
+class _TellsOldHighWatermarks(Replica):
+    @property
+    def told_high_watermark(self) -> int | None:
+        return self.high_watermark
+
+
+class TellsOldHighWatermarks(Canary):
+    """A leader tells the high watermark it knew before it led (Kafka's LeaderState tells none)."""
+
+    replica = _TellsOldHighWatermarks
+
+
+class _MakesRoomOfItsLog(ReplicatedLog):
+    def __init__(self, directory: Directory, config: MetadataLogConfig, now_ms: int) -> None:
+        try:
+            super().__init__(directory, config, now_ms)
+        except DiskError as error:
+            if not error.is_full:
+                raise
+            directory.remove(max(n for n in directory.list() if n.endswith(".log")))
+            super().__init__(directory, config, now_ms)
+
+
+class MakesRoomOfItsLog(Canary):
+    """A start on a full disk removes the newest segment, in place of being refused."""
+
+    log = _MakesRoomOfItsLog
+
+
 CANARIES: dict[str, type[Canary]] = {
     "skips-fsync": SkipsFsync,
     "retries-fsync": RetriesFsync,
@@ -216,4 +246,6 @@ CANARIES: dict[str, type[Canary]] = {
     "keeps-truncated-voters": KeepsTruncatedVoters,
     "snapshots-without-voters": SnapshotsWithoutVoters,
     "snapshots-uncommitted": SnapshotsUncommitted,
+    "tells-old-high-watermarks": TellsOldHighWatermarks,
+    "makes-room-of-its-log": MakesRoomOfItsLog,
 }

@@ -41,6 +41,8 @@ CAUGHT_FROM = {
     "keeps-truncated-voters": (60, "I[1-8]|liveness|Voter"),
     "snapshots-without-voters": (26, "I[1-8]|liveness"),
     "snapshots-uncommitted": (0, "SnapshotId"),
+    "tells-old-high-watermarks": (0, "I9"),
+    "makes-room-of-its-log": (9, "synced survives"),
 }
 SEARCHED = 150
 
