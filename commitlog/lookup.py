@@ -127,7 +127,8 @@ def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
             best.read_batch(header), 0, header, best.max_timestamp_ms, 0
         )
         if found is not None:
-            return TimestampOffset(*found, log.epoch_for_offset(found[1]))
+            epoch = header.partition_leader_epoch  # it may lie below the log's start
+            return TimestampOffset(*found, epoch if epoch >= 0 else None)
     return None
 
 

@@ -36,8 +36,9 @@ def delete_expired(log: Log, now_ms: int) -> list[DeletedSegment]:
     """One pass; returns what left the log, oldest first."""
     deleted = _delete(log, _below_log_start(log), "log start offset", now_ms, roll=False)
     if log.config.is_deleted:
-        deleted += _delete(log, _older_than_retention(log, now_ms), "retention.ms", now_ms)
+        # by size first, as Kafka: behind what goes by size an expired segment goes in the same pass
         deleted += _delete(log, _above_retention_size(log), "retention.bytes", now_ms)
+        deleted += _delete(log, _older_than_retention(log, now_ms), "retention.ms", now_ms)
     return deleted
 
 

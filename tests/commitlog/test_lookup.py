@@ -115,3 +115,14 @@ def test_batches_between_two_index_entries_are_found(interval: int) -> None:
         size = rng.choice((0, 5, 200))
         log.append_as_leader(batch(1, timestamp=NOW + 10 * step, size=size), 1, NOW)
     assert_agrees(log)
+
+
+def test_the_record_with_the_greatest_timestamp_has_its_epoch_below_the_logs_start_too() -> None:
+    """Kafka answers ListOffsets -3 so after DeleteRecords, as long as the segment is there."""
+    log = filled(batches=3)
+    log.append_as_leader(batch(1, timestamp=NOW + 900), 4, NOW)
+    log.append_as_leader(batch(1, timestamp=NOW), 5, NOW)
+    log.update_high_watermark(log.log_end_offset)
+    log.increment_log_start_offset(10)
+    assert log.offset_of_max_timestamp() == (NOW + 900, 9, 4)
+    assert log.epoch_for_offset(9) is None

@@ -36,6 +36,14 @@ def test_the_largest_timestamp_of_a_segment_counts() -> None:
     assert [d.next_offset for d in log.delete_expired(NOW + 501)] == [3]
 
 
+def test_what_goes_by_size_makes_way_for_what_expired_behind_it_in_one_pass() -> None:
+    """As Kafka, whose order is log start, size, time."""
+    log = rolled(0, 5000, 0)
+    log.config = config(retention_ms=1000, retention_bytes=2 * len(batch(1)))
+    assert [d.reason for d in log.delete_expired(NOW)] == ["retention.bytes", "retention.ms"]
+    assert [segment.base_offset for segment in log.segments] == [2, 3]
+
+
 def test_an_expired_active_segment_is_rolled_first_and_goes_with_the_next_pass() -> None:
     log = rolled(5000)
     log.append_as_leader(batch(1, timestamp=NOW - 3000), 1, NOW)
