@@ -84,8 +84,6 @@ class LogManager:
         self.checkpoints = LogCheckpoints(self.changes, self._logs, self._homes)
         self._flushes = FlushPasses(self.changes)
         self._purgeable = self.changes.reader()
-        self._policies = self.changes.reader()
-        self._compacted: set[Log] = set()
         self._producer_expiration_ms = config.producer_id_expiration_ms
         self.on_cut: Callable[[Log], None] | None = None
         self.on_removed: Callable[[TopicPartition], None] | None = None
@@ -346,15 +344,6 @@ class LogManager:
     def get(self, topic_partition: TopicPartition) -> Log | None:
         """The open log of a partition."""
         return self._logs.get(topic_partition)
-
-    def compacted(self) -> list[Log]:
-        """The logs with cleanup.policy=compact, in the order of their names."""
-        for log in self._policies.take():
-            if log.config.is_compacted and self._logs.get(log.topic_partition) is log:
-                self._compacted.add(log)
-            else:
-                self._compacted.discard(log)
-        return sorted(self._compacted, key=lambda log: log.topic_partition)
 
     def set_producer_expiration(self, expiration_ms: int) -> None:
         """producer.id.expiration.ms was altered."""

@@ -18,6 +18,7 @@ from typing import Protocol
 from tidemark.config import TopicConfig
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
+NEVER_MS = 2**63 - 1
 
 
 class SegmentView(Protocol):
@@ -123,6 +124,16 @@ def qualifies(found: Cleanable, config: TopicConfig) -> bool:
     if found.dirty_bytes == 0:
         return False
     return found.is_overdue or found.dirty_ratio > config.min_cleanable_dirty_ratio
+
+
+def is_settled(found: Cleanable, log: LogView) -> bool:
+    """Can a log that does not qualify only do so after a change, however much time passes? Not
+    where segments wait for min.compaction.lag.ms, or dirty records for max.compaction.lag.ms.
+    """
+    config = log.config
+    waits = config.min_compaction_lag_ms > 0 and found.end_offset < log.segments[-1].base_offset
+    ages = found.dirty_bytes > 0 and config.max_compaction_lag_ms < NEVER_MS
+    return not waits and not ages
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from commitlog.checkpoints import OffsetCheckpoint
-from commitlog.cleaner.choice import cleanable, qualifies
+from commitlog.cleaner.choice import cleanable, is_settled, qualifies
 from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, Throttle
 from commitlog.cleaner.states import CleaningState, CleaningStates
 from commitlog.files import Directory
@@ -58,6 +58,9 @@ class LogCleaner:
         self._checkpoints: dict[TopicPartition, int] = {}
         self._write_lock = threading.Lock()
         self._retry_at_ms: dict[TopicPartition, int] = {}
+        self._changed = logs.changes.reader()
+        self._candidates: set[Log] = set()  # compacted, and not settled (`choice.is_settled`)
+        logs.changes.note(logs.logs())
         for directory in logs.directories:
             try:
                 self._checkpoints |= OffsetCheckpoint(directory, CLEANER_CHECKPOINT).read()
@@ -83,8 +86,15 @@ class LogCleaner:
 
     @property
     def has_work(self) -> bool:
-        """Is there any compacted log? (Only then the kernels are worth loading.)"""
-        return bool(self._logs.compacted())
+        """May there be something to clean? (Only then the kernels are worth loading.) Compacted
+        logs that are clean, and that nothing happens to, are not looked at again.
+        """
+        for log in self._changed.take():
+            if log.config.is_compacted and self._logs.get(log.topic_partition) is log:
+                self._candidates.add(log)
+            else:
+                self._candidates.discard(log)
+        return bool(self._candidates)
 
     def checkpoint_of(self, partition: TopicPartition) -> int | None:
         """Where the last cleaning of a log ended; None: it was never cleaned."""
@@ -96,7 +106,9 @@ class LogCleaner:
 
         now_ms = self._now_ms()
         best = None
-        for log in self._logs.compacted() if not self._stop.is_set() else ():
+        if self._stop.is_set() or not self.has_work:
+            return None
+        for log in sorted(self._candidates, key=lambda log: log.topic_partition):
             partition = log.topic_partition
             if partition in self.uncleanable:
                 continue
@@ -109,9 +121,10 @@ class LogCleaner:
             except TidemarkError as error:
                 self._give_up(partition, error)
                 continue
-            if qualifies(found, log.config) and (
-                best is None or found.dirty_ratio > best[1].dirty_ratio
-            ):
+            if not qualifies(found, log.config):
+                if is_settled(found, log):
+                    self._candidates.discard(log)
+            elif best is None or found.dirty_ratio > best[1].dirty_ratio:
                 best = (log, found)
         if best is None:
             return None

@@ -11,6 +11,8 @@ import pytest
 
 from commitlog.changes import Changes
 from commitlog.checkpoints import OffsetCheckpoint
+from commitlog.cleaner.choice import Cleanable, cleanable
+from commitlog.cleaner.manager import LogCleaner
 from commitlog.log import Log
 from commitlog.log_manager import LogManager
 from commitlog.memory_files import MemoryDirectory
@@ -171,7 +173,6 @@ def test_an_idle_hour_looks_at_no_log_and_writes_no_file(monkeypatch: pytest.Mon
         world.lazy.checkpoint_log_start_offsets()
         world.lazy.checkpoint_high_watermarks()
         world.lazy.purge_deleted(world.now_ms)
-        assert world.lazy.compacted() == []
     assert (looked_at, written) == (0, [])
     world.append(1)
     assert world.retention() == 1
@@ -265,3 +266,59 @@ def test_what_the_tier_holds_up_goes_with_the_pass_after_it_was_copied() -> None
             world.check_retention()
             assert world.segments(world.lazy)[1] == (0, left), limit
             world.now_ms += PASS_MS
+
+
+def test_clean_logs_are_chosen_among_only_when_they_change_or_their_time_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, looked_at = [NOW], []
+    logs = manager_of(MemoryDirectory())
+    cleaner = LogCleaner(logs, logs._config, now_ms=lambda: now[0])
+    logs.open()
+    lags: tuple[dict[str, int], ...] = (
+        {},
+        {},
+        {"min_compaction_lag_ms": DAY_MS},
+        {"max_compaction_lag_ms": DAY_MS},
+    )
+    for number, lag in enumerate(lags):
+        settings = config(cleanup_policy=("compact",), **lag)
+        logs.get_or_create(TopicPartition("compacted", number), None, settings)
+
+    def fill(number: int) -> None:
+        log = logs.get(TopicPartition("compacted", number))
+        assert log is not None
+        for _ in range(4):
+            log.append_as_leader(batch(8, timestamp=now[0]), 1, now[0])
+            log.roll(now[0])
+        log.update_high_watermark(log.log_end_offset)
+
+    def cleaned() -> list[int]:
+        found = []
+        while (cleaning := cleaner.clean_once()) is not None:
+            found.append(cleaning.log.topic_partition.partition)
+        return found
+
+    def counting(log: Log, *rest: int | None) -> Cleanable:
+        looked_at.append(log.topic_partition.partition)
+        return cleanable(log, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("commitlog.cleaner.manager.cleanable", counting)
+    for number in range(1, 4):
+        fill(number)
+    assert cleaned() == [1, 3]
+    assert cleaned() == []
+    looked_at.clear()
+    assert cleaned() == []
+    assert looked_at == [2], "its records wait for min.compaction.lag.ms"
+    now[0] += DAY_MS + 1_000
+    assert cleaned() == [2]
+    assert cleaned() == []
+    looked_at.clear()
+    for _ in range(240):
+        now[0] += 15_000
+        assert not cleaner.has_work
+        assert cleaned() == []
+    assert looked_at == []
+    fill(0)
+    assert cleaned() == [0]
