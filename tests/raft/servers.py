@@ -152,6 +152,10 @@ class RaftNodes:
         await server.start()
         return server
 
+    async def start_all(self, *node_ids: int) -> None:
+        for node_id in node_ids:
+            await self.start(node_id)
+
     async def stop(self, node_id: int) -> None:
         """Graceful."""
         await self.servers.pop(node_id).shutdown()

@@ -83,8 +83,7 @@ def test_another_epoch_begins_with_nothing():
 def test_all_writers_of_one_turn_share_a_batch():
     async def scenario():
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         batches = []
         nodes.recorders[leader.node_id].handle_commit = batches.extend
@@ -102,8 +101,7 @@ def test_all_writers_of_one_turn_share_a_batch():
 def test_what_waits_is_lost_with_the_leadership():
     async def scenario():
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         epoch = leader.epoch
         leader.append(epoch, [b"kept"])
@@ -128,8 +126,7 @@ def test_what_waits_is_lost_with_the_leadership():
 def test_a_change_of_the_voters_goes_behind_what_was_appended_before():
     async def scenario():
         nodes = RaftNodes(initial=[1, 2, 3])
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         removed = next(n for n in (1, 2, 3) if n != leader.node_id)
         await nodes.until(lambda: leader.high_watermark == leader.log_end_offset, "a quiet log")
@@ -151,8 +148,7 @@ def test_a_change_of_the_voters_is_answered_when_its_own_record_is_committed():
     async def scenario():
         one_batch = {"controller.quorum.fetch.max.bytes": "1024"}
         nodes = RaftNodes(initial=[1, 2, 3], settings=one_batch)
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         removed = next(n for n in (1, 2, 3) if n != leader.node_id)
         await nodes.until(lambda: leader.high_watermark == leader.log_end_offset, "a quiet log")

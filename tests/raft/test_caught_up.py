@@ -23,8 +23,7 @@ def caught_up_at(nodes: RaftNodes, node_id: int) -> int | None:
 def test_a_log_that_ends_in_a_control_record_is_caught_up_with_without_another_one() -> None:
     async def scenario() -> None:
         nodes = RaftNodes()
-        for node_id in (1, 2, 3, 10):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3, 10)
         await nodes.elected()
         await nodes.until(
             lambda: all(caught_up_at(nodes, n) is not None for n in nodes.servers), "all caught up"
@@ -37,8 +36,7 @@ def test_a_log_that_ends_in_a_control_record_is_caught_up_with_without_another_o
 def test_a_checkpoint_at_the_logs_end_is_all_there_is_when_the_leader_says_so() -> None:
     async def scenario() -> None:
         nodes = RaftNodes()
-        for node_id in (1, 2, 3, 10):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3, 10)
         leader = await nodes.elected()
         written = [b"value-%d" % n for n in range(20)]
         leader.append(leader.epoch, written)

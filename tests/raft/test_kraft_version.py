@@ -38,8 +38,7 @@ async def fetched_from(nodes, *node_ids):
 
 def test_static_voters_get_into_the_log_and_can_be_changed_from_then_on():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await fetched_from(nodes, 1, 2, 3)
         assert await change(nodes, remove(nodes, 2)) == ErrorCode.UNSUPPORTED_VERSION
         assert await change(nodes, upgrade(dry=True)) == ErrorCode.NONE
@@ -55,8 +54,7 @@ def test_static_voters_get_into_the_log_and_can_be_changed_from_then_on():
         assert await change(nodes, remove(nodes, other)) == ErrorCode.NONE
         for node_id in (1, 2, 3):
             await nodes.kill(node_id)
-        for node_id in (1, 2, 3):  # with the static list still in their settings
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)  # with the static list still in their settings
         again = await nodes.elected()
         again.append(again.epoch, [b"a"])
         await nodes.committed([b"a"])
@@ -68,8 +66,7 @@ def test_static_voters_get_into_the_log_and_can_be_changed_from_then_on():
 
 def test_a_voter_that_has_not_fetched_holds_the_upgrade_up():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         await fetched_from(nodes, 1, 2)
         leader = await nodes.elected()
         answer = await leader.handle(upgrade())
@@ -87,8 +84,7 @@ def test_a_voter_that_has_not_fetched_holds_the_upgrade_up():
 
 def test_only_the_one_step_up_is_possible():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         await fetched_from(nodes, 1, 2, 3)
         assert await change(nodes, upgrade(0)) == ErrorCode.NONE, "nothing to change"
         assert await change(nodes, upgrade(2)) == ErrorCode.INVALID_UPDATE_VERSION
@@ -103,8 +99,7 @@ def test_only_the_one_step_up_is_possible():
 
 def test_an_upgrade_that_is_lost_with_its_leader_never_was():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         old = await fetched_from(nodes, 1, 2, 3)
         others = [n for n in (1, 2, 3) if n != old.node_id]
         nodes.network.cut(nodes.endpoints[old.node_id])
@@ -128,8 +123,7 @@ def test_an_upgrade_that_is_lost_with_its_leader_never_was():
 
 def test_after_the_upgrade_an_empty_disk_is_no_voter_whatever_its_settings_say():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await fetched_from(nodes, 1, 2, 3)
         assert await change(nodes, upgrade()) == ErrorCode.NONE
         lost = next(n for n in (1, 2, 3) if n != leader.node_id)
@@ -149,8 +143,7 @@ def test_after_the_upgrade_an_empty_disk_is_no_voter_whatever_its_settings_say()
 
 def test_the_log_names_the_listeners_as_the_static_voters_did():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         replica = (await fetched_from(nodes, 1, 2, 3))._replica
         replica.voters = VoterSet.static(nodes.endpoints, "INNER")
         dynamic = replica._dynamic_voters(replica.role)

@@ -162,8 +162,7 @@ class Gated(Recorder):
 def test_a_voter_that_loads_a_checkpoint_votes_and_acknowledges_meanwhile() -> None:
     async def scenario() -> None:
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         written = [b"value-%d" % n for n in range(20)]
         leader.append(leader.epoch, written)

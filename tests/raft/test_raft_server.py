@@ -26,8 +26,7 @@ def values(first: int, count: int) -> list[bytes]:
 def test_three_voters_and_an_observer_elect_replicate_lose_the_leader_and_go_on(grpc):
     async def scenario():
         nodes = RaftNodes(grpc=grpc)
-        for node_id in (1, 2, 3, 10):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3, 10)
         leader = await nodes.elected()
         assert leader.append(leader.epoch, values(0, 10)) == leader.log_end_offset - 1
         await nodes.committed(values(0, 10))
@@ -62,8 +61,7 @@ def test_a_lagging_voter_and_a_new_observer_fetch_a_snapshot(grpc):
                 "controller.quorum.fetch.snapshot.max.bytes": "500",
             },
         )
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         lagging = next(n for n in (1, 2, 3) if n != leader.node_id)
         await nodes.kill(lagging)
@@ -92,16 +90,14 @@ def test_a_lagging_voter_and_a_new_observer_fetch_a_snapshot(grpc):
 def test_all_restart_and_nothing_acknowledged_is_missing():
     async def scenario():
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         epoch = leader.epoch
         leader.append(epoch, values(0, 20))
         await nodes.committed(values(0, 20), on=[leader.node_id])
         for node_id in (1, 2, 3):
             await nodes.kill(node_id)
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         assert leader.epoch > epoch
         await nodes.committed(values(0, 20))
@@ -114,8 +110,7 @@ def test_a_leader_that_shuts_down_tells_the_others():
     async def scenario():
         # With a fetch timeout of a minute only EndQuorumEpoch can bring a new leader in time.
         nodes = RaftNodes(settings={"controller.quorum.fetch.timeout.ms": "60000"})
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         leader.append(leader.epoch, values(0, 3))
         await nodes.committed(values(0, 3))
@@ -130,8 +125,7 @@ def test_a_leader_that_shuts_down_tells_the_others():
 def test_resign_gives_the_leadership_up():
     async def scenario():
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         epoch = leader.epoch
         leader.resign(epoch)
@@ -182,8 +176,7 @@ def test_a_failed_fsync_stops_the_replica_for_good():
 def test_a_node_of_another_cluster_is_told_so_and_changes_nothing():
     async def scenario():
         nodes = RaftNodes(grpc=True)
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         await nodes.start(3, cluster_id="another-cluster")
         leader = await nodes.elected()
         assert leader.node_id in (1, 2)
@@ -248,8 +241,7 @@ def test_a_full_disk_ends_a_cleaning_and_not_the_node_any_other_failure_does():
 def test_a_fetched_checkpoint_that_can_not_be_kept_stops_the_node():
     async def scenario():
         nodes = RaftNodes()
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         server = next(s for s in nodes.servers.values() if s is not leader)
 

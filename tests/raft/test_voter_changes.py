@@ -58,8 +58,7 @@ def run(scenario, **options):
 
 def test_a_standalone_controller_grows_to_three_voters_one_after_the_other():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         assert await change(nodes, add(nodes, 2)) == ErrorCode.NONE
         assert await change(nodes, add(nodes, 3)) == ErrorCode.NONE
         leader = await nodes.elected()
@@ -79,13 +78,11 @@ def test_a_standalone_controller_grows_to_three_voters_one_after_the_other():
 
 def test_the_voters_survive_a_restart_and_an_observer_learns_them():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         assert await change(nodes, add(nodes, 2)) == ErrorCode.NONE
         for node_id in (1, 2):
             await nodes.kill(node_id)
-        for node_id in (1, 2, 7):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 7)
         leader = await nodes.elected()
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
@@ -97,8 +94,7 @@ def test_the_voters_survive_a_restart_and_an_observer_learns_them():
 
 def test_a_leader_that_is_removed_resigns_after_the_commit_and_follows_on():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         first = await nodes.elected()
         assert await change(nodes, remove(nodes, first.node_id)) == ErrorCode.NONE
         await nodes.until(
@@ -116,8 +112,7 @@ def test_a_leader_that_is_removed_resigns_after_the_commit_and_follows_on():
 
 def test_two_of_three_can_be_removed_but_not_the_last():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         others = [n for n in (1, 2, 3) if n != leader.node_id]
         for node_id in others:
@@ -131,8 +126,7 @@ def test_two_of_three_can_be_removed_but_not_the_last():
 
 def test_what_can_not_be_changed_is_refused_by_name():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         other_disk = ReplicaKey(1, UUID(int=77))
         assert await change(nodes, add(nodes, 1)) == ErrorCode.DUPLICATE_VOTER
         assert await change(nodes, add(nodes, 1, key=other_disk)) == ErrorCode.DUPLICATE_VOTER
@@ -151,8 +145,7 @@ def test_what_can_not_be_changed_is_refused_by_name():
 
 def test_one_change_at_a_time():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         leader = await nodes.elected()
         waiting = asyncio.create_task(leader.handle(add(nodes, 3)))  # 3 is not up yet
         await nodes.until(lambda: leader._replica.role.change is not None, "a change under way")
@@ -169,8 +162,7 @@ def test_one_change_at_a_time():
 
 def test_static_voters_can_not_be_changed():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         assert await change(nodes, remove(nodes, 2)) == ErrorCode.UNSUPPORTED_VERSION
 
     run(scenario)
@@ -178,8 +170,7 @@ def test_static_voters_can_not_be_changed():
 
 def test_a_voter_with_a_new_disk_is_no_voter_until_it_is_added_again():
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         lost = next(n for n in (1, 2, 3) if n != leader.node_id)
         old_key = nodes.key(lost)
@@ -204,8 +195,7 @@ def test_a_voter_with_a_new_disk_is_no_voter_until_it_is_added_again():
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_voter_that_moved_tells_where_it_answers_now(leads):
     async def scenario(nodes):
-        for node_id in (1, 2, 3):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()
         moved = leader.node_id if leads else leader.node_id % 3 + 1
         await nodes.kill(moved)
@@ -226,8 +216,7 @@ def test_a_voter_that_moved_tells_where_it_answers_now(leads):
 
 def test_a_controller_joins_by_itself_where_that_is_switched_on():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         await nodes.until(lambda: voter_ids(nodes, 1) == (1, 2), "two voters")
 
     run(scenario, initial=[1], settings={"controller.quorum.auto.join.enable": "true"})
@@ -235,8 +224,7 @@ def test_a_controller_joins_by_itself_where_that_is_switched_on():
 
 def test_checkpoints_carry_the_voters_of_their_end_over_to_who_comes_later():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         leader = await nodes.elected()
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
@@ -259,8 +247,7 @@ def test_checkpoints_carry_the_voters_of_their_end_over_to_who_comes_later():
 
 def test_the_requests_travel_over_grpc():
     async def scenario(nodes):
-        for node_id in (1, 2):
-            await nodes.start(node_id)
+        await nodes.start_all(1, 2)
         leader = await nodes.elected()
         transport = GrpcTransport()
         try:
