@@ -358,3 +358,33 @@ def test_a_checkpointed_start_stays_where_a_crash_brings_deleted_segments_back()
     assert again is not None
     assert again.log_start_offset == start
     assert offsets_of(again)[0] == start
+
+
+def test_indexes_epochs_and_snapshots_that_are_newer_than_the_log_count_for_nothing() -> None:
+    """All small files reached the disk, the batches behind the last flush did not."""
+    disk = MemoryDirectory()
+    log = open_log(disk, SMALL)
+
+    def append(sequences: range) -> None:
+        for sequence in sequences:
+            options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+            log.append_as_leader(batch(1, size=150, **options), sequence, NOW)
+
+    append(range(10))
+    log.flush()
+    wanted = facts(recover(copy_of(disk), log.recovery_point))
+    append(range(10, 30))
+    log.epochs.flush()
+    for segment in log.segments:
+        segment.write_indexes()
+    for name in disk.list():
+        if not name.endswith(".log"):
+            disk.open(name).fsync()
+    disk.fsync()
+    disk.crash("nothing")
+    names = disk.list()
+    assert f"{max(log.producers.snapshots):020d}.snapshot" in names
+    found = recover(disk, log.recovery_point)
+    assert facts(found) == wanted
+    options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 10}
+    assert found.append_as_leader(batch(1, **options), 40, NOW).first_offset == 10
