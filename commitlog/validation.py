@@ -36,19 +36,18 @@ from tidemark.errors import (
     RecordListTooLargeError,
     UnsupportedCompressionTypeError,
 )
-from tidemark.records import decode_batch
 from tidemark.records.facts import append_kernel, record_facts
 from tidemark.records.header import (
     COMPRESSION_NAMES,
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    NO_TIMESTAMP_MS,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
 )
 from tidemark.records.header import BatchHeader as Header
 
-NO_TIMESTAMP_MS = -1
 _LENGTH = struct.Struct(">8xi")
 _new_header = tuple.__new__  # what `_make` and `_replace` do, without what they check
 
@@ -274,9 +273,6 @@ def _check_records(
     if walk or not compressed or config.is_compacted:
         facts = record_facts(view, header)
         oldest, newest = facts.min_timestamp_ms, max(facts.max_timestamp_ms, NO_TIMESTAMP_MS)
-        if oldest == NO_TIMESTAMP_MS < newest:  # a record without a timestamp is not too old
-            times = (record.timestamp_ms for record in decode_batch(view, header.position))
-            oldest = min(time for time in times if time != NO_TIMESTAMP_MS)
         if facts.has_null_key and config.is_compacted:
             raise InvalidRecordError(
                 "a record without a key: a compacted topic keeps the last record of each key;"

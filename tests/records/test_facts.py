@@ -24,7 +24,8 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 def facts_of(records: list[Record]) -> RecordFacts:
     times = [record.timestamp_ms for record in records]
-    return RecordFacts(min(times), max(times), any(record.key is None for record in records))
+    least = min((time for time in times if time != -1), default=-1)
+    return RecordFacts(least, max(times), any(record.key is None for record in records))
 
 
 @pytest.fixture(autouse=True, params=["plain", "kernel"])
@@ -44,6 +45,13 @@ def test_facts_are_those_of_the_decoded_records(codec: str) -> None:
         assert record_facts(data, read_header(data, 3)) == facts_of(decode_batch(data, 3))
 
     check()
+
+
+def test_a_record_without_a_timestamp_is_not_the_oldest_where_another_has_one() -> None:
+    for times in ([-1, 5, 9], [-1, -1], [7, -1], [-1, -5]):
+        records = [Record(0, time, b"k", b"v") for time in times]
+        data = encode_batch(records)
+        assert record_facts(data, read_header(data)) == facts_of(records)
 
 
 def test_any_flipped_bit_gives_the_decoders_verdict() -> None:

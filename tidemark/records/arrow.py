@@ -16,12 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidemark.errors import CorruptMessageError, MessageTooLargeError, RecordListTooLargeError
-from tidemark.records import compression as codecs
 from tidemark.records.header import (
     CREATE_TIME,
     HEADER_BYTES,
     LOG_APPEND_TIME,
-    MIN_RECORD_BYTES,
     BatchHeader,
     BytesLike,
     check_counts,
@@ -34,6 +32,7 @@ from tidemark.records.plain import (
     Record,
     assemble,
     decode_batch,
+    decompressed,
     encode_batch,
 )
 
@@ -247,7 +246,7 @@ def _decode_plain(
     records = [
         record
         for position, _ in batches
-        for record in decode_batch(buffer, position)
+        for record in decode_batch(buffer, position, check_crc=False)
         if min_offset <= record.offset < max_offset
     ]
     headers = [[{"key": k, "value": v} for k, v in record.headers] for record in records]
@@ -274,12 +273,7 @@ def _batch_table(
     for position, header in batches:
         begin, end = position + HEADER_BYTES, position + header.size_bytes
         if compressed:
-            body = codecs.decompress(header.compression, view[begin:end])
-            if header.record_count * MIN_RECORD_BYTES > len(body):
-                raise CorruptMessageError(
-                    f"batch {header.base_offset} claims {header.record_count} records in"
-                    f" {len(body)} bytes"
-                )
+            body = decompressed(header, view[begin:end])
             bodies.append(body)
             begin, end = at, at + len(body)
             at = end

@@ -1,23 +1,33 @@
 """The five codecs of a record batch, framed as Kafka's Java clients frame them.
 
 gzip (RFC 1952), lz4 frames of independent 64 KiB blocks (the Java clients refuse blocks that
-depend on each other, which lz4's own frame compressor makes by default), zstd frames, and snappy
-in the xerial framing (8 bytes of magic, version, compatible version, then blocks with a big-endian
-length each); raw snappy is read as well, other clients write it. Decompression is bounded: what a
-batch claims is never believed. Arrow's codecs do the work; Arrow is loaded on first use.
+depend on each other, which lz4's own frame compressor makes by default), zstd frames (RFC 8878),
+and snappy in the xerial framing (8 bytes of magic, version, compatible version, then blocks with a
+big-endian length each); raw snappy is read as well, other clients write it, and several members or
+frames one after the other. Decompression is bounded: what a batch claims is never believed. gzip is
+Python's zlib; Arrow's codecs do the rest, and Arrow is loaded on first use.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+import zlib
 from typing import Any
 
 from tidemark.errors import CorruptMessageError, UnsupportedCompressionTypeError
 from tidemark.records.header import COMPRESSION_NAMES, BytesLike
 
-MAX_DECOMPRESSED_BYTES = 512 * 1024 * 1024  # one batch; a bomb stops here
+# Of one batch; a bomb stops here. Small batches grow a thousandfold at most, or to what is little.
+MAX_DECOMPRESSED_BYTES = 512 * 1024 * 1024
+MAX_GROWTH = 1000
+ANY_GROWTH_BYTES = 64 * 1024 * 1024
+
 _CHUNK_BYTES = 1024 * 1024
+
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's word for: with gzip's header and trailer
+_GZIP_LEVEL = 6  # Kafka's default: compression.gzip.level -1 is zlib's 6
+_ZSTD_LEVEL = 3  # Kafka's compression.zstd.level
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -28,10 +38,9 @@ _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 1 << 31  # in a block's size: the block is not compressed
 _LZ4_SIZE = struct.Struct("<I")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER_BYTES_MAX = 18
 _SNAPPY_RATIO_MAX = 64  # a three-byte copy yields at most 64 bytes
-
-# Kafka's defaults (compression.gzip.level -1 is zlib's 6, compression.zstd.level 3).
-_LEVELS = {"gzip": 6, "zstd": 3}
 
 
 def compression_id(name: str) -> int:
@@ -48,8 +57,8 @@ def compression_id(name: str) -> int:
 def _codec(name: str) -> Any:
     import pyarrow
 
-    level = _LEVELS.get(name)
-    return pyarrow.Codec(name) if level is None else pyarrow.Codec(name, compression_level=level)
+    level = _ZSTD_LEVEL if name == "zstd" else None
+    return pyarrow.Codec(name, compression_level=level)
 
 
 def compress(name: str, data: BytesLike) -> bytes:
@@ -61,6 +70,8 @@ def compress(name: str, data: BytesLike) -> bytes:
         return _compress_xerial(memoryview(data))
     if name == "lz4":
         return _compress_lz4(memoryview(data))
+    if name == "gzip":
+        return zlib.compress(data, _GZIP_LEVEL, _GZIP)
     compressed: bytes = _codec(name).compress(data, asbytes=True)
     return compressed
 
@@ -91,14 +102,71 @@ def _compress_lz4(view: memoryview) -> bytes:
 def decompress(name: str, data: BytesLike, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> BytesLike:
     """The plain bytes of compressed records.
 
-    Raises CorruptMessageError for data that the codec refuses, or that grows beyond `max_bytes`.
+    Raises CorruptMessageError for data that the codec refuses, or that grows beyond `max_bytes`, or
+    a thousandfold beyond 64 MiB.
     """
     compression_id(name)
     if name == "none":
         return data
+    limit = min(max_bytes, max(ANY_GROWTH_BYTES, MAX_GROWTH * len(data)))
+    if name == "gzip":
+        return _decompress_gzip(data, limit)
     if name == "snappy":
-        return _decompress_snappy(memoryview(data), max_bytes)
-    return _decompress_stream(name, data, max_bytes)
+        return _decompress_snappy(memoryview(data), limit)
+    if name == "zstd" and (plain := _decompress_sized_zstd(memoryview(data), limit)) is not None:
+        return plain
+    return _decompress_stream(name, data, limit)
+
+
+def _grew_beyond(max_bytes: int) -> CorruptMessageError:
+    return CorruptMessageError(f"a batch grows beyond {max_bytes} bytes when decompressed")
+
+
+def _decompress_gzip(data: BytesLike, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    total = 0
+    rest: BytesLike = data
+    while rest or not parts:
+        member = zlib.decompressobj(_GZIP)
+        try:
+            part = member.decompress(rest, max_bytes - total + 1)
+        except zlib.error as error:
+            raise CorruptMessageError(f"gzip can not decompress the batch: {error}") from error
+        total += len(part)
+        if total > max_bytes:
+            raise _grew_beyond(max_bytes)
+        if not member.eof:
+            raise CorruptMessageError("gzip can not decompress the batch: it is cut off")
+        parts.append(part)
+        rest = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decompress_sized_zstd(view: memoryview, max_bytes: int) -> bytes | None:
+    """The plain bytes of a single frame that rightly says how many they are, as ours do; None for
+    all others. Half of a stream's time, and less.
+    """
+    size = _zstd_size(view)
+    if size is None or size > min(max_bytes, MAX_GROWTH * len(view)):
+        return None
+    try:
+        plain: bytes = _codec("zstd").decompress(view, decompressed_size=size, asbytes=True)
+    except (OSError, ValueError):  # it lies, or something follows: the stream knows
+        return None
+    return plain
+
+
+def _zstd_size(view: memoryview) -> int | None:
+    """The plain size in a frame's header (RFC 8878, 3.1.1.1); None where it does not say."""
+    if len(view) < _ZSTD_HEADER_BYTES_MAX or view[:4] != _ZSTD_MAGIC:
+        return None
+    flags = view[4]
+    single_segment = flags >> 5 & 1
+    size_bytes = (single_segment, 2, 4, 8)[flags >> 6]
+    at = 5 + (1 - single_segment) + (0, 1, 2, 4)[flags & 3]
+    if size_bytes == 0:
+        return None
+    return int.from_bytes(view[at : at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
 
 
 def _decompress_stream(name: str, data: BytesLike, max_bytes: int) -> bytes:
@@ -113,9 +181,7 @@ def _decompress_stream(name: str, data: BytesLike, max_bytes: int) -> bytes:
             while chunk := stream.read(_CHUNK_BYTES):
                 total += len(chunk)
                 if total > max_bytes:
-                    raise CorruptMessageError(
-                        f"a batch grows beyond {max_bytes} bytes when decompressed"
-                    )
+                    raise _grew_beyond(max_bytes)
                 chunks.append(chunk)
     except (OSError, ValueError) as error:
         raise CorruptMessageError(f"{name} can not decompress the batch: {error}") from error
@@ -125,10 +191,15 @@ def _decompress_stream(name: str, data: BytesLike, max_bytes: int) -> bytes:
 def _decompress_snappy(view: memoryview, max_bytes: int) -> bytes:
     if view[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         return _decompress_block(view, max_bytes)
-    position = len(_XERIAL_HEADER)
+    position = 0
     parts: list[bytes] = []
     total = 0
     while position < len(view):
+        if view[position : position + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:  # a stream begins
+            position += len(_XERIAL_HEADER)
+            if position > len(view):
+                raise CorruptMessageError("a snappy header is cut off")
+            continue
         if len(view) - position < 4:
             raise CorruptMessageError("a snappy block's length is cut off")
         (size,) = _LENGTH.unpack_from(view, position)

@@ -12,19 +12,19 @@ import sys
 from typing import Any, NamedTuple
 
 from tidemark.errors import CorruptMessageError, InvalidRecordError
-from tidemark.records import compression as codecs
 from tidemark.records.header import (
     CODEC_MASK,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MIN_RECORD_BYTES,
+    NO_TIMESTAMP_MS,
     TIMESTAMP_TYPE_FLAG,
     BatchHeader,
     BytesLike,
     check_counts,
     verify_crc,
 )
-from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch
+from tidemark.records.plain import MIN_TIMESTAMP_MS, Record, decode_batch, decompressed
 
 _arrow: Any = None
 _walk_kernel: Any = None
@@ -34,7 +34,9 @@ _WALK_KERNEL = "tidemark.records.walk_kernel"
 
 
 class RecordFacts(NamedTuple):
-    """Of all records of one batch; timestamps in ms."""
+    """Of all records of one batch; timestamps in ms. The least one is of those that have one, and
+    NO_TIMESTAMP_MS where none has.
+    """
 
     min_timestamp_ms: int
     max_timestamp_ms: int
@@ -89,7 +91,8 @@ def _of_records(records: list[Record], header: BatchHeader) -> RecordFacts:
         if record.offset != header.base_offset + index:
             raise _not_in_sequence(header)
     times = [record.timestamp_ms for record in records]
-    return RecordFacts(min(times), max(times), any(record.key is None for record in records))
+    least = min((time for time in times if time != NO_TIMESTAMP_MS), default=NO_TIMESTAMP_MS)
+    return RecordFacts(least, max(times), any(record.key is None for record in records))
 
 
 def _of_kernel(kernel: Any, buffer: BytesLike, header: BatchHeader) -> RecordFacts:
@@ -169,15 +172,14 @@ def _plain_body(
 ) -> tuple[BytesLike, int, int]:
     """The bytes that hold the batch's plain records, and from where to where in them."""
     begin, end = position + HEADER_BYTES, position + header.size_bytes
-    source: BytesLike = buffer
     if header.attributes & CODEC_MASK:
-        source = codecs.decompress(header.compression, memoryview(buffer)[begin:end])
-        begin, end = 0, len(source)
+        source = decompressed(header, memoryview(buffer)[begin:end])
+        return source, 0, len(source)
     if header.record_count * MIN_RECORD_BYTES > end - begin:
         raise CorruptMessageError(
             f"a batch claims {header.record_count} records in {end - begin} bytes"
         )
-    return source, begin, end
+    return buffer, begin, end
 
 
 def _not_in_sequence(header: BatchHeader) -> InvalidRecordError:

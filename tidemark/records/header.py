@@ -30,6 +30,7 @@ MIN_RECORD_BYTES = (
     7  # length, attributes, two deltas, null key, null value, no headers: one byte each
 )
 MAX_OFFSET_DELTA = 2**31 - 1
+NO_TIMESTAMP_MS = -1  # of a record that has none
 MAX_OFFSET = 2**63 - 2  # the next offset must exist
 
 CODEC_MASK = 0x07

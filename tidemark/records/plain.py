@@ -24,6 +24,7 @@ from tidemark.records.header import (
     LOG_APPEND_TIME,
     MAGIC,
     MAX_OFFSET_DELTA,
+    MIN_RECORD_BYTES,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
     TRANSACTIONAL_FLAG,
@@ -149,8 +150,8 @@ def encode_batch(
     Offsets are `base_offset`, `base_offset + 1`, ...; with `keep_offsets` those of the records (a
     compacted batch has gaps). `base_timestamp_ms` is the first record's unless given, and
     `max_timestamp_ms` the largest. `delete_horizon_ms` takes the base timestamp's place (KIP-534).
-    Raises ValueError for offsets that do not ascend, MessageTooLargeError, and
-    UnsupportedCompressionTypeError.
+    Raises ValueError for offsets that do not ascend or times 2^63 ms or more from the base,
+    MessageTooLargeError, and UnsupportedCompressionTypeError.
     """
     if not records and last_offset is None:
         raise ValueError("a batch without records needs last_offset")
@@ -191,6 +192,8 @@ def encode_batch(
 
 
 def _append_record(out: bytearray, record: Record, timestamp_delta: int, delta: int) -> None:
+    if not MIN_TIMESTAMP_MS <= timestamp_delta <= MAX_TIMESTAMP_MS:
+        raise ValueError("timestamps of one batch are 2^63 ms or more apart")
     body = bytearray(1)  # attributes: none in use
     append_varint(body, timestamp_delta)
     append_varint(body, delta)
@@ -220,7 +223,21 @@ def records_body(
     if check_crc:
         verify_crc(buffer, position, header)
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
-    return codecs.decompress(header.compression, body)
+    return decompressed(header, body)
+
+
+def decompressed(header: BatchHeader, body: BytesLike) -> BytesLike:
+    """The plain records of a batch's body; CorruptMessageError where they can not be as many as the
+    header claims.
+    """
+    if not body and not header.record_count:  # nothing is also what no codec has made anything of
+        return body
+    plain = codecs.decompress(header.compression, body)
+    if header.record_count * MIN_RECORD_BYTES > len(plain):
+        raise CorruptMessageError(
+            f"batch {header.base_offset} claims {header.record_count} records in {len(plain)} bytes"
+        )
+    return plain
 
 
 def decode_batch(buffer: BytesLike, position: int = 0, *, check_crc: bool = True) -> list[Record]:

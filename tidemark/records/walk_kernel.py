@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from tidemark.records.header import NO_TIMESTAMP_MS
 from tidemark.records.jit import INT64, UINT8, kernel, readable
 from tidemark.records.kernels import (
     FAULT_FIELD,
@@ -40,7 +41,8 @@ def walk(
     data: Bytes, at: int, batch_end: int, count: int, base_time: int
 ) -> tuple[int, int, int, int]:
     """Walks over `count` records in data[at:batch_end]; 0, or a fault of `kernels.FAULTS`, then
-    the least and the greatest timestamp, and how many records have no key.
+    the least and the greatest timestamp, and how many records have no key. A record without a
+    timestamp counts as the least one only where none has one.
 
     FAULT_OFFSET also where offsets do not go up by one from the first. Timestamps are the records'
     own: the base's plus their deltas.
@@ -65,7 +67,9 @@ def walk(
         timestamp = base_time + delta
         if ((base_time ^ timestamp) & (delta ^ timestamp)) < 0:
             return FAULT_TIMESTAMP, 0, 0, 0
-        least, most = min(least, timestamp), max(most, timestamp)
+        most = max(most, timestamp)
+        if timestamp != NO_TIMESTAMP_MS:
+            least = min(least, timestamp)
         offset, at = _get_varint(data, at, end)
         if at < 0:
             return FAULT_VARINT, 0, 0, 0
@@ -101,7 +105,7 @@ def walk(
             return FAULT_TAIL, 0, 0, 0
     if at != batch_end:
         return FAULT_TAIL, 0, 0, 0
-    return 0, least, most, keyless
+    return 0, min(least, most), most, keyless
 
 
 @kernel(types.UniTuple(INT64, 2)(readable(UINT8), INT64, INT64, INT64, INT64, INT64, INT64, INT64))
