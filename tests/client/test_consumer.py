@@ -348,3 +348,20 @@ def test_read_committed_drops_what_was_aborted() -> None:
     raw = RawBatches(ONE, memoryview(log), 0, 6, 6, 0, aborted=((1, 0),))
     kept = records.decode_arrow(without_aborted(raw))
     assert kept.column("value").to_pylist() == [b"kept", b"kept too"]
+
+
+def test_a_control_batch_without_records_ends_no_transaction() -> None:
+    """What compaction leaves of a marker: its header alone (KIP-98's last batch of a producer)."""
+    empty = records.encode_batch(
+        [], last_offset=0, control=True, producer_id=1, producer_epoch=0, transactional=True
+    )
+    data = records.encode_batch(
+        [records.Record(0, 0, None, b"aborted")],
+        base_offset=1,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+    raw = RawBatches(ONE, memoryview(empty + data), 0, 2, 2, 0, aborted=((1, 0),))
+    assert records.decode_arrow(without_aborted(raw)).num_rows == 0

@@ -75,7 +75,8 @@ def without_aborted(raw: RawBatches) -> memoryview | bytes:
         while waiting and waiting[-1][1] <= header.last_offset:
             aborted.add(waiting.pop()[0])
         if header.is_control:
-            key = records.decode_batch(raw.buffer, position)[0].key or b""
+            found = records.decode_batch(raw.buffer, position)  # none: its marker was compacted
+            key = found[0].key or b"" if found else b""
             if len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT:
                 aborted.discard(header.producer_id)
         elif header.is_transactional and header.producer_id in aborted:
