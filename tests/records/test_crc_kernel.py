@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.records import Record, batch_kernel, crc_kernel, encode_batch
-from tidemark.records.crc_kernel import LANE_BYTES, LONG_LANE_BYTES
+from tidemark.records.crc_kernel import CRC_BEGIN, FOLD_BYTES, LANE_BYTES, LONG_LANE_BYTES
 
 AROUND = (-1, 0, 1, 8)
 SIZES = [*range(70), 5000, 20_001, 6 * LONG_LANE_BYTES + 3 * LANE_BYTES + 13]
 SIZES += [3 * lane + step for lane in (LANE_BYTES, LONG_LANE_BYTES) for step in AROUND]
+SIZES += [times * FOLD_BYTES + step for times in (1, 2, 3) for step in AROUND]
 
 
 def test_the_kernels_sum_is_the_librarys_at_every_size_and_alignment() -> None:
@@ -24,9 +25,10 @@ def test_the_kernels_sum_is_the_librarys_at_every_size_and_alignment() -> None:
         data = rng.randbytes(size + 9)
         for begin in (0, 1, 7):
             end = begin + size
-            assert crc_kernel.crc32c(np.frombuffer(data, np.uint8), begin, end) == crc32c(
-                data[begin:end]
-            )
+            expected, array = crc32c(data[begin:end]), np.frombuffer(data, np.uint8)
+            assert crc_kernel.crc32c(array, begin, end) == expected
+            by_lanes = crc_kernel.more_by_lanes(CRC_BEGIN, array, begin, end)
+            assert by_lanes ^ CRC_BEGIN == expected, "what processors without wide vectors do"
 
 
 def test_the_tables_give_what_the_instruction_gives() -> None:

@@ -1,10 +1,12 @@
 """CRC-32C for kernels: the checksum of batches, without a call from Python for each of them.
 
 The processor's own instruction where it has one (SSE 4.2, ARMv8 CRC), tables of slicing-by-8
-otherwise. Three parts of a buffer go side by side, since the instruction gives its result three
-cycles after it can take the next word; their sums are joined by a table that says what a sum
-becomes when as many zeros follow as a part has bytes (the polynomial is linear: Adler, crc32c.c,
-zlib). For single buffers of Python the crc32c package does the same.
+otherwise. In front of it, where the processor multiplies wide vectors without carry (AVX-512 and
+VPCLMULQDQ), FOLD_BYTES are folded onto the next ones: a product with x^n mod P moves bytes n bits
+on without changing the sum (Gopal et al., Intel 2009). Elsewhere three parts of a buffer go side by
+side, since the instruction gives its result three cycles after it can take the next word; their
+sums are joined by a table that says what a sum becomes when a lane of zeros follows (the polynomial
+is linear: Adler, crc32c.c, zlib). For single buffers of Python the crc32c package does the same.
 """
 
 from __future__ import annotations
@@ -44,6 +46,17 @@ def _instruction() -> tuple[str, int]:
 
 
 _NAME, _BITS = _instruction()
+
+
+def _can_fold() -> bool:
+    """May vectors of 512 bits be multiplied without carry?"""
+    features = binding.get_host_cpu_features()
+    wanted = ("avx512f", "vpclmulqdq")
+    return _BITS == 64 and bool(config.ENABLE_AVX) and all(map(features.get, wanted))
+
+
+CAN_FOLD = _can_fold()
+FOLD_BYTES = 256  # four vectors
 
 
 def _tables() -> npt.NDArray[np.int64]:
@@ -111,6 +124,82 @@ def _by_tables(crc: int, word: int) -> int:
 _step: Callable[[int, int], int] = _by_instruction if _NAME else helper(_by_tables)
 
 
+def _fold_factors(size_bytes: int) -> list[int]:
+    """What the lower and the upper half of 16 bytes are multiplied with to lie `size_bytes` further
+    on: x^(n + 63) and x^(n - 1) mod P, bits reversed (the product of two reversed numbers lacks one
+    factor x).
+    """
+    factors = []
+    for power in (8 * size_bytes + 63, 8 * size_bytes - 1):
+        rest = 1 << 31  # x^0, reversed
+        for _ in range(power):
+            rest = (rest >> 1) ^ (_POLYNOMIAL if rest & 1 else 0)
+        factors.append(rest << 32)
+    return factors
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _by_folding(_context: Any, crc: Any, data: Any, at: Any, end: Any) -> Any:
+    """The sum with data[at:end] more: a multiple of FOLD_BYTES, and not 0 of them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, byte = ir.IntType(64), ir.IntType(8)
+        vector = ir.VectorType(word, 8)
+        array = context.make_array(signature.args[1])(context, builder, args[1])
+        multiply = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(vector, [vector, vector, byte]),
+            "llvm.x86.pclmulqdq.512",
+        )
+
+        def load(position: Any, part: int) -> Any:
+            pointer = builder.gep(array.data, [builder.add(position, word(64 * part))])
+            return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1)
+
+        def moved(value: Any, size_bytes: int) -> Any:
+            factors = ir.Constant(vector, _fold_factors(size_bytes) * 4)
+            lower = builder.call(multiply, [value, factors, byte(0x00)])
+            return builder.xor(lower, builder.call(multiply, [value, factors, byte(0x11)]))
+
+        begin, last = args[2], args[3]
+        first = builder.insert_element(ir.Constant(vector, [0] * 8), args[0], ir.IntType(32)(0))
+        sums = [load(begin, part) for part in range(4)]
+        sums[0] = builder.xor(sums[0], first)
+        before = builder.block
+        head, body, after = (builder.append_basic_block(name) for name in ("head", "fold", "after"))
+        following = builder.add(begin, word(FOLD_BYTES))
+        builder.branch(head)
+        builder.position_at_end(head)
+        position = builder.phi(word)
+        folded = [builder.phi(vector) for _ in sums]
+        builder.cbranch(builder.icmp_signed("<", position, last), body, after)
+        builder.position_at_end(body)
+        loaded = [
+            builder.xor(moved(value, FOLD_BYTES), load(position, part))
+            for part, value in enumerate(folded)
+        ]
+        position.add_incoming(builder.add(position, word(FOLD_BYTES)), builder.block)
+        position.add_incoming(following, before)
+        for value, initial, more in zip(folded, sums, loaded, strict=True):
+            value.add_incoming(more, builder.block)
+            value.add_incoming(initial, before)
+        builder.branch(head)
+        builder.position_at_end(after)
+        total = folded[3]
+        for part in range(3):
+            total = builder.xor(total, moved(folded[part], 64 * (3 - part)))
+        step = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(word, [word, word]), _NAME
+        )
+        result = word(0)
+        for index in range(8):
+            part = builder.extract_element(total, ir.IntType(32)(index))
+            result = builder.call(step, [result, part])
+        return result
+
+    return types.int64(types.int64, data, types.int64, types.int64), codegen
+
+
 @helper
 def _shifted(shifts: npt.NDArray[np.int64], crc: int) -> int:
     after = wide(0)
@@ -137,12 +226,7 @@ def _by_lanes(
 
 
 @helper
-def crc_more(crc: int, data: Bytes, at: int, end: int) -> int:
-    """An unfinished sum (`CRC_BEGIN` at first, inverted at last) with data[at:end] more; the caller
-    has checked the bounds.
-    """
-    crc, at = _by_lanes(data, at, end, crc, LONG_LANE_BYTES, _LONG_SHIFTS)
-    crc, at = _by_lanes(data, at, end, crc, LANE_BYTES, _SHIFTS)
+def _by_words(crc: int, data: Bytes, at: int, end: int) -> int:
     while end - at >= 8:
         crc = _step(crc, load_word(data, at))
         at += 8
@@ -150,6 +234,27 @@ def crc_more(crc: int, data: Bytes, at: int, end: int) -> int:
         crc = _TABLES[0, (crc ^ data[at]) & 0xFF] ^ (crc >> 8)
         at += 1
     return crc
+
+
+@helper
+def more_by_lanes(crc: int, data: Bytes, at: int, end: int) -> int:
+    """`crc_more` on any processor."""
+    crc, at = _by_lanes(data, at, end, crc, LONG_LANE_BYTES, _LONG_SHIFTS)
+    crc, at = _by_lanes(data, at, end, crc, LANE_BYTES, _SHIFTS)
+    return _by_words(crc, data, at, end)
+
+
+@helper
+def _more_by_folding(crc: int, data: Bytes, at: int, end: int) -> int:
+    if end - at >= FOLD_BYTES:
+        upto = end - (end - at) % FOLD_BYTES
+        crc, at = _by_folding(crc, data, at, upto), upto
+    return _by_words(crc, data, at, end)
+
+
+crc_more: Callable[[int, Bytes, int, int], int] = _more_by_folding if CAN_FOLD else more_by_lanes
+"""An unfinished sum (`CRC_BEGIN` at first, inverted at last) with data[at:end] more; the caller has
+checked the bounds."""
 
 
 @helper
