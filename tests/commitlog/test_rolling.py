@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from commitlog.jitter import roll_jitter_ms
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
 from tests.commitlog.builders import NOW, batch, config
@@ -38,12 +39,14 @@ def test_jitter_never_takes_all_of_a_segments_time() -> None:
 def test_each_segment_has_a_share_of_its_own_and_new_settings_count_at_once() -> None:
     log = Log.open(MemoryDirectory(), TopicPartition("t", 0), config(segment_ms=10), now_ms=NOW)
     log.config = config(segment_ms=1000, segment_jitter_ms=800, segment_bytes=1 << 20)
+    first = (1000 - roll_jitter_ms(log.config, log.topic_partition, 0)) // 10 + 1
     bases, step = set(), 0
     while len(log.segments) < 8:
         log.append_as_leader(batch(1, timestamp=NOW + step), 1, NOW)
         bases.add(log.active_segment.base_offset)
         step += 10
     lengths = {later - base for base, later in pairwise(sorted(bases))}
+    assert sorted(bases)[1] == first < 101
     assert len(lengths) > 3
     assert all(20 < length <= 101 for length in lengths)
 

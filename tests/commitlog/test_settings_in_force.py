@@ -239,3 +239,17 @@ def test_a_torn_tail_is_cut_even_after_a_clean_stop() -> None:
         assert again.log_end_offset == end
         assert (disk.size_of(name), again.active_segment.size_bytes) == (size, size)
         again.close()
+
+
+def test_what_lay_behind_a_bad_byte_is_gone_from_the_disk_too() -> None:
+    """Else it would come back with the next start, behind other records."""
+    disk = MemoryDirectory()
+    log = filled(disk, batches=60)
+    bases = [segment.base_offset for segment in log.segments]
+    assert len(bases) > 3
+    log.close()
+    disk.flip_bit(f"{bases[1]:020d}.log", 100)
+    again = open_log(disk)
+    assert again.log_end_offset <= bases[2]
+    assert {int(name[:20]) for name in disk.list() if name.endswith(".log")} == set(bases[:2])
+    assert records_of(open_log(disk)) == records_of(again)

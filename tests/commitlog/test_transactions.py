@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commitlog.log import Log
 from commitlog.memory_files import MemoryDirectory
-from commitlog.producer_state import snapshot_name
+from commitlog.producer_state import decode_snapshot, snapshot_name
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.records import EndTransactionMarker, encode_control_batch
@@ -42,6 +42,8 @@ def test_the_stable_part_ends_at_the_oldest_transaction_that_is_open() -> None:
     end(log, 6, committed=False)
     log.update_high_watermark(5)
     assert (log.first_unstable_offset, log.last_stable_offset) == (None, 5)
+    log.append_as_leader(batch(1), 1, NOW)
+    assert log.last_stable_offset == 5, "nor is this record"
 
 
 def test_the_stable_part_never_ends_below_the_logs_start() -> None:
@@ -80,7 +82,8 @@ def test_the_state_at_a_roll_is_durable_with_the_next_flush() -> None:
     send(log, 5, 1)
     log.flush()
     disk.crash(keep="nothing")
-    assert disk.exists(snapshot_name(1))
+    (found,) = decode_snapshot(disk.read(snapshot_name(1)))
+    assert (found.producer_id, found.current_txn_first_offset) == (5, 0)
     again = open_log(disk, recovery_point=2)
     assert again.first_unstable_offset == 0
     assert again.producers.producers[5].last_sequence == 1
