@@ -15,12 +15,11 @@ from node.cleaning import CleanerWorkers
 from node.dynamic_settings import DynamicSettings
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import config_record
-from quorum.image.types import ConfigResourceType
 from tests.node.test_cleaning import NOW, SERVER, TOPIC
 from tidemark.config import ServerConfig, altered_server, validate_dynamic_configs
 from tidemark.errors import FatalError, InvalidConfigError
 from tidemark.records import Record, encode_batch
-from tidemark.types import TopicPartition
+from tidemark.types import ConfigResourceType, TopicPartition
 
 
 def altered(image: MetadataImage, settings: DynamicSettings, **values: str | None) -> MetadataImage:
