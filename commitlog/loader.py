@@ -188,7 +188,7 @@ def _recover(
         seen = table.next_offset
 
     cut = cut_bytes = recovered = 0
-    expected = segments[first - 1].next_offset if first else segments[0].base_offset
+    expected = segments[first].base_offset  # what is before is durable, and none of our business
     keep = first
     for segment in segments[first:]:
         if segment.base_offset < expected:

@@ -388,3 +388,19 @@ def test_indexes_epochs_and_snapshots_that_are_newer_than_the_log_count_for_noth
     assert facts(found) == wanted
     options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 10}
     assert found.append_as_leader(batch(1, **options), 40, NOW).first_offset == 10
+
+
+def test_damage_below_the_recovery_point_takes_nothing_of_what_is_above() -> None:
+    """The header of the last batch before claims offsets that are others': its CRC is not looked
+    at, and the segments behind it are sound."""
+    disk = MemoryDirectory()
+    log = open_log(disk, SMALL)
+    for _ in range(40):
+        log.append_as_leader(batch(2), 1, NOW)
+    log.flush()
+    damaged, last = log.segments[-2], list(log.segments[-2].headers())[-1]
+    disk.crash("everything")
+    disk.flip_bit(damaged.log_file, last.position + 23, 4)  # its last offset delta
+    found = recover(disk, 80)
+    assert found.log_end_offset == 80
+    assert [s.base_offset for s in found.segments] == [s.base_offset for s in log.segments]
