@@ -513,7 +513,7 @@ class Log:
         self._log_end_offset = end_offset
         self._log_start_offset = min(self._log_start_offset, end_offset)
         self._high_watermark = max(min(self._high_watermark, end_offset), self._log_start_offset)
-        self._recovery_point = min(self._recovery_point, end_offset)
+        self._lower_recovery_point(end_offset)  # again: the cut batch may begin below what was said
         self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
         self.epochs.flush()

@@ -189,6 +189,28 @@ def test_a_cut_is_in_the_checkpoint_though_nothing_else_changed_since_the_last_o
     assert point(disk) == 60
 
 
+def test_a_cut_within_a_batch_lowers_the_checkpoint_to_where_the_batch_began() -> None:
+    """Else the batch that takes its place would be believed to be durable, and its loss a gap."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_leader(batch(2), 1, NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    log.truncate_to(1)
+    assert log.log_end_offset == point(disk) == 0
+    log.append_as_leader(batch(2), 2, NOW)
+    log.roll(NOW)
+    log.append_as_leader(batch(2), 2, NOW)
+    log.directory.fsync()
+    sync(log, log.active_segment.log_file)
+    disk.crash("nothing")
+    _, again = reopened(disk)
+    assert offsets_of(again) == []
+    assert again.log_end_offset == 0
+
+
 def test_a_recovery_point_beyond_the_end_is_not_believed() -> None:
     disk = MemoryDirectory()
     log = open_log(disk)
