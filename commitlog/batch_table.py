@@ -208,7 +208,8 @@ class BatchTable:
             entries, most = batch_kernel.entries_of(
                 self.view, self.positions, start, last_indexed, interval_bytes, greatest
             )
-            return IndexEntries(*entries, most)
+            offsets, places, times, time_offsets = entries
+            return IndexEntries(offsets, places, times, time_offsets, most)
         return self.plain_index_entries(start, last_indexed, interval_bytes, greatest)
 
     def plain_index_entries(
