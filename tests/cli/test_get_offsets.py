@@ -81,10 +81,20 @@ def test_partitions_may_be_named_alone(admin: FakeAdmin) -> None:
     assert admin.asked == [({TopicPartition("flights", 1): OffsetSpec.MAX_TIMESTAMP}, True)]
 
 
-def test_an_unknown_topic_is_told(admin: FakeAdmin) -> None:
-    result = runner.invoke(app, ["get-offsets", "trains"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["trains"], "trains"),
+        (["--topic-partition", "trains-0"], "trains"),
+        (["--topic-partition", "ships-2"], "there is no partition ships-2"),
+        (["--topic-partition", "ships"], "write it as TOPIC-NUMBER"),
+    ],
+)
+def test_what_is_not_there_is_told_at_once(admin: FakeAdmin, options: list[str], said: str) -> None:
+    result = runner.invoke(app, ["get-offsets", *options])
     assert result.exit_code == 1
-    assert "trains" in result.stderr
+    assert said in result.stderr
+    assert admin.asked == []
 
 
 @pytest.mark.parametrize(

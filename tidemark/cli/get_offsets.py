@@ -86,18 +86,24 @@ def asked_of(text: str) -> int:
 
 
 def _partitions(admin: Admin, topics: list[str], named: list[str]) -> list[TopicPartition]:
+    """Those of the topics, and the named ones; UnknownTopicOrPartitionError for one that is not
+    there, at once.
+    """
     from tidemark.cli.reassignment import parse_partition
 
     wanted = [parse_partition(text) for text in named]
     if not topics and not wanted:
         topics = [topic.name for topic in admin.list_topics()]
-    described = admin.describe_topics(topics) if topics else {}
-    missing = [name for name in topics if name not in described]
-    if missing:
-        raise UnknownTopicOrPartitionError(f"there is no topic {missing[0]!r}")
-    wanted += [
-        TopicPartition(name, partition.partition)
+    asked = list(dict.fromkeys([*topics, *(partition.topic for partition in wanted)]))
+    described = admin.describe_topics(asked) if asked else {}
+    there = {
+        name: [TopicPartition(name, found.partition) for found in topic.partitions]
         for name, topic in described.items()
-        for partition in topic.partitions
-    ]
-    return list(dict.fromkeys(wanted))
+    }
+    for name in topics:
+        if name not in there:
+            raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+    for partition in wanted:
+        if partition not in there.get(partition.topic, ()):
+            raise UnknownTopicOrPartitionError(f"there is no partition {partition}")
+    return list(dict.fromkeys([*wanted, *(found for name in topics for found in there[name])]))
