@@ -14,10 +14,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from commitlog.log import Log
+
+
+class Noted(Protocol):
+    """Where a log adds itself after each change."""
+
+    def add(self, log: Log, /) -> None: ...
+
+
+class _Nobody:
+    """Of logs that no manager has: the metadata log's, those of a copy under way."""
+
+    def add(self, log: Log, /) -> None:
+        """Nobody has to know."""
+
+
+NOBODY: Noted = _Nobody()
 
 
 class Changes:

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from commitlog import invariants, lookup, retention
 from commitlog.batches import end_transaction
+from commitlog.changes import NOBODY
 from commitlog.checkpoints import check_topic_id
 from commitlog.cleaner.swap import swap_files, with_cleaned
 from commitlog.epochs import LeaderEpochCache
@@ -69,7 +70,7 @@ class Log:
         self.highest_remote_offset = -1
         self.on_truncation: Callable[[Log], None] | None = None
         self.on_roll: Callable[[Log, bool], None] = lambda _, __: None
-        self.changed: set[Log] = set()  # it adds itself after each change (`commitlog.changes`)
+        self.changed = NOBODY  # it adds itself there after each change
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
@@ -583,9 +584,7 @@ class Log:
         self.changed.add(self)
 
     def close(self, clean: bool = True) -> None:
-        """Gives the files back; a clean close writes indexes and producers, syncs what is new:
-        nothing where nothing happened since the log was opened.
-        """
+        """Gives the files back; a clean close writes and syncs what is new since the log opened."""
         same = self._recovery_point == self._log_end_offset == self._opened_end
         if clean:
             is_new = [self.active_segment.finish_indexes(), self.producers.take_snapshot()]

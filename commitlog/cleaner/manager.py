@@ -89,12 +89,15 @@ class LogCleaner:
         """May there be something to clean? (Only then the kernels are worth loading.) Compacted
         logs that are clean, and that nothing happens to, are not looked at again.
         """
+        self._take_changes()
+        return bool(self._candidates)
+
+    def _take_changes(self) -> None:
         for log in self._changed.take():
             if log.config.is_compacted and self._logs.get(log.topic_partition) is log:
                 self._candidates.add(log)
             else:
                 self._candidates.discard(log)
-        return bool(self._candidates)
 
     def checkpoint_of(self, partition: TopicPartition) -> int | None:
         """Where the last cleaning of a log ended; None: it was never cleaned."""
@@ -223,6 +226,7 @@ class LogCleaner:
 
     def log_removed(self, partition: TopicPartition) -> None:
         """A log is deleted or set aside."""
+        self._take_changes()  # or those of earlier ones stay for ever, where no cleaner looks
         self.states.abort(partition)
         self.uncleanable.pop(partition, None)
         self._retry_at_ms.pop(partition, None)
