@@ -168,16 +168,20 @@ class BatchTable:
 
     def keep(self, count: int) -> None:
         """Forgets the batches behind the first `count`."""
-        self.view = self.view[: int(self.positions[count])]
-        self.positions, self._rows = self.positions[:count], self._rows[:count]
+        self._rows = self._rows[:count]
+        self.view, self.positions = self.view[: int(self.positions[count])], self.positions[:count]
+        self.__dict__.pop("has_producers", None)
 
     @property
     def next_offset(self) -> int:
         """The offset after the last batch; there must be one."""
         return self.header(-1).next_offset
 
-    @property
+    @functools.cached_property
     def has_producers(self) -> bool:
+        """Has a batch a producer id? Known with the index entries already, where a kernel made
+        them.
+        """
         return bool((self._rows["producer_id"] >= 0).any())
 
     def transactional_rows(self) -> list[int]:
@@ -205,7 +209,7 @@ class BatchTable:
         if _KERNEL in sys.modules:
             from tidemark.records import batch_kernel
 
-            entries, most = batch_kernel.entries_of(
+            entries, most, self.__dict__["has_producers"] = batch_kernel.entries_of(
                 self.view, self.positions, start, last_indexed, interval_bytes, greatest
             )
             offsets, places, times, time_offsets = entries

@@ -14,6 +14,7 @@ import random
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ TOTAL_BYTES = 192 << 20
 ROUNDS = 3
 NOW_MS = 1_700_000_000_000
 COPY_BYTES = 512 << 10
-TOPIC = TopicConfig(cleanup_policy=("compact",), segment_bytes=64 << 20, max_message_bytes=2 << 20)
+TOPIC = TopicConfig(
+    cleanup_policy=("compact",),
+    segment_bytes=64 << 20,
+    max_message_bytes=2 << 20,
+    min_cleanable_dirty_ratio=0.3,
+)
 SERVER = parse_server_config(
     {"process.roles": "broker", "node.id": "1", "controller.quorum.voters": "9@localhost:1"}
 )
@@ -53,29 +59,61 @@ class _UnsyncedFile(OsFile):
         return
 
 
-def _fill(path: Path, records_per_batch: int) -> int:
-    """A log whose keys occur twice on average; its bytes."""
+@dataclass(frozen=True)
+class Case:
+    """A log: its batches, and whether its first half is clean already."""
+
+    name: str
+    records_per_batch: int
+    compression: str = "none"
+    half_clean: bool = False
+
+    def key(self, rng: random.Random, offset: int) -> int:
+        """Random ones that occur twice on average; where half is clean, that half's are unique, and
+        a fifth of the others are among them.
+        """
+        records = TOTAL_BYTES >> 10
+        if not self.half_clean:
+            return rng.randrange(records // 2)
+        return offset if offset < records // 2 or rng.random() > 0.2 else rng.randrange(offset)
+
+    def value(self, rng: random.Random) -> bytes:
+        if self.compression == "none":
+            return rng.randbytes(1000)
+        return rng.randbytes(250).hex().encode() * 2  # a quarter of it is random
+
+
+CASES = (
+    Case("16 KiB batches", 16),
+    Case("1 MiB batches", 1000),
+    Case("16 KiB batches, half clean", 16, half_clean=True),
+    Case("16 KiB batches, lz4", 16, "lz4"),
+    Case("16 KiB batches, zstd", 16, "zstd"),
+)
+
+
+def _fill(path: Path, case: Case) -> None:
     rng = random.Random(7)
     manager = LogManager([_UnsyncedDirectory(path)], SERVER, now_ms=lambda: NOW_MS)
     manager.open()
     log = manager.get_or_create(PARTITION, None, TOPIC)
     records = TOTAL_BYTES >> 10
-    keys = max(1, records // 2)
-    offset = 0
-    while offset < records:
+    for offset in range(0, records, case.records_per_batch):
+        if case.half_clean and offset == records // 2:
+            log.roll()
+            log.update_high_watermark(log.log_end_offset)
+            assert LogCleaner(manager, SERVER, now_ms=lambda: NOW_MS).clean_once() is not None
         batch = [
-            Record(0, NOW_MS + offset + i, b"key-%016d" % rng.randrange(keys), rng.randbytes(1000))
-            for i in range(records_per_batch)
+            Record(0, NOW_MS + at, b"key-%016d" % case.key(rng, at), case.value(rng))
+            for at in range(offset, offset + case.records_per_batch)
         ]
-        log.append_as_leader(encode_batch(batch), 1, NOW_MS)
-        offset += records_per_batch
+        log.append_as_leader(encode_batch(batch, compression=case.compression), 1, NOW_MS)
     log.roll()
-    size = log.size_bytes
     manager.close()
-    return size
 
 
-def _clean(path: Path, directory: OsDirectory) -> float:
+def _clean(path: Path, directory: OsDirectory) -> tuple[float, float]:
+    """Seconds by the clock and of processor time."""
     manager = LogManager([directory], SERVER, now_ms=lambda: NOW_MS)
     manager.open()
     log = manager.get_or_create(PARTITION, None, TOPIC)
@@ -84,18 +122,19 @@ def _clean(path: Path, directory: OsDirectory) -> float:
     cleaner.start()
     import commitlog.cleaner.cleaning  # noqa: F401  not part of a cleaning
 
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     done = cleaner.clean_once()
-    seconds = time.perf_counter() - begin
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu
     assert done is not None
     assert not cleaner.uncleanable, cleaner.uncleanable
     manager.close(clean=False)
-    return seconds
+    return seconds, cpu_seconds
 
 
-def _copy(path: Path, target: Path, *, sync: bool) -> float:
+def _copy(path: Path, target: Path, *, sync: bool) -> tuple[float, float]:
+    """As `_clean`, of the raw copy."""
     target.mkdir()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     for file in sorted(path.glob("*/*.log")):
         source = os.open(file, os.O_RDONLY)
         copy = os.open(target / file.name, os.O_RDWR | os.O_CREAT)
@@ -107,36 +146,48 @@ def _copy(path: Path, target: Path, *, sync: bool) -> float:
             os.fdatasync(copy)
         os.close(source)
         os.close(copy)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - cpu
+
+
+def _row(name: str, unit: str, total: int, own: float, raw: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": round(total / own / 1e6, 1),
+        "unit": unit,
+        "ceiling": round(total / raw / 1e6, 1),
+        "ratio": round(raw / own, 3),
+    }
+
+
+def _measure(root: Path, case: Case, *, sync: bool) -> list[dict[str, Any]]:
+    """Cleanings and copies by turns, so that both see the same machine; the best of each."""
+    total = sum(file.stat().st_size for file in (root / "log").glob("*/*.log"))
+    own, raw = [], []
+    for number in range(ROUNDS):
+        copy = root / f"copy-{number}"
+        raw.append(_copy(root / "log", copy, sync=sync))
+        shutil.rmtree(copy)
+        shutil.copytree(root / "log", copy)
+        os.sync()
+        own.append(_clean(copy, OsDirectory(copy) if sync else _UnsyncedDirectory(copy)))
+        shutil.rmtree(copy)
+    (own_s, own_cpu_s), (raw_s, raw_cpu_s) = (map(min, zip(*t, strict=True)) for t in (own, raw))
+    name = f"clean, {case.name}{', fsync' if sync else ''}"
+    rows = [_row(name, "MB/s", total, own_s, raw_s)]
+    if not sync:
+        rows.append(_row(f"{name}, CPU", "MB/CPU s", total, own_cpu_s, raw_cpu_s))
+    return rows
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows for both sizes of batches, with and without fsync."""
+    """Rows for all cases; with fsyncs, too, for those that have an aim."""
     rows = []
-    for label, count in (("16 KiB", 16), ("1 MiB", 1000)):
+    for number, case in enumerate(CASES):
         root = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))
         try:
-            total = _fill(root / "log", count)
-            for sync in (False, True):
-                own = raw = float("inf")
-                for number in range(ROUNDS):  # alternately, so that both see the same machine
-                    copy = root / f"copy-{number}"
-                    raw = min(raw, _copy(root / "log", copy, sync=sync))
-                    shutil.rmtree(copy)
-                    shutil.copytree(root / "log", copy)
-                    os.sync()
-                    directory = OsDirectory(copy) if sync else _UnsyncedDirectory(copy)
-                    own = min(own, _clean(copy, directory))
-                    shutil.rmtree(copy)
-                rows.append(
-                    {
-                        "name": f"clean, {label} batches{', fsync' if sync else ''}",
-                        "value": round(total / own / 1e6, 1),
-                        "unit": "MB/s",
-                        "ceiling": round(total / raw / 1e6, 1),
-                        "ratio": round(raw / own, 3),
-                    }
-                )
+            _fill(root / "log", case)
+            for sync in (False, True) if number < 2 else (False,):
+                rows += _measure(root, case, sync=sync)
         finally:
             shutil.rmtree(root)
     return rows

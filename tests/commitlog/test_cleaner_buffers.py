@@ -284,3 +284,10 @@ def test_the_kernels_index_entries_are_those_of_the_columns(
     by_kernel, plain = table.index_entries(*asked), table.plain_index_entries(*asked)
     for ours, theirs in zip(by_kernel, plain, strict=True):
         assert np.array_equal(ours, theirs)
+    assert not table.has_producers
+    mixed = log + batch_of(Shape(((1, 1, 0),), "none", False, 7), 99)
+    table = BatchTable(memoryview(mixed), _positions(mixed))
+    table.index_entries(*asked)
+    assert table.has_producers
+    table.keep(len(times))
+    assert not table.has_producers

@@ -103,14 +103,16 @@ def note_entries(
     """Notes the entries that are due for the batches at `positions`, `data` being at `start` of a
     file; how many, or -1 where a header is not there.
 
-    `greatest` is the greatest timestamp before them and its offset, and afterwards with them.
+    `greatest` is the greatest timestamp before them and its offset, and afterwards with them; its
+    third number becomes the greatest producer id.
     """
-    timestamp, timestamp_offset, due = greatest[0], greatest[1], 0
+    timestamp, timestamp_offset, producer, due = greatest[0], greatest[1], wide(-1), 0
     for row in range(len(positions)):
         at = positions[row]
         if at < 0 or at + _HEADER_BYTES > len(data):
             return -1
         last_offset = big_endian(data, at, 8) + big_endian(data, at + 23, 4)
+        producer = max(producer, big_endian(data, at + 43, 8))
         batch_timestamp = big_endian(data, at + 35, 8)
         if batch_timestamp > timestamp:
             timestamp, timestamp_offset = batch_timestamp, last_offset
@@ -121,7 +123,7 @@ def note_entries(
             entries[TIMESTAMP, due] = timestamp
             entries[TIMESTAMP_OFFSET, due] = timestamp_offset
             due += 1
-    greatest[0], greatest[1] = timestamp, timestamp_offset
+    greatest[0], greatest[1], greatest[2] = timestamp, timestamp_offset, producer
     return due
 
 
@@ -132,15 +134,15 @@ def entries_of(
     last_indexed: int,
     interval_bytes: int,
     greatest: tuple[int, int],
-) -> tuple[Any, tuple[int, int]]:
-    """The entries that are due, a row per field of them, and the greatest timestamp and its offset
-    with these batches; the arguments as `note_entries` has them.
+) -> tuple[Any, tuple[int, int], bool]:
+    """The entries that are due, a row per field of them, the greatest timestamp and its offset with
+    these batches, and whether one has a producer; the arguments as `note_entries` has them.
     """
     entries = np.empty((ENTRY_FIELDS, len(positions)), np.int64)
-    most = np.array(greatest, np.int64)
+    most = np.array((*greatest, -1), np.int64)
     data = np.frombuffer(view, np.uint8)
     due = note_entries(data, positions, start, last_indexed, interval_bytes, most, entries)
     if due < 0:
         raise ValueError("there is no batch at a position")
-    timestamp, offset = most.tolist()
-    return entries[:, :due], (timestamp, offset)
+    timestamp, offset, producer = most.tolist()
+    return entries[:, :due], (timestamp, offset), producer >= 0

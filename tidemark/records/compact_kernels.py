@@ -305,9 +305,9 @@ def _is_last(
     """Is no later record of this key known? From LIVE_FROM on the bits say it without the key."""
     bit = offset - question[LIVE_FROM]
     if 0 <= bit < 8 * len(live):
-        return (live[bit >> 3] >> (bit & 7)) & 1 != 0
+        return bool((live[bit >> 3] >> (bit & 7)) & 1 != 0)
     first, second = _siphash(data, key_at, length, question[KEY0], question[KEY1])
-    return offset >= table[_slot_of(table, first, second), 2] - 1
+    return bool(offset >= table[_slot_of(table, first, second), 2] - 1)
 
 
 @helper
