@@ -187,10 +187,7 @@ class ProducerStateManager:
                 continue
             known = staged.get(header.producer_id) or self.producers.get(header.producer_id)
             known = known or ProducerEntry(header.producer_id)
-            ended = None
-            if header.is_control:  # a source is a buffer, or one with the batch's place in it
-                place = source if isinstance(source, tuple) else (source, header.position)
-                ended = end_transaction(*place)
+            ended = end_transaction(source, header.position) if header.is_control else None
             _check_one(header, known, ended, sequences=origin is AppendOrigin.CLIENT)
             if len(prepared.headers) > 1:
                 staged[header.producer_id] = _after(header, known, ended)
