@@ -46,6 +46,26 @@ def append_varint(out: bytearray, value: int) -> None:
     append_uvarint(out, zigzag(value))
 
 
+def read_uvarint(
+    data: bytes | memoryview, position: int, end: int, max_bytes: int = MAX_VARINT_BYTES
+) -> tuple[int, int]:
+    """The unsigned varint of data[position:end] and where it ends; of 32 bits, or of 64 with
+    MAX_VARLONG_BYTES. CorruptMessageError where it is cut off or too long.
+    """
+    begin = position
+    value = shift = 0
+    while position < end and shift < 7 * max_bytes:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> (32 if max_bytes == MAX_VARINT_BYTES else 64):
+                break
+            return value, position
+        shift += 7
+    raise CorruptMessageError(f"malformed varint at {begin}")
+
+
 class Writer:
     """Appends values in Kafka's encoding; `getvalue()` gives the bytes."""
 
@@ -183,20 +203,8 @@ class Reader:
         return UUID(bytes=self.raw(16))
 
     def unsigned_varint(self, max_bytes: int = MAX_VARINT_BYTES) -> int:
-        data, position, end = self._data, self.position, self._end
-        value = shift = 0
-        while position < end and shift < 7 * max_bytes:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                bits = 32 if max_bytes == MAX_VARINT_BYTES else 64
-                if value >> bits:
-                    break
-                self.position = position
-                return value
-            shift += 7
-        raise CorruptMessageError(f"malformed varint at {self.position}")
+        value, self.position = read_uvarint(self._data, self.position, self._end, max_bytes)
+        return value
 
     def varint(self) -> int:
         return unzigzag(self.unsigned_varint())

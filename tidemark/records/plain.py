@@ -39,6 +39,8 @@ from tidemark.records.kafka_codec import (
     MAX_VARLONG_BYTES,
     append_uvarint,
     append_varint,
+    read_uvarint,
+    unzigzag,
 )
 
 Header = tuple[str, bytes | None]
@@ -329,16 +331,5 @@ class _Cursor:
         return self._take(size)
 
     def _varint(self, max_bytes: int = MAX_VARINT_BYTES) -> int:
-        data, position, end = self._data, self.position, self._end
-        value = shift = 0
-        while position < end and shift < 7 * max_bytes:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if value >> (32 if max_bytes == MAX_VARINT_BYTES else 64):
-                    break
-                self.position = position
-                return (value >> 1) ^ -(value & 1)
-            shift += 7
-        raise CorruptMessageError(f"malformed varint at {self.position}")
+        value, self.position = read_uvarint(self._data, self.position, self._end, max_bytes)
+        return unzigzag(value)
