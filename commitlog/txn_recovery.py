@@ -14,6 +14,7 @@ too: then somebody removed them all to have them made anew.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -97,15 +98,33 @@ def check_transactions(
     recovery = TransactionRecovery(directory, segments[:-1], segment.base_offset, replay)
     wanted = recovery.collect()
     is_whole = _feed(recovery, segment)
+    entries: list[AbortedTransaction] = []
     try:
-        if not is_whole or index.entries() == wanted:
+        entries = index.entries()
+        if not is_whole or entries == wanted:
             return
     except CorruptIndexError as error:
         _log.warning("%s: %s", directory.path, error)
-    _log.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
+    if _are_of_before_a_cleaning(entries, wanted):
+        _log.info("%s/%s: made anew of what the cleaner left", directory.path, index.name)
+    else:
+        _log.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
     index.reset()
     for aborted in wanted:
         index.append(aborted)
+
+
+def _are_of_before_a_cleaning(
+    entries: list[AbortedTransaction], wanted: list[AbortedTransaction]
+) -> bool:
+    """Whether the cleaner alone explains the difference: it keeps an entry as long as its marker,
+    while the transaction's first batches go, or all of them.
+    """
+    firsts = {(entry.producer_id, entry.last_offset): entry.first_offset for entry in entries}
+    return all(
+        firsts.get((entry.producer_id, entry.last_offset), sys.maxsize) <= entry.first_offset
+        for entry in wanted
+    )
 
 
 def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:

@@ -249,6 +249,26 @@ def test_aborted_records_go_and_their_marker_stays_as_long_as_needed() -> None:
     assert log.aborted_transactions(0, log.log_end_offset) == []
 
 
+def test_what_a_cleaning_takes_of_an_aborted_transaction_is_no_damage_of_its_index(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    for number in range(2):
+        of_producer: dict[str, Any] = {"producer_id": 4, "producer_epoch": 0}
+        world.put(("a", "no"), base_sequence=number, transactional=True, **of_producer)
+    world.end_transaction(4, committed=False)
+    world.put(("z", "1"))
+    world.clean()
+    (index,) = [s.txn_index for s in world.log().segments if s.txn_index.entries()]
+    assert [entry.first_offset for entry in index.entries()] == [0], "Kafka's cleaner keeps it so"
+    world.logs.close()
+    world.open()
+    log = world.log()
+    (aborted,) = log.aborted_transactions(0, log.log_end_offset)
+    assert (aborted.producer_id, aborted.first_offset, aborted.last_offset) == (4, 1, 2)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
 def test_the_last_batch_of_an_active_producer_stays_as_an_empty_one() -> None:
     world = World()
     for number in range(3):
