@@ -122,6 +122,7 @@ class Cleaning:
             self._producers,
             self.now_ms,
             self._config.delete_retention_ms,
+            self.io.buffer_bytes,
         )
         directory = self.log.directory
 
@@ -213,6 +214,7 @@ class Cleaning:
                 self.stats.bytes_read += filtered.taken
                 group.changed = group.changed or filtered.changed
                 target = self._append(group, target, filtered.table)
+        self._append(group, target, self._filter.rest())
         for segment in group.new:
             segment.finish_indexes()
             for name in segment.file_names:
@@ -234,7 +236,7 @@ class Cleaning:
             target.append_table(piece)
             self.stats.bytes_written += len(piece.view)
             self.io.throttle.spend(len(piece.view))
-        self._keep_aborted(target)
+            self._keep_aborted(target, target.next_offset)
         return target
 
     def _fitting(self, target: Segment, table: BatchTable) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -100,11 +100,11 @@ class LastOfProducer:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """What stays of a buffer, until the next one is filtered; `changed`: is it other bytes?
+class Filtered(NamedTuple):
+    """What is to be written now, until the next buffer is filtered; `changed`: are the bytes that
+    stay of this one any others?
 
-    `taken` are the bytes of the buffer that it stands for, `batches` how many batches those were.
+    `taken` are the bytes of the buffer that were dealt with, `batches` how many batches those were.
     """
 
     table: BatchTable
@@ -116,19 +116,37 @@ class Filtered:
 _NOTHING = np.empty(0, np.uint8)
 
 
+def _no_batches() -> BatchTable:
+    return BatchTable(memoryview(b""), np.empty(0, np.int64))
+
+
+def _larger(array: Any, size: int, used: int) -> Any:
+    """An array of `size` items that begins with the first `used` ones of another."""
+    larger = np.empty(size, array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
 @dataclass(slots=True)
 class BatchFilter:
-    """Filters batches in offset order, buffer by buffer; one per cleaning."""
+    """Filters batches in offset order, buffer by buffer; one per cleaning.
+
+    What stays is held back until it is `hold_bytes`, so that little is not written piece by piece;
+    `rest` gives what is left of it.
+    """
 
     offset_map: OffsetMap
     walk: TransactionWalk
     producers: Mapping[int, LastOfProducer]
     now_ms: int
     delete_retention_ms: int
+    hold_bytes: int = 0
     kept_aborted: list[AbortedTransaction] = field(default_factory=list)
     _out: Any = field(default_factory=lambda: _NOTHING)
     _keep: Any = field(default_factory=lambda: _NOTHING)
     _positions: Any = field(default_factory=lambda: np.empty(0, np.int64))
+    _used: int = 0  # what is held back: bytes of _out, and batches
+    _written: int = 0
 
     def filter(self, view: memoryview, *, keeps_last: bool) -> Filtered:
         """What stays of the whole batches that `view` begins with. With `keeps_last` the batch that
@@ -136,13 +154,12 @@ class BatchFilter:
         entries that came with it. CorruptMessageError.
         """
         data = np.frombuffer(view, np.uint8)
-        if len(self._positions) < len(data) // HEADER_BYTES:
-            self._positions = np.empty(len(data) // HEADER_BYTES, np.int64)
-            self._keep = np.empty(len(data) // body_kernels.RECORD_BYTES_MIN, np.uint8)
-            self._out = np.empty(len(data) + len(data) // 16, np.uint8)
+        self._make_room(len(data))
         horizon_ms = self.now_ms + self.delete_retention_ms
         orders = np.array((self.now_ms, horizon_ms, keeps_last), np.int64)
         state, replacement = np.zeros(kernels.STATE, np.int64), _NOTHING
+        state[kernels.USED], state[kernels.WRITTEN] = self._used, self._written
+        state[kernels.CHANGED] = self._written > 0  # it goes behind what is held back
         while True:
             result = self.offset_map.filter_batches(
                 data, orders, replacement, self._keep, self._out, self._positions, state
@@ -163,19 +180,35 @@ class BatchFilter:
             else:
                 decision, batch = self._by_hand(view, header, last)
             state[kernels.DECISION], replacement = decision, np.frombuffer(batch, np.uint8)
-        taken, batches, used, written, changed, _ = state.tolist()
-        out = memoryview(self._out)[:used] if changed else view[:taken]
-        table = BatchTable(out, self._positions[:written])
+        taken, batches, self._used, self._written, changed, _ = state.tolist()
+        if not changed:
+            table = BatchTable(view[:taken], self._positions[: self._written])
+            self._used = self._written = 0
+        else:
+            table = self.rest() if self._used >= self.hold_bytes else _no_batches()
         return Filtered(table, bool(changed), taken, batches)
+
+    def rest(self) -> BatchTable:
+        """What was held back, until the next buffer is filtered."""
+        table = BatchTable(memoryview(self._out)[: self._used], self._positions[: self._written])
+        self._used = self._written = 0
+        return table
+
+    def _make_room(self, size: int) -> None:
+        """Room for the batches of a buffer of `size` bytes behind what is held back."""
+        if len(self._keep) < size // body_kernels.RECORD_BYTES_MIN:
+            self._keep = np.empty(size // body_kernels.RECORD_BYTES_MIN, np.uint8)
+        most = self.hold_bytes + size + size // 16
+        if len(self._out) < most:
+            self._out = _larger(self._out, most, self._used)
+            self._positions = _larger(self._positions, most // HEADER_BYTES, self._written)
 
     def _enlarge(self, view: memoryview, at: int, replacement_bytes: int, used: int) -> None:
         """Room in `_out` for whatever becomes of the batch at `at`."""
         header = header_at(view, at)
         growth = header.record_count * body_kernels.GROWTH_BYTES_MAX
         room = used + max(header.size_bytes, replacement_bytes) + growth + len(view) - at
-        larger = np.empty(room, np.uint8)
-        larger[:used] = self._out[:used]
-        self._out = larger
+        self._out = _larger(self._out, room, used)
 
     def _emptied(self, header: Header, is_last: bool) -> tuple[int, bytes]:
         """A batch none of whose records stay: dropped, or an empty one in its place."""

@@ -164,13 +164,13 @@ def _measure(root: Path, case: Case, *, sync: bool) -> list[dict[str, Any]]:
     total = sum(file.stat().st_size for file in (root / "log").glob("*/*.log"))
     own, raw = [], []
     for number in range(ROUNDS):
-        copy = root / f"copy-{number}"
-        raw.append(_copy(root / "log", copy, sync=sync))
-        shutil.rmtree(copy)
-        shutil.copytree(root / "log", copy)
+        log, target = root / f"log-{number}", root / f"copy-{number}"
+        shutil.copytree(root / "log", log)  # both read this very file, as the page cache has it
         os.sync()
-        own.append(_clean(copy, OsDirectory(copy) if sync else _UnsyncedDirectory(copy)))
-        shutil.rmtree(copy)
+        raw.append(_copy(log, target, sync=sync))
+        shutil.rmtree(target)
+        own.append(_clean(log, OsDirectory(log) if sync else _UnsyncedDirectory(log)))
+        shutil.rmtree(log)
     (own_s, own_cpu_s), (raw_s, raw_cpu_s) = (map(min, zip(*t, strict=True)) for t in (own, raw))
     name = f"clean, {case.name}{', fsync' if sync else ''}"
     rows = [_row(name, "MB/s", total, own_s, raw_s)]

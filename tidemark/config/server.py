@@ -203,7 +203,7 @@ class ServerConfig:
         at_least=4096,
     )
     log_cleaner_io_buffer_size: int = setting(
-        512 << 10, doc="bytes that all cleaners read at once", at_least=1024
+        1 << 20, doc="bytes that all cleaners read at once, and hold back to write", at_least=1024
     )
     log_cleaner_io_buffer_load_factor: float = setting(
         0.9, doc="how full a cleaner's map may get", at_least=0.1, at_most=0.99
