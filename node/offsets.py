@@ -23,14 +23,7 @@ from tidemark.errors import (
     OffsetNotAvailableError,
     RequestTimedOutError,
 )
-from tidemark.types import TopicIdPartition
-
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
-EARLIEST_PENDING_UPLOAD = -6
+from tidemark.types import OffsetSpec, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +74,20 @@ class OffsetFinder:
         hosted.core.check_leader_epoch(current_leader_epoch)
         hosted.core.check_leader()
         log = hosted.log
-        if timestamp == EARLIEST:
+        if timestamp == OffsetSpec.EARLIEST:
             return _at(log, log.log_start_offset)
-        if timestamp == EARLIEST_LOCAL:
+        if timestamp == OffsetSpec.EARLIEST_LOCAL:
             return _at(log, log.local_log_start_offset)
-        if timestamp == LATEST_TIERED:
+        if timestamp == OffsetSpec.LATEST_TIERED:
             highest = log.highest_remote_offset
             return FoundOffset() if highest < 0 else _at(log, highest)
-        if timestamp == EARLIEST_PENDING_UPLOAD:
+        if timestamp == OffsetSpec.EARLIEST_PENDING_UPLOAD:
             return _pending_upload(hosted)
         end = _visible_end(hosted, from_replica, read_committed)
-        if timestamp == LATEST:
+        if timestamp == OffsetSpec.LATEST:
             _check_settled(hosted, end, from_replica)
             return FoundOffset(end, None, hosted.core.leader_epoch)
-        if timestamp == MAX_TIMESTAMP:
+        if timestamp == OffsetSpec.MAX_TIMESTAMP:
             newest = log.offset_of_max_timestamp()
             if newest is None or newest.offset >= end:
                 return FoundOffset()

@@ -16,9 +16,8 @@ from typing import Protocol
 from commitlog.from_tier import rebuild_from_remote
 from node import follower_log
 from node.hosted import HostedPartition
-from node.offsets import EARLIEST, EARLIEST_LOCAL
 from node.replication_client import ReplicationClient
-from tidemark.types import TopicIdPartition
+from tidemark.types import OffsetSpec, TopicIdPartition
 from tidemark.v1 import log_pb2 as pb
 from tiering.manager import RemoteAuxState
 
@@ -63,8 +62,10 @@ class TierBootstrap:
     ) -> None:
         """Rebuilds the follower's log; raises when the leader or the tier can not answer (then it
         is tried again)."""
-        local = await leader_offset(client, hosted, epoch, EARLIEST_LOCAL, self._timeout_ms)
-        start = await leader_offset(client, hosted, epoch, EARLIEST, self._timeout_ms)
+        local = await leader_offset(
+            client, hosted, epoch, OffsetSpec.EARLIEST_LOCAL, self._timeout_ms
+        )
+        start = await leader_offset(client, hosted, epoch, OffsetSpec.EARLIEST, self._timeout_ms)
         offset = local.offset
         if offset <= start.offset:
             if is_current():

@@ -77,6 +77,17 @@ class Listener(NamedTuple):
         return Endpoint(self.host, self.port)
 
 
+class OffsetSpec(IntEnum):
+    """Offsets that ListOffsets knows by name, as Kafka's special timestamps."""
+
+    LATEST = -1
+    EARLIEST = -2
+    MAX_TIMESTAMP = -3
+    EARLIEST_LOCAL = -4
+    LATEST_TIERED = -5
+    EARLIEST_PENDING_UPLOAD = -6
+
+
 class ConfigResourceType(IntEnum):
     """What settings belong to; Kafka's numbers."""
 

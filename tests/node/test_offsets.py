@@ -8,18 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from node.offsets import (
-    EARLIEST,
-    EARLIEST_LOCAL,
-    EARLIEST_PENDING_UPLOAD,
-    LATEST,
-    LATEST_TIERED,
-    MAX_TIMESTAMP,
-    OffsetFinder,
-)
+from node.offsets import OffsetFinder
 from node.registry import PartitionRegistry
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.errors import RequestTimedOutError
+from tidemark.types import OffsetSpec
 
 
 def finder(*, visible: int = 3, tiered: bool = False, remote: Any = None) -> OffsetFinder:
@@ -54,12 +47,12 @@ def ask(offsets: OffsetFinder, timestamp: int, **options: Any) -> tuple[int | No
 @pytest.mark.parametrize(
     ("timestamp", "consumer", "replica"),
     [
-        (EARLIEST, (0, None), (0, None)),
-        (EARLIEST_LOCAL, (0, None), (0, None)),
-        (LATEST, (3, None), (4, None)),
-        (LATEST_TIERED, (None, None), (None, None)),
-        (EARLIEST_PENDING_UPLOAD, (None, None), (None, None)),
-        (MAX_TIMESTAMP, (None, None), (3, NOW + 99)),
+        (OffsetSpec.EARLIEST, (0, None), (0, None)),
+        (OffsetSpec.EARLIEST_LOCAL, (0, None), (0, None)),
+        (OffsetSpec.LATEST, (3, None), (4, None)),
+        (OffsetSpec.LATEST_TIERED, (None, None), (None, None)),
+        (OffsetSpec.EARLIEST_PENDING_UPLOAD, (None, None), (None, None)),
+        (OffsetSpec.MAX_TIMESTAMP, (None, None), (3, NOW + 99)),
         (0, (0, NOW), (0, NOW)),
         (NOW + 1, (1, NOW + 10), (1, NOW + 10)),
         (NOW + 10, (1, NOW + 10), (1, NOW + 10)),
@@ -84,11 +77,11 @@ def test_read_committed_sees_no_further_than_the_first_open_transaction() -> Non
     hosted: Any = offsets._partitions.get("t", 0)
     hosted.core.high_watermark = 6
     for asked, plain, committed in (
-        (LATEST, 6, 4),
+        (OffsetSpec.LATEST, 6, 4),
         (NOW + 99, 3, 3),
         (NOW + 200, 4, None),
         (NOW + 201, 5, None),
-        (MAX_TIMESTAMP, 5, None),
+        (OffsetSpec.MAX_TIMESTAMP, 5, None),
     ):
         assert ask(offsets, asked)[0] == plain
         assert ask(offsets, asked, read_committed=True)[0] == committed
@@ -96,7 +89,13 @@ def test_read_committed_sees_no_further_than_the_first_open_transaction() -> Non
 
 def test_a_tiered_log_begins_earlier_than_what_is_on_this_disk() -> None:
     offsets = finder(visible=4, tiered=True)
-    asked = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP, EARLIEST_PENDING_UPLOAD)
+    asked = (
+        OffsetSpec.EARLIEST,
+        OffsetSpec.EARLIEST_LOCAL,
+        OffsetSpec.LATEST_TIERED,
+        OffsetSpec.MAX_TIMESTAMP,
+        OffsetSpec.EARLIEST_PENDING_UPLOAD,
+    )
     assert [ask(offsets, timestamp)[0] for timestamp in asked] == [0, 2, 1, 3, 2]
 
 
@@ -108,4 +107,4 @@ def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_the_setting_sa
     offsets = finder(visible=4, tiered=True, remote=Silent())
     with pytest.raises(RequestTimedOutError, match=r"remote\.list\.offsets\.request\.timeout\.ms"):
         ask(offsets, NOW)
-    assert ask(offsets, LATEST)[0] == 4
+    assert ask(offsets, OffsetSpec.LATEST)[0] == 4

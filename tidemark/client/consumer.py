@@ -19,11 +19,11 @@ from tidemark.client.errors import ClientClosedError
 from tidemark.client.fetcher import Fetcher, PartitionState
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.models import OffsetAndTimestamp
-from tidemark.client.offsets import EARLIEST, LATEST, OffsetLookup
+from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, Records, decode, kernels_loaded
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ConfigError, RequestTimedOutError
-from tidemark.types import TopicPartition
+from tidemark.types import OffsetSpec, TopicPartition
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _RESETS = ("latest", "earliest", "none")
@@ -126,11 +126,11 @@ class AsyncConsumer(AsyncCloses):
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """To the log start of these partitions, or of all; looked up with the next poll."""
-        self._seek_to(EARLIEST, partitions)
+        self._seek_to(OffsetSpec.EARLIEST, partitions)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """To the high watermark of these partitions, or of all; looked up with the next poll."""
-        self._seek_to(LATEST, partitions)
+        self._seek_to(OffsetSpec.LATEST, partitions)
 
     def _seek_to(self, where: int, partitions: tuple[TopicPartition, ...]) -> None:
         for partition in partitions or self.assignment():
@@ -288,11 +288,11 @@ class AsyncConsumer(AsyncCloses):
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The log start offset of each partition, over both tiers."""
-        return await self._offsets(partitions, EARLIEST)
+        return await self._offsets(partitions, OffsetSpec.EARLIEST)
 
     async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The high watermark of each partition; with read_committed the last stable offset."""
-        return await self._offsets(partitions, LATEST)
+        return await self._offsets(partitions, OffsetSpec.LATEST)
 
     async def _offsets(
         self, partitions: Sequence[TopicPartition], where: int

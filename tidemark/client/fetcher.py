@@ -19,7 +19,7 @@ from tidemark import wire
 from tidemark.client.connections import Connections
 from tidemark.client.errors import NoOffsetForPartitionError
 from tidemark.client.metadata import MetadataCache
-from tidemark.client.offsets import EARLIEST, LATEST, OffsetLookup
+from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, whole_batches
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.watch import SLOW_CALL_S, unless_moved
@@ -31,14 +31,14 @@ from tidemark.errors import (
     TidemarkError,
     error_for,
 )
-from tidemark.types import TopicPartition
+from tidemark.types import OffsetSpec, TopicPartition
 from tidemark.v1 import log_pb2
 
 logger = logging.getLogger(__name__)
 
 # Two, not one: a long poll on idle partitions must not keep busy ones of the same node waiting.
 _REQUESTS_PER_NODE = 2
-_RESETS = {"earliest": EARLIEST, "latest": LATEST}
+_RESETS = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
 
 
 class PartitionState:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
 from tidemark.types import ConfigResource as ConfigResource
 from tidemark.types import ConfigResourceType as ConfigResourceType
 from tidemark.types import Endpoint, TopicPartition
+from tidemark.types import OffsetSpec as OffsetSpec
 
 Header = tuple[str, bytes | None]
 
@@ -53,17 +53,6 @@ class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
     leader_epoch: int
-
-
-class OffsetSpec(IntEnum):
-    """Offsets that `list_offsets` knows by name, as Kafka's special timestamps."""
-
-    LATEST = -1
-    EARLIEST = -2
-    MAX_TIMESTAMP = -3
-    EARLIEST_LOCAL = -4
-    LATEST_TIERED = -5
-    EARLIEST_PENDING_UPLOAD = -6
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2
 
 LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
-LATEST = -1
-EARLIEST = -2
 
 
 class OffsetLookup:
@@ -50,7 +48,7 @@ class OffsetLookup:
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The offset for each timestamp (ms, LATEST or EARLIEST); None where no record is as late.
+        """The offset for each timestamp (ms, or an OffsetSpec); None where no record is as late.
 
         Raises the first error that is not retriable, or after `timeout_ms` (default: the policy's)
         the last one.
