@@ -49,7 +49,7 @@ _BYTES = np.dtype((np.void, HEADER_BYTES))
 assert _ROW.itemsize == HEADER_BYTES
 
 
-_KERNEL = "tidemark.records.batch_kernel"
+_KERNEL = "tidemark.records.kernels.batches"
 _PLAIN_BYTES_MAX = 64 << 20
 _walked_bytes = 0
 
@@ -64,7 +64,7 @@ def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[Any, int
     global _walked_bytes
     _walked_bytes += len(view)
     if _walked_bytes > _PLAIN_BYTES_MAX or _KERNEL in sys.modules:
-        from tidemark.records import batch_kernel
+        from tidemark.records.kernels import batches as batch_kernel
 
         return batch_kernel.sound_batches(view, check_crc)
     return plain_sound_batches(view, check_crc)
@@ -207,7 +207,7 @@ class BatchTable:
         process that has loaded it.
         """
         if _KERNEL in sys.modules:
-            from tidemark.records import batch_kernel
+            from tidemark.records.kernels import batches as batch_kernel
 
             entries, most, self.__dict__["has_producers"] = batch_kernel.entries_of(
                 self.view, self.positions, start, last_indexed, interval_bytes, greatest

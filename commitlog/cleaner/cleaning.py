@@ -33,7 +33,7 @@ from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.files import File
 from commitlog.log import Log
 from commitlog.segment import Segment
-from tidemark.records import clean_kernels as kernels
+from tidemark.records.kernels import clean as kernels
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ The rules (Kafka's Cleaner and MemoryRecords.filterTo; KIP-534 for the delete ho
 - A batch that stays whole is not touched. A rewritten one keeps its offsets, codec, producer fields
   and leader epoch, and was checked by its CRC before: damage is never signed anew.
 
-Uncompressed data batches go through a kernel, a buffer at once (`tidemark.records.clean_kernels`);
+Uncompressed data batches go through a kernel, a buffer at once (`tidemark.records.kernels.clean`);
 control batches, compressed ones and those of transactions one by one.
 """
 
@@ -44,10 +44,10 @@ from commitlog.cleaner.offset_map import OffsetMap, checked
 from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
-from tidemark.records import clean_kernels as kernels
-from tidemark.records import compact_kernels as body_kernels
 from tidemark.records.compression import compress, decompress
 from tidemark.records.header import CODEC_MASK, COMPRESSION_NAMES
+from tidemark.records.kernels import clean as kernels
+from tidemark.records.kernels import compact as body_kernels
 
 
 def check_crc(view: memoryview, header: Header) -> None:

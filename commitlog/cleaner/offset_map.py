@@ -4,7 +4,7 @@ A key is known by a 16-byte keyed hash (SipHash-2-4-128, with a random secret pe
 bytes, as Kafka's SkimpyOffsetMap does it with MD5. The memory is one cleaner's share of
 log.cleaner.dedupe.buffer.size, and it fills up to log.cleaner.io.buffer.load.factor: beyond that
 probing gets slow. The table begins small and grows up to that, so that a small log touches little
-memory. The loops are in `tidemark.records.compact_kernels` and `clean_kernels`.
+memory. The loops are in `tidemark.records.kernels.compact` and `clean_kernels`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tidemark.errors import CorruptMessageError, TidemarkError
-from tidemark.records import clean_kernels as kernels
-from tidemark.records import compact_kernels as body_kernels
-from tidemark.records.kernels import FAULTS
+from tidemark.records.kernels import clean as kernels
+from tidemark.records.kernels import compact as body_kernels
+from tidemark.records.kernels.codec import FAULTS
 
 ENTRY_BYTES = 24
 _SLOTS_MIN = 1 << 12

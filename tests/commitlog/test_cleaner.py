@@ -501,7 +501,7 @@ def test_groups_stay_within_a_segments_limits() -> None:
 def test_the_map_takes_24_bytes_a_key_and_refuses_one_too_many() -> None:
     import numpy as np
 
-    from tidemark.records.compact_kernels import shape_of, siphash
+    from tidemark.records.kernels.compact import shape_of, siphash
 
     out = np.zeros(2, np.int64)
     siphash(np.zeros(0, np.uint8), *np.frombuffer(bytes(range(16)), np.int64).tolist(), out)

@@ -30,7 +30,7 @@ from tests.commitlog.builders import NOW, TP, records_of
 from tests.commitlog.test_cleaner import World
 from tidemark.errors import CorruptMessageError
 from tidemark.records import Record, decode_batch, encode_batch
-from tidemark.records import clean_kernels as kernels
+from tidemark.records.kernels import clean as kernels
 
 RETENTION_MS = 1000
 

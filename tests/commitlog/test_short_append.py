@@ -16,7 +16,8 @@ from commitlog import validation
 from commitlog.types import AppendInfo
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.errors import InvalidRecordError, TidemarkError
-from tidemark.records import Record, append_kernel, arrow, encode_batch, read_header
+from tidemark.records import Record, arrow, encode_batch, read_header
+from tidemark.records.kernels import append as append_kernel
 
 arrow.warm_up()
 

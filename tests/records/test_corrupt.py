@@ -24,13 +24,13 @@ from tidemark.records import (
     decode_batch,
     encode_batch,
     iter_batches,
-    kernels,
     read_header,
     validate_batches,
     verify_crc,
 )
 from tidemark.records.compression import compress, decompress
 from tidemark.records.header import HEADER_BYTES, compute_crc
+from tidemark.records.kernels import codec as kernels
 
 arrow.warm_up()
 

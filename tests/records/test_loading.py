@@ -56,7 +56,7 @@ print('numba' in sys.modules)
 
 MODULE = """
 from numba import types
-from tidemark.records.jit import kernel
+from tidemark.records.kernels.jit import kernel
 
 @kernel(types.int64(types.int64))
 def double(value):
@@ -77,7 +77,7 @@ def test_kernels_are_cached_on_disk(tmp_path: Path) -> None:
 
 
 HELPERS = """
-from tidemark.records.jit import inlined
+from tidemark.records.kernels.jit import inlined
 
 @inlined
 def twice(value):
@@ -85,7 +85,7 @@ def twice(value):
 """
 
 BETWEEN = """
-from tidemark.records.jit import helper
+from tidemark.records.kernels.jit import helper
 from innermost_kernel import twice
 
 @helper
@@ -95,7 +95,7 @@ def through(value):
 
 OUTERMOST = """
 from numba import types
-from tidemark.records.jit import kernel
+from tidemark.records.kernels.jit import kernel
 from between_kernel import through
 
 @kernel(types.int64(types.int64))

@@ -96,7 +96,7 @@ def decode(raw: RawBatches) -> Any:
 
 def kernels_loaded() -> bool:
     """Whether the record kernels are compiled: until then no event loop should encode or decode."""
-    return "tidemark.records.kernels" in sys.modules
+    return "tidemark.records.kernels.codec" in sys.modules
 
 
 class Records:

@@ -1,7 +1,7 @@
 """Record batches to Arrow and back, at memory speed: no Python object per record.
 
 `encode_arrow` makes one batch of columns; `decode_arrow` makes one Arrow batch of everything in a
-buffer. The loops are in `tidemark.records.kernels`. Loading numba takes part of a second, so the
+buffer. The loops are in `tidemark.records.kernels.codec`. Loading numba takes part of a second, so the
 first few records of a process take the plain path (`tidemark.records.plain`): a command that reads
 ten records never loads it. Both paths give the same bytes and the same errors.
 """
@@ -62,7 +62,7 @@ class _PlainBudget:
         self.left = PLAIN_RECORDS_MAX
 
     def take(self, count: int) -> bool:
-        if count > self.left or "tidemark.records.kernels" in sys.modules:
+        if count > self.left or "tidemark.records.kernels.codec" in sys.modules:
             return False
         self.left -= count
         return True
@@ -79,7 +79,8 @@ def takes_plain_path(count: int) -> bool:
 @functools.cache
 def _kernels() -> tuple[Any, Any]:
     """The kernels and the column helpers; compiled, or loaded from the cache, on the first call."""
-    from tidemark.records import columns, kernels
+    from tidemark.records import columns
+    from tidemark.records.kernels import codec as kernels
 
     return kernels, columns
 
@@ -87,7 +88,9 @@ def _kernels() -> tuple[Any, Any]:
 def warm_up() -> None:
     """Loads the kernels now, compiling them when this machine never did (a few seconds)."""
     _kernels()
-    from tidemark.records import append_kernel, batch_kernel, clean_kernels
+    from tidemark.records.kernels import append as append_kernel
+    from tidemark.records.kernels import batches as batch_kernel
+    from tidemark.records.kernels import clean as clean_kernels
 
     assert append_kernel.KEYS_UNKNOWN and clean_kernels.ORDERS and batch_kernel.DAMAGED
 

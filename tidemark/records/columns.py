@@ -1,7 +1,7 @@
 """Arrow arrays as the kernels see them, and Arrow arrays made of what kernels filled. No copies.
 
 A column for the kernels is (offsets int32, data, validity bitmap, first bit); see
-`tidemark.records.kernels`. Bitmaps are Arrow's: least significant bit first.
+`tidemark.records.kernels.codec`. Bitmaps are Arrow's: least significant bit first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidemark.records.kernels import ALL_NULL, NO_NULLS
+from tidemark.records.kernels.codec import ALL_NULL, NO_NULLS
 
 Column = tuple[Any, Any, Any, int]
 

@@ -30,7 +30,7 @@ _arrow: Any = None
 _walk_kernel: Any = None
 _find_kernel: Any = None
 _append_kernel: Any = None
-_WALK_KERNEL = "tidemark.records.walk_kernel"
+_WALK_KERNEL = "tidemark.records.kernels.walk"
 
 
 class RecordFacts(NamedTuple):
@@ -53,19 +53,19 @@ def _kernel(count: int) -> Any:
     if _arrow.takes_plain_path(count):
         return None
     if _walk_kernel is None:
-        from tidemark.records import walk_kernel
+        from tidemark.records.kernels import walk as walk_kernel
 
         _walk_kernel = walk_kernel
     return _walk_kernel
 
 
 def append_kernel() -> Any:
-    """`tidemark.records.append_kernel`, which checks a whole batch in one call; None while this
+    """`tidemark.records.kernels.append`, which checks a whole batch in one call; None while this
     process has no use for kernels yet.
     """
     global _append_kernel
     if _append_kernel is None and _WALK_KERNEL in sys.modules:
-        from tidemark.records import append_kernel
+        from tidemark.records.kernels import append as append_kernel
 
         _append_kernel = append_kernel
     return _append_kernel
@@ -160,7 +160,7 @@ def find_in_plain_batch(
     if _find_kernel is None:
         if _walk_kernel is None:
             return None
-        from tidemark.records import find_kernel
+        from tidemark.records.kernels import find as find_kernel
 
         _find_kernel = find_kernel
     offset, found_ms = _find_kernel.find(_walk_kernel.bytes_of(data), timestamp_ms, min_offset)

@@ -17,7 +17,8 @@ def partitions_for_keys(
     """
     if partition_count < 1:
         raise ValueError(f"{partition_count} partitions")
-    from tidemark.records import columns, kernels
+    from tidemark.records import columns
+    from tidemark.records.kernels import codec as kernels
 
     out = np.empty(len(keys), np.int32)
     kernels.partition_keys(columns.binary_column(keys), partition_count, null_partition, out)

@@ -8,7 +8,7 @@ returns a negative code (see `FAULTS`) and never looks beyond a batch's end. Lay
 
 Integers are int64 throughout: in numba a mix of signed and unsigned becomes a float. A column is
 offsets, data, validity bitmap and `first_bit`: where its bitmap begins, or one of two marks. Inner
-loops go by addresses (`tidemark.records.words`).
+loops go by addresses (`tidemark.records.kernels.words`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from tidemark.records.jit import INT64, UINT8, helper, inlined, kernel, readable, writable
-from tidemark.records.words import (
+from tidemark.records.kernels.jit import INT64, UINT8, helper, inlined, kernel, readable, writable
+from tidemark.records.kernels.words import (
     MAX_VARINT_BYTES,
     MAX_VARLONG_BYTES,
     SLACK_BYTES,

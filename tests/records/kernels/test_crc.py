@@ -10,8 +10,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.records import Record, batch_kernel, crc_kernel, encode_batch
-from tidemark.records.crc_kernel import CRC_BEGIN, FOLD_BYTES, LANE_BYTES, LONG_LANE_BYTES
+from tidemark.records import Record, encode_batch
+from tidemark.records.kernels import batches as batch_kernel
+from tidemark.records.kernels import crc as crc_kernel
+from tidemark.records.kernels.crc import CRC_BEGIN, FOLD_BYTES, LANE_BYTES, LONG_LANE_BYTES
 
 AROUND = (-1, 0, 1, 8)
 SIZES = [*range(70), 5000, 20_001, 6 * LONG_LANE_BYTES + 3 * LANE_BYTES + 13]

@@ -23,8 +23,8 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tidemark.records.jit import INT64, UINT8, helper, kernel, readable
-from tidemark.records.kernels import Bytes, wide
+from tidemark.records.kernels.codec import Bytes, wide
+from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable
 
 LANE_BYTES = 512
 LONG_LANE_BYTES = 8192  # of large buffers: joining the sums takes a fifth of the short ones' time

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from tidemark.records.crc_kernel import crc_of
-from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
-from tidemark.records.kernels import Bytes, Ints64, wide
+from tidemark.records.kernels.codec import Bytes, Ints64, wide
+from tidemark.records.kernels.crc import crc_of
+from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
 
 _HEADER_BYTES = 61
 _OVERHEAD_BYTES = 12

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidemark.records.batch_kernel import big_endian
-from tidemark.records.compact_kernels import (
+from tidemark.records.kernels.batches import big_endian
+from tidemark.records.kernels.codec import FAULT_OFFSET, _copy, wide
+from tidemark.records.kernels.compact import (
     _BLOCK,
     _MAP,
     FAULT_FULL,
@@ -26,9 +27,8 @@ from tidemark.records.compact_kernels import (
     _put_records,
     _rewrite_records,
 )
-from tidemark.records.crc_kernel import CRC_BEGIN, crc_more
-from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
-from tidemark.records.kernels import FAULT_OFFSET, _copy, wide
+from tidemark.records.kernels.crc import CRC_BEGIN, crc_more
+from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
 
 _HEADER_BYTES = 61
 _OVERHEAD_BYTES = 12

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tidemark.records.jit import helper, inlined
+from tidemark.records.kernels.jit import helper, inlined
 
 MAX_VARINT_BYTES = 5
 MAX_VARLONG_BYTES = 10

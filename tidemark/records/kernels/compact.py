@@ -20,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from tidemark.records.crc_kernel import LONG_LANE_BYTES, crc_more, load_word
-from tidemark.records.jit import INT64, UINT8, helper, kernel, readable, writable
-from tidemark.records.kernels import (
+from tidemark.records.kernels.codec import (
     FAULT_FIELD,
     FAULT_OFFSET,
     FAULT_RECORD_SIZE,
@@ -35,6 +33,8 @@ from tidemark.records.kernels import (
     _varint_size,
     wide,
 )
+from tidemark.records.kernels.crc import LONG_LANE_BYTES, crc_more, load_word
+from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
 
 Ints64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.records.strategies import INT64
 from tidemark.errors import MessageTooLargeError
-from tidemark.records import arrow, columns, decode_batch, encode_arrow, kernels
+from tidemark.records import arrow, columns, decode_batch, encode_arrow
 from tidemark.records.kafka_codec import Reader, Writer
+from tidemark.records.kernels import codec as kernels
 
 arrow.warm_up()
 

@@ -2,7 +2,7 @@
 
 It notes nothing but the least and greatest timestamp and whether a key is null, and checks every
 bound: of records, fields and headers. So it costs a few nanoseconds a record; the decoder's `scan`
-(`tidemark.records.kernels`, whose fault codes these are) also notes where everything lies.
+(`tidemark.records.kernels.codec`, whose fault codes these are) also notes where everything lies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from numba import types
 
 from tidemark.records.header import NO_TIMESTAMP_MS
-from tidemark.records.jit import INT64, UINT8, kernel, readable
-from tidemark.records.kernels import (
+from tidemark.records.kernels.codec import (
     FAULT_FIELD,
     FAULT_HEADERS,
     FAULT_OFFSET,
@@ -30,6 +29,7 @@ from tidemark.records.kernels import (
     _scan_headers,
     wide,
 )
+from tidemark.records.kernels.jit import INT64, UINT8, kernel, readable
 
 __all__ = ["FAULTS", "FAULT_OFFSET", "NONE_FOUND", "bytes_of", "seek", "walk"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from numba import types
 
-from tidemark.records.batch_kernel import big_endian
-from tidemark.records.crc_kernel import crc_of
-from tidemark.records.jit import INT64, UINT8, kernel, readable
-from tidemark.records.kernels import Bytes, wide
-from tidemark.records.walk_kernel import seek
+from tidemark.records.kernels.batches import big_endian
+from tidemark.records.kernels.codec import Bytes, wide
+from tidemark.records.kernels.crc import crc_of
+from tidemark.records.kernels.jit import INT64, UINT8, kernel, readable
+from tidemark.records.kernels.walk import seek
 
 _HEADER_BYTES = 61
 _OVERHEAD_BYTES = 12
