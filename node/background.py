@@ -2,10 +2,10 @@
 producers, ISR shrinking.
 
 Each has its own period (Kafka's settings), and looks only at logs that changed since, or whose time
-has come (`commitlog.changes`): a pass over partitions that nobody uses does nothing at all. Work on
-logs happens on the event loop in small slices, one log at a time with a breath between, since
-appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs, removal of
-deleted files) runs in a bounded pool of threads.
+has come (`commitlog.log.changes`): a pass over partitions that nobody uses does nothing at all.
+Work on logs happens on the event loop in small slices, one log at a time with a breath between,
+since appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs,
+removal of deleted files) runs in a bounded pool of threads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
-from commitlog.retention import RetentionSchedule
+from commitlog.log.log import Log
+from commitlog.log.retention import RetentionSchedule
+from commitlog.manager.manager import LogManager
 from node.cleaning import CleanerWorkers
 from node.clock import Clock
 from node.isr import IsrKeeper

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from commitlog.log_manager import LogManager
+from commitlog.manager.manager import LogManager
 from commitlog.moves.future_log import FutureLog
 from node.directory_moves import DirectoryMover
 from node.hosted import HostedPartition

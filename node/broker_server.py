@@ -15,8 +15,8 @@ from uuid import UUID
 
 import grpc
 
-from commitlog.log_directory import LogDirectory
-from commitlog.log_manager import LogManager
+from commitlog.disk.log_directory import LogDirectory
+from commitlog.manager.manager import LogManager
 from node.background import BackgroundWork
 from node.broker_admin import BrokerAdminService
 from node.clock import Clock

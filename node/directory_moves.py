@@ -26,10 +26,10 @@ from typing import Protocol
 from uuid import UUID
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.log_directory import LogDirectory
-from commitlog.log_manager import LogManager
+from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.names import FUTURE_SUFFIX, NAME_BYTES_MAX
+from commitlog.manager.manager import LogManager
 from commitlog.moves.future_log import FutureLog, Piece
-from commitlog.names import FUTURE_SUFFIX, NAME_BYTES_MAX
 from node.registry import PartitionRegistry
 from node.tasks import OnFatal, cancel_all, spawn
 from quorum.image.types import LOST_DIRECTORY

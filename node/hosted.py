@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from commitlog.log import Log
+from commitlog.log.log import Log
 from node.partition import Partition, Role
 from tidemark.config import TopicConfig
 from tidemark.errors import ErrorCode

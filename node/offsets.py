@@ -14,7 +14,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from commitlog.log import Log
+from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry

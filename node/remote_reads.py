@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from commitlog.log import Log
+from commitlog.log.log import Log
 from node.hosted import HostedPartition
 from tidemark.errors import ApiError, KafkaStorageError, TidemarkError
 from tidemark.types import TopicIdPartition

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 from uuid import UUID
 
-from commitlog.log import Log
-from commitlog.log_directory import LogDirectoryOfflineError
-from commitlog.log_manager import LogManager
+from commitlog.disk.log_directory import LogDirectoryOfflineError
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from node.clock import Clock
 from node.fetching import Fetcher
 from node.hosted import HostedPartition

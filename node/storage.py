@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
-from commitlog.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
-from commitlog.files import DirectoryLock, DiskError, OsDirectory, storage_error
-from commitlog.log_directory import LogDirectory
+from commitlog.disk.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
+from commitlog.disk.files import DirectoryLock, DiskError, OsDirectory, storage_error
+from commitlog.disk.log_directory import LogDirectory
 from quorum.bootstrap import (
     parse_initial_controllers,
     read_first_levels,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from commitlog.from_tier import rebuild_from_remote
+from commitlog.log.from_tier import rebuild_from_remote
 from node import follower_log
 from node.hosted import HostedPartition
 from node.replication_client import ReplicationClient

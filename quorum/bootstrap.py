@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from quorum.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import decode_record, encode_record, feature_record

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from uuid import UUID
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from quorum.raft.effects import ElectionState
 from quorum.raft.voters import ReplicaKey
 from tidemark.errors import StorageError

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import grpc.aio
 
-from commitlog.files import Directory, DiskError
+from commitlog.disk.files import Directory, DiskError
 from quorum.raft import messages as m
 from quorum.raft.core import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import (

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from commitlog import Log
-from commitlog.files import Directory
-from commitlog.flushing import PendingFlush
+from commitlog.disk.files import Directory
+from commitlog.log.flushing import PendingFlush
+from commitlog.log.log import Log
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory

@@ -3,8 +3,8 @@
     .venv/bin/python scripts/make_golden.py tests/golden/tidemark-0.1
 
 Run once per release that changes a format; the files of earlier releases are never written again,
-since `tests/commitlog/test_own_golden.py` proves that they stay readable. Everything is fixed: the
-same program writes the same bytes.
+since `tests/commitlog/log/test_own_golden.py` proves that they stay readable. Everything is fixed:
+the same program writes the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from commitlog.checkpoints import (
+from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -24,8 +24,8 @@ from commitlog.checkpoints import (
     MetaProperties,
     OffsetCheckpoint,
 )
-from commitlog.files import OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import OsDirectory
+from commitlog.log.log import Log
 from commitlog.types import AppendOrigin
 from tidemark.config import TopicConfig
 from tidemark.records import (

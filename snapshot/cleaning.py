@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from snapshot.names import DELETED_SUFFIX, PART_SUFFIX, SnapshotId
 from snapshot.reader import file_name
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from commitlog.files import Directory, File
+from commitlog.disk.files import Directory, File
 from snapshot.framing import ControlBatch, decode_batch_at, header_timestamp_ms
 from snapshot.names import SUFFIX, SnapshotId, parse_name
 from tidemark.errors import CorruptMessageError, SnapshotNotFoundError

@@ -8,7 +8,7 @@ meanwhile is SNAPSHOT_NOT_FOUND.
 
 from __future__ import annotations
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader, file_name
 from snapshot.writer import freeze_part

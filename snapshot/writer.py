@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from commitlog.files import Directory, File
+from commitlog.disk.files import Directory, File
 from snapshot.framing import encode_footer, encode_header
 from snapshot.names import SnapshotId
 from snapshot.values import MAX_BATCH_RECORDS, ValuesBatch

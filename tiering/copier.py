@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from commitlog.segment import Segment
+from commitlog.segment.segment import Segment
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
 from tiering import planner

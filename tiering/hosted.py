@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from commitlog.checkpoints import format_epochs
-from commitlog.files import Directory, File
-from commitlog.log import Log
-from commitlog.producer_state import encode_snapshot, snapshot_name
-from commitlog.segment import Segment
+from commitlog.disk.checkpoints import format_epochs
+from commitlog.disk.files import Directory, File
+from commitlog.log.log import Log
+from commitlog.segment.producer_state import encode_snapshot, snapshot_name
+from commitlog.segment.segment import Segment
 from tidemark.types import TopicIdPartition
 from tiering import planner
 from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata

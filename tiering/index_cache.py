@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from uuid import UUID
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.types import uuid_from_text, uuid_to_text
 from tiering.errors import RetriableRemoteStorageError

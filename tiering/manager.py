@@ -15,8 +15,8 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from commitlog.files import Directory, OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import Directory, OsDirectory
+from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError

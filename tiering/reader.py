@@ -17,8 +17,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from commitlog.checkpoints import parse_epochs
-from commitlog.log import Log
+from commitlog.disk.checkpoints import parse_epochs
+from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError

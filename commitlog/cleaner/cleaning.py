@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from commitlog.batch_table import BatchTable
-from commitlog.batches import HEADER_BYTES, Header, end_transaction, header_at, header_in
 from commitlog.cleaner.choice import Cleanable, SegmentSizes, group_segments
 from commitlog.cleaner.filter import (
     BatchFilter,
@@ -28,11 +26,13 @@ from commitlog.cleaner.filter import (
 from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, SegmentDoesNotFitError
 from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError, checked
 from commitlog.cleaner.reading import BatchReader
-from commitlog.cleaner.swap import CLEANED_SUFFIX, remove_files
 from commitlog.cleaner.transactions import TransactionWalk
-from commitlog.files import File
-from commitlog.log import Log
-from commitlog.segment import Segment
+from commitlog.disk.files import File
+from commitlog.log.log import Log
+from commitlog.log.swap import CLEANED_SUFFIX, remove_files
+from commitlog.segment.batch_table import BatchTable
+from commitlog.segment.batches import HEADER_BYTES, Header, end_transaction, header_at, header_in
+from commitlog.segment.segment import Segment
 from tidemark.records.kernels import clean as kernels
 
 
@@ -230,7 +230,7 @@ class Cleaning:
             fitting = self._fitting(target, left)
             if fitting == 0:  # a rewritten batch may be larger: a group fills more than a segment
                 self._keep_aborted(target, target.next_offset)
-                target = self._new_target(group, target.next_offset)  # no gap: `commitlog.loader`
+                target = self._new_target(group, target.next_offset)  # no gap: see log.loader
                 continue
             piece, left = left.split(fitting)
             target.append_table(piece)

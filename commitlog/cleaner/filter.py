@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from commitlog.batch_table import BatchTable
-from commitlog.batches import (
+from commitlog.cleaner.offset_map import OffsetMap, checked
+from commitlog.cleaner.transactions import TransactionWalk
+from commitlog.segment.batch_table import BatchTable
+from commitlog.segment.batches import (
     ATTRIBUTES_POSITION,
     CONTROL_FLAG,
     CRC_POSITION,
@@ -40,8 +42,6 @@ from commitlog.batches import (
     header_at,
     header_in,
 )
-from commitlog.cleaner.offset_map import OffsetMap, checked
-from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.types import AbortedTransaction
 from tidemark.errors import CorruptMessageError
 from tidemark.records.compression import compress, decompress

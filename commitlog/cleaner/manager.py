@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from commitlog.checkpoints import OffsetCheckpoint
 from commitlog.cleaner.choice import cleanable, is_settled, qualifies
 from commitlog.cleaner.io import CleanerIo, CleaningAbortedError, Throttle
 from commitlog.cleaner.states import CleaningState, CleaningStates
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
+from commitlog.disk.checkpoints import OffsetCheckpoint
+from commitlog.disk.files import Directory
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicPartition

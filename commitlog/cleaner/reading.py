@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from commitlog.batch_table import claimed_size
-from commitlog.batches import HEADER_BYTES
 from commitlog.cleaner.io import CleanerIo
-from commitlog.files import File
+from commitlog.disk.files import File
+from commitlog.segment.batch_table import claimed_size
+from commitlog.segment.batches import HEADER_BYTES
 from tidemark.errors import CorruptMessageError
 
 

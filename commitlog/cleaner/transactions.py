@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from commitlog.batches import EndTransaction, Header
+from commitlog.segment.batches import EndTransaction, Header
 from commitlog.types import AbortedTransaction
 
 

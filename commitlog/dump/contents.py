@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from commitlog.batches import crc_is_valid, unpack_header
+from commitlog.disk.files import Directory, File
 from commitlog.dump.index import damage, index_entries
 from commitlog.dump.text_files import (
     JSON_FILES,
@@ -22,9 +22,9 @@ from commitlog.dump.text_files import (
     json_entries,
     property_entries,
 )
-from commitlog.files import Directory, File
-from commitlog.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
-from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
+from commitlog.segment.batches import crc_is_valid, unpack_header
+from commitlog.segment.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
+from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records.control import (
     ControlRecord,

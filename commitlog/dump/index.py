@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from commitlog.batches import HEADER_BYTES, Header, scan_headers, unpack_header
-from commitlog.files import Directory, File
-from commitlog.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
-from commitlog.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
+from commitlog.disk.files import Directory, File
+from commitlog.segment.batches import HEADER_BYTES, Header, scan_headers, unpack_header
+from commitlog.segment.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
+from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError
 
 Entry = dict[str, Any]

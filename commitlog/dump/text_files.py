@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from commitlog.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, PARTITION_METADATA
+from commitlog.disk.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, PARTITION_METADATA
 from commitlog.dump.index import damage
 
 Entry = dict[str, Any]

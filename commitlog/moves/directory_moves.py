@@ -29,27 +29,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from commitlog.checkpoints import (
+from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
 )
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.disk.files import Directory
+from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.disk.names import DELETE_SUFFIX, parse_directory_name, parse_future_name, unique_name
+from commitlog.log.log import Log
 from commitlog.moves.future_log import MOVES_FILE, FutureLog, Moves
-from commitlog.names import (
-    DELETE_SUFFIX,
-    parse_directory_name,
-    parse_future_name,
-    unique_name,
-)
-from commitlog.segment import Segment
+from commitlog.segment.segment import Segment
 from tidemark.errors import StorageError, TidemarkError
 from tidemark.types import METADATA_TOPIC, TopicPartition
 
 if TYPE_CHECKING:
-    from commitlog.log_manager import LogManager
+    from commitlog.manager.manager import LogManager
 
 _log = logging.getLogger(__name__)
 

@@ -20,17 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from commitlog.batches import HEADER_BYTES, header_at, header_in
-from commitlog.checkpoints import (
-    LEADER_EPOCH_CHECKPOINT,
-    PARTITION_METADATA,
-    format_epochs,
-)
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.names import FUTURE_SUFFIX, unique_name
-from commitlog.producer_state import snapshot_name
-from commitlog.segment import Segment
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, format_epochs
+from commitlog.disk.files import Directory
+from commitlog.disk.names import FUTURE_SUFFIX, unique_name
+from commitlog.log.log import Log
+from commitlog.segment.batches import HEADER_BYTES, header_at, header_in
+from commitlog.segment.producer_state import snapshot_name
+from commitlog.segment.segment import Segment
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 
@@ -136,7 +132,7 @@ class Piece:
 
     def _read(self) -> tuple[bytes | memoryview, int | None]:
         wanted = min(self.end - self.begin, PIECE_BYTES)
-        from commitlog.batch_table import sound_batches
+        from commitlog.segment.batch_table import sound_batches
 
         try:
             file = self.source.open_read_only(self.copied.source.log_file)

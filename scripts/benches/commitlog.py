@@ -24,8 +24,8 @@ from typing import Any
 
 from crc32c import crc32c
 
-from commitlog.files import OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import OsDirectory
+from commitlog.log.log import Log
 from tidemark.config import TopicConfig
 from tidemark.records import HEADER_BYTES, Record, encode_batch
 from tidemark.records.arrow import warm_up

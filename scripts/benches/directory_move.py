@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commitlog.files import OsDirectory
-from commitlog.log_manager import LogManager
+from commitlog.disk.files import OsDirectory
+from commitlog.manager.manager import LogManager
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch
 from tidemark.types import TopicPartition

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from commitlog.files import OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import OsDirectory
+from commitlog.log.log import Log
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch, iter_batches
 from tidemark.types import TopicIdPartition

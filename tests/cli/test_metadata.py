@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from commitlog.files import OsDirectory
+from commitlog.disk.files import OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
 from snapshot import SnapshotId, SnapshotWriter

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, decode_batch, encode_batch, iter_batches
 from tidemark.types import TopicPartition

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
-from commitlog.files import OsDirectory
+from commitlog.disk.files import OsDirectory
 from quorum.controller_client import ControllerClient
 from quorum.controller_server import ControllerServer
 from quorum.features import FIRST_LEVELS, ranges_to_wire

@@ -13,8 +13,8 @@ from uuid import UUID
 import grpc.aio
 import pytest
 
-from commitlog.files import OsDirectory
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.files import OsDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum import bootstrap
 from quorum.controller import core as controller_core
 from quorum.controller.core import ControllerCore

@@ -4,8 +4,8 @@ truncation.
 
 from __future__ import annotations
 
-from commitlog.files import Directory
-from commitlog.log import Log
+from commitlog.disk.files import Directory
+from commitlog.log.log import Log
 from tests.crash.harness import Ack
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch

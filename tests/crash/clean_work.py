@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import commitlog.cleaner.cleaning  # noqa: F401  loads the kernels before the children are forked
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
+from commitlog.disk.files import Directory
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from tests.crash.harness import Ack
 from tidemark.config import ServerConfig, TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch

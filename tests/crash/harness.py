@@ -25,9 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commitlog.files import Directory, DirectoryLock, DiskUsage, File, OsDirectory, write_atomic
-from commitlog.log import Log
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.files import (
+    Directory,
+    DirectoryLock,
+    DiskUsage,
+    File,
+    OsDirectory,
+    write_atomic,
+)
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch
 from tidemark.types import TopicPartition

@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
-from commitlog.files import Directory
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
+from commitlog.disk.files import Directory
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from commitlog.moves import directory_moves, future_log
 from tests.crash.harness import Ack
 from tidemark.config import ServerConfig, TopicConfig, parse_server_config

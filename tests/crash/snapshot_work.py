@@ -4,7 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from commitlog.files import Directory
+from commitlog.disk.files import Directory
 from quorum.raft.effects import LeaderChange
 from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId, SnapshotWriter

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import OsDirectory
+from commitlog.log.log import Log
 from tests.crash.append_work import RECORDS_PER_BATCH, batch, open_log, record
 from tests.crash.harness import Job, points_of, run_jobs
 from tidemark.errors import OutOfOrderSequenceNumberError

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.files import OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import OsDirectory
+from commitlog.log.log import Log
 from tests.commitlog.builders import records_of
 from tests.crash.clean_work import BATCHES, NOW_MS, SERVER, batch, open_all
 from tests.crash.harness import Job, points_of, run_jobs

@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from commitlog.files import OsDirectory
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
-from commitlog.names import FUTURE_SUFFIX
+from commitlog.disk.files import OsDirectory
+from commitlog.disk.names import FUTURE_SUFFIX
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import records_of
 from tests.crash.harness import Job, JobResult, points_of, run_jobs
 from tests.crash.move_work import NOW_MS, TOPIC_PARTITION, batch, open_all

@@ -12,8 +12,8 @@ import asyncio
 import random
 import struct
 
-from commitlog.files import Directory
-from commitlog.log import Log
+from commitlog.disk.files import Directory
+from commitlog.log.log import Log
 from tests.crash.harness import Ack
 from tests.tiering.builders import PARTITION, server_config
 from tests.tiering.world import batch

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from commitlog.disk.files import OsDirectory
 from commitlog.dump import DumpOptions, dump_file
-from commitlog.files import OsDirectory
 from tests.crash.strace import require_strace
 from tests.e2e.storage_faults import DISKS, Faults, disk_of
 from tests.e2e.storage_load import (

@@ -12,8 +12,8 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.manager.manager import LogManager
 from node.fetch_session import FetchPartition, FetchSession, Replica
 from node.fetching import FetchParams
 from node.hosted import HostedPartition

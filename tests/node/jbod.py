@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import UUID
 
-from commitlog.log_directory import LogDirectory
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.manager.manager import LogManager
 from node.directory_assignments import DirectoryAssignments
 from node.fetch_session import FetchPartition
 from node.fetching import FetchParams

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
-from commitlog.open_files import OPEN_FILES
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.open_files import OPEN_FILES
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from node.background import BackgroundWork
 from node.clock import Clock
 from node.isr import IsrKeeper

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.manager.manager import LogManager
 from node.cleaning import CleanerWorkers
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.errors import FatalError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.log import Log
+from commitlog.log.log import Log
 from tests.node.test_three_brokers import Brokers
 from tidemark.client import (
     AlterConfigOp,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.moves.future_log import FutureLog
 from node.directory_moves import PREFERRED_MAX, SWAP_BYTES_MAX, Copied, DirectoryMover
 from quorum.image.types import LOST_DIRECTORY

@@ -9,8 +9,8 @@ import pytest
 
 from commitlog.cleaner.io import Throttle
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.manager.manager import LogManager
 from node.cleaning import CleanerWorkers
 from node.dynamic_settings import DynamicSettings
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage

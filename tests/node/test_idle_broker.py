@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from commitlog.checkpoints import OffsetCheckpoint
-from commitlog.log import Log
-from commitlog.log_manager import LogManager
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.checkpoints import OffsetCheckpoint
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
 from node.background import BackgroundWork
 from node.clock import Clock
 from node.hosted import HostedPartition

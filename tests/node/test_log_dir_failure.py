@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum.image.types import LOST_DIRECTORY
 from tests.node.cluster import TOPIC
 from tests.node.jbod import JbodCluster, jbod

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.log_directory import LogDirectory
+from commitlog.disk.log_directory import LogDirectory
 from node.server import Server
 from node.storage import format_storage
 from quorum.image import PartitionRegistration

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.checkpoints import CleanShutdown, MetaProperties
-from commitlog.files import OsDirectory
+from commitlog.disk.checkpoints import CleanShutdown, MetaProperties
+from commitlog.disk.files import OsDirectory
 from node.broker_server import make_tier
 from node.clock import Clock
 from node.storage import format_storage, open_storage, random_cluster_id

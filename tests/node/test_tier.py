@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from commitlog.log import Log
+from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from node.fetch_session import Replica
 from tests import virtual_time

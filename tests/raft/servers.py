@@ -13,8 +13,8 @@ from uuid import UUID
 
 import grpc.aio
 
-from commitlog.files import Directory
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.raft_client import CommittedBatch, LeaderAndEpoch

@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from commitlog.checkpoints import MetaProperties
-from commitlog.files import OsDirectory
+from commitlog.disk.checkpoints import MetaProperties
+from commitlog.disk.files import OsDirectory
 from node.server import Server
 from node.storage import first_voters, format_storage
 from quorum.bootstrap import parse_initial_controllers

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from commitlog.files import storage_error
+from commitlog.disk.files import storage_error
 from quorum.raft import messages as m
 from snapshot import SnapshotId
 from tests.raft.servers import CLUSTER_ID, RaftNodes

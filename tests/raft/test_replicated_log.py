@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import DiskError, storage_error
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.files import DiskError, storage_error
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum import replicated_log
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import ElectionState

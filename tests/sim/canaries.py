@@ -4,7 +4,7 @@ nothing (reliability layer 6).
 
 from __future__ import annotations
 
-from commitlog.files import Directory, DiskError
+from commitlog.disk.files import Directory, DiskError
 from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import Effects, ElectionState
 from quorum.raft.high_watermark import next_high_watermark

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
 from quorum.raft.core import RaftInvariantError, ReplicaConfig

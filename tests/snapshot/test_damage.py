@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
 from quorum.raft.core import ReplicaConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.from_tier import rebuild_from_remote
+from commitlog.log.from_tier import rebuild_from_remote
 from tests.tiering.builders import DELETING, FINISHED, PARTITION, STARTED
 from tests.tiering.world import NOW_MS, World, batch
 from tidemark.errors import OffsetOutOfRangeError

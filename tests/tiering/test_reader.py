@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from tests.tiering.builders import PARTITION, segment
 from tests.tiering.world import World, batch
 from tidemark.errors import CorruptMessageError, RequestTimedOutError

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from commitlog.files import Directory, OsDirectory
-from commitlog.log import Log
+from commitlog.disk.files import Directory, OsDirectory
+from commitlog.log.log import Log
 from tests.tiering.builders import PARTITION, server_config
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch

@@ -145,8 +145,8 @@ def dump_log(
 
 def _entries(path: Path, options: DumpOptions, *, check_index: bool) -> Iterator[Entry]:
     """The entries of a file; of an index that is checked only what is wrong with it."""
+    from commitlog.disk.files import OsDirectory
     from commitlog.dump import dump_file
-    from commitlog.files import OsDirectory
 
     entries = dump_file(OsDirectory(str(path.parent), create=False), path.name, options)
     if check_index and path.name.endswith(_CHECKED):

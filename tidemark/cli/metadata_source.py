@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commitlog.files import Directory, OsDirectory
+from commitlog.disk.files import Directory, OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from snapshot import FileSnapshotReader, SnapshotId, list_snapshots, parse_name, write_piece
 from snapshot.values import decode_values

@@ -149,8 +149,8 @@ def controller_of(config: Path) -> Controller:
     """The controller that a server.properties and its formatted directory describe; ConfigError,
     StorageError.
     """
-    from commitlog.checkpoints import MetaProperties
-    from commitlog.files import OsDirectory
+    from commitlog.disk.checkpoints import MetaProperties
+    from commitlog.disk.files import OsDirectory
     from tidemark.config import load_server_config
 
     settings = load_server_config(config)

@@ -1,9 +1,9 @@
 """Record batches to Arrow and back, at memory speed: no Python object per record.
 
 `encode_arrow` makes one batch of columns; `decode_arrow` makes one Arrow batch of everything in a
-buffer. The loops are in `tidemark.records.kernels.codec`. Loading numba takes part of a second, so the
-first few records of a process take the plain path (`tidemark.records.plain`): a command that reads
-ten records never loads it. Both paths give the same bytes and the same errors.
+buffer. The loops are in `tidemark.records.kernels.codec`. Loading numba takes part of a second, so
+the first few records of a process take the plain path (`tidemark.records.plain`): a command that
+reads ten records never loads it. Both paths give the same bytes and the same errors.
 """
 
 from __future__ import annotations

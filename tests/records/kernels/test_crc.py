@@ -57,7 +57,7 @@ BATCHES = b"".join(
 def test_the_walk_over_cut_and_flipped_batches_is_the_plain_one(
     cut: int, flip: int, bit: int
 ) -> None:
-    from commitlog.batch_table import plain_sound_batches
+    from commitlog.segment.batch_table import plain_sound_batches
 
     data = bytearray(BATCHES[:cut])
     if flip < cut and bit < 8:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from commitlog.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import MemoryDirectory
 from node.lifecycle import BrokerLifecycle
 from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.controller.core import ControllerCore

@@ -1,1 +1,1 @@
-"""Kernels."""
+"""The compiled loops over record batches (numba)."""

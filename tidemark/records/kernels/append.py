@@ -2,8 +2,8 @@
 shape, CRC, and the walk over the records.
 
 It is the short way of an append, and says yes only where all is as it mostly is; what is wrong
-with any other batch, or that it is right after all, the long way says (`commitlog.validation`, with
-which this module's answers agree). Reads foreign bytes: every bound is checked.
+with any other batch, or that it is right after all, the long way says (`commitlog.log.validation`,
+with which this module's answers agree). Reads foreign bytes: every bound is checked.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The file system as a log sees it, and the small text files of a log directory."""

@@ -1,0 +1,219 @@
+"""One entry of log.dirs with its state: online, or offline with the reason (KIP-112).
+
+Everything that logs do to files goes through here, so the first disk error is noticed wherever it
+happens (append, read, roll, fsync, checkpoint, recovery, cleaning, removal), and from then on
+nothing in the directory is read or written again: every call raises LogDirectoryOfflineError
+without touching the disk. That is Kafka's LogDirFailureChannel without a channel: no caller has to
+report, and no thread that is still at work can write behind a failed fsync.
+
+Online -> offline is the only transition; a restart is the way back. What does not fail a directory:
+a file that is not there (unless the whole directory is gone), a closed file, the process' limit of
+open files, damaged contents, and a full disk where `fails_when_full` says no.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+from uuid import UUID
+
+from commitlog.disk.files import (
+    DISK_FULL,
+    Directory,
+    DirectoryLock,
+    DiskError,
+    DiskUsage,
+    File,
+    FsyncError,
+)
+from tidemark.errors import StorageError, TidemarkError
+
+_log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_NOT_THE_DISK = frozenset(
+    (errno.EBADF, errno.EMFILE, errno.ENFILE, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+)
+
+
+class LogDirectoryOfflineError(StorageError):
+    """The log directory failed: its logs can not be used until the node restarts."""
+
+
+class DirectoryState:
+    """Online, or offline with a reason; shared by a log directory and all that is opened in it."""
+
+    def __init__(self, root: Directory) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self.failure = ""
+        self.on_failure: Callable[[], None] = lambda: None
+        self.fails_when_full: Callable[[], bool] = lambda: False
+
+    def call(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Calls the disk; LogDirectoryOfflineError where that fails, or something did before."""
+        if self.failure:
+            raise self.offline()
+        try:
+            return method(*args, **kwargs)
+        except (FsyncError, DiskError, OSError) as error:
+            if not self._is_failure(error):
+                raise
+            self.fail(str(error))
+            raise self.offline() from error
+
+    def offline(self) -> LogDirectoryOfflineError:
+        return LogDirectoryOfflineError(
+            f"log directory {self._root.path} is offline: {self.failure}"
+        )
+
+    def fail(self, reason: str) -> None:
+        """Takes the directory offline for good; the first reason counts."""
+        with self._lock:
+            if self.failure:
+                return
+            self.failure = reason
+        _log.error(
+            "log directory %s fails, nothing in it is touched any more: %s",
+            self._root.path,
+            reason,
+        )
+        self.on_failure()
+
+    def _is_failure(self, error: FsyncError | DiskError | OSError) -> bool:
+        if isinstance(error, FsyncError):
+            return True
+        if error.errno == errno.ENOENT:
+            try:
+                self._root.usage()
+            except (TidemarkError, OSError):
+                return True
+            return False
+        if error.errno in DISK_FULL:
+            return self.fails_when_full()
+        return error.errno not in _NOT_THE_DISK
+
+
+class GuardedFile:
+    """A file of a log directory."""
+
+    __slots__ = ("_inner", "_state")
+
+    def __init__(self, inner: File, state: DirectoryState) -> None:
+        self._inner = inner
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    def append(self, *buffers: bytes | memoryview) -> int:
+        return self._state.call(self._inner.append, *buffers)
+
+    def pread(self, size: int, position: int) -> bytes:
+        return self._state.call(self._inner.pread, size, position)
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        return self._state.call(self._inner.pread_into, buffer, position)
+
+    def pwrite(self, data: bytes | memoryview, position: int) -> None:
+        self._state.call(self._inner.pwrite, data, position)
+
+    def truncate(self, size: int) -> None:
+        self._state.call(self._inner.truncate, size)
+
+    def fsync(self) -> None:
+        self._state.call(self._inner.fsync)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class GuardedDirectory:
+    """A log directory or a directory within it."""
+
+    def __init__(self, inner: Directory, state: DirectoryState) -> None:
+        self.inner = inner
+        self.state = state
+
+    @property
+    def path(self) -> str:
+        return self.inner.path
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        return GuardedFile(self.state.call(self.inner.open, name, create=create), self.state)
+
+    def open_read_only(self, name: str) -> File:
+        return GuardedFile(self.state.call(self.inner.open_read_only, name), self.state)
+
+    def exists(self, name: str) -> bool:
+        return self.state.call(self.inner.exists, name)
+
+    def is_directory(self, name: str) -> bool:
+        return self.state.call(self.inner.is_directory, name)
+
+    def size_of(self, name: str) -> int:
+        return self.state.call(self.inner.size_of, name)
+
+    def modified_ms(self, name: str) -> int:
+        return self.state.call(self.inner.modified_ms, name)
+
+    def list(self) -> list[str]:
+        return self.state.call(self.inner.list)
+
+    def subdirectory(self, name: str, *, create: bool = True) -> Directory:
+        inner = self.state.call(self.inner.subdirectory, name, create=create)
+        return GuardedDirectory(inner, self.state)
+
+    def remove(self, name: str) -> None:
+        self.state.call(self.inner.remove, name)
+
+    def remove_tree(self, name: str) -> None:
+        self.state.call(self.inner.remove_tree, name)
+
+    def rename(self, old: str, new: str) -> None:
+        self.state.call(self.inner.rename, old, new)
+
+    def write_atomic(self, name: str, data: bytes) -> None:
+        self.state.call(self.inner.write_atomic, name, data)
+
+    def read(self, name: str) -> bytes:
+        return self.state.call(self.inner.read, name)
+
+    def fsync(self) -> None:
+        self.state.call(self.inner.fsync)
+
+    def lock(self, name: str = ".lock") -> DirectoryLock:
+        return self.state.call(self.inner.lock, name)
+
+    def usage(self) -> DiskUsage:
+        return self.state.call(self.inner.usage)
+
+
+class LogDirectory(GuardedDirectory):
+    """One entry of log.dirs; `directory_id` is that of its meta.properties, None where unknown."""
+
+    def __init__(
+        self, inner: Directory, directory_id: UUID | None = None, *, failure: str = ""
+    ) -> None:
+        """`failure`: it could not be used at start, and is offline from the beginning."""
+        super().__init__(inner, DirectoryState(inner))
+        self.state.failure = failure
+        self.directory_id = directory_id
+
+    @property
+    def is_online(self) -> bool:
+        return not self.state.failure
+
+    @property
+    def failure(self) -> str:
+        """Why it is offline; empty while it is online."""
+        return self.state.failure

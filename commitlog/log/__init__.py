@@ -1,0 +1,1 @@
+"""One partition's log: appends, look-ups, retention, flushes, recovery."""

@@ -1,0 +1,152 @@
+"""Look-ups that need more than a position: by timestamp (KIP-33), and aborted transactions.
+
+These decode a batch (`tidemark.records`); nothing of it is on the path of appends and reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from commitlog.log.loader import replay_producers
+from commitlog.segment.indexes import CorruptIndexError
+from commitlog.segment.segment import Segment
+from commitlog.segment.txn_recovery import check_transactions
+from commitlog.types import AbortedTransaction, TimestampOffset
+from tidemark.errors import CorruptMessageError
+from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
+
+if TYPE_CHECKING:
+    from commitlog.log.log import Log
+
+_SCRATCH_BYTES = 64 << 10
+_scratch: list[memoryview] = []  # to read into; as many as threads looked up at the same time
+
+_log = logging.getLogger(__name__)
+
+
+class TimestampFences:
+    """The greatest timestamp up to each rolled segment's end, so that a look-up needs no walk over
+    the segments. Learnt as far as look-ups go: that loads the segments' indexes.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Segment] = []
+        self._state = (-1, -1)
+        self._greatest: list[int] = []
+
+    def first(self, segments: list[Segment], truncations: int, timestamp_ms: int) -> int:
+        """The index of the first segment that may hold a record at or after the timestamp."""
+        rolled = segments[:-1]
+        state = (truncations, Segment.rebuilds)
+        if state != self._state or rolled[: len(self._known)] != self._known:
+            self._known, self._greatest, self._state = [], [], state
+        while not self._greatest or self._greatest[-1] < timestamp_ms:
+            if len(self._known) == len(rolled):
+                return len(rolled)
+            segment = rolled[len(self._known)]
+            self._greatest.append(max([segment.max_timestamp_ms, *self._greatest[-1:]]))
+            self._known.append(segment)
+        return bisect_left(self._greatest, timestamp_ms)
+
+
+def offset_for_timestamp(
+    log: Log, segments: list[Segment], fences: TimestampFences, timestamp_ms: int
+) -> TimestampOffset | None:
+    """The first record at or after `timestamp_ms`, by offset, from the local log start on.
+
+    Every record at or after the timestamp has this offset or a higher one.
+    """
+    start = log.local_log_start_offset
+    for index in range(fences.first(segments, log.truncations, timestamp_ms), len(segments)):
+        segment = segments[index]
+        if segment.max_timestamp_ms < timestamp_ms or segment.size_bytes == 0:
+            continue
+        try:
+            found = _first_in_segment(segment, timestamp_ms, start)
+        except (CorruptIndexError, CorruptMessageError) as error:
+            _log.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
+            segment.rebuild_indexes()
+            found = _first_in_segment(segment, timestamp_ms, start)
+        if found is not None:
+            return TimestampOffset(*found, log.epoch_for_offset(found[1]))
+    return None
+
+
+def _first_in_segment(
+    segment: Segment, timestamp_ms: int, start_offset: int
+) -> tuple[int, int] | None:
+    """(timestamp, offset) of the segment's first record at or after both bounds.
+
+    CorruptIndexError, CorruptMessageError where an index entry that was used does not fit the log,
+    or the log is damaged.
+    """
+    entry_ms, entry_offset = segment.time_index.lookup(timestamp_ms)
+    # what lies below the start is of no interest, and neither is then what the entry says of it
+    unproven = entry_ms >= 0 and entry_offset >= start_offset
+    scratch = _scratch.pop() if _scratch else memoryview(bytearray(_SCRATCH_BYTES))
+    if unproven and entry_ms < timestamp_ms:
+        place = segment.batch_after(entry_offset, entry_ms)
+        if place is not None and place[1] <= len(scratch):
+            position, size = place
+            got = segment.file.pread_into(scratch[:size], position)
+            found = find_in_plain_batch(scratch[:got], timestamp_ms, start_offset)
+            if found is not None:
+                _scratch.append(scratch)
+                return found
+    for header, data, at in segment.scan_from(max(entry_offset, start_offset), scratch):
+        if unproven and header.last_offset >= entry_offset:
+            if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:
+                raise CorruptIndexError(f"{segment.time_index_file} does not fit its log")
+            unproven = False
+        if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
+            if at + header.size_bytes > len(data):
+                data, at = segment.read_batch(header), 0
+            found = first_record_at_or_after(data, at, header, timestamp_ms, start_offset)
+            if found is not None:
+                _scratch.append(scratch)
+                return found
+    if unproven:
+        raise CorruptIndexError(f"{segment.time_index_file} points behind its log")
+    return None
+
+
+def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
+    """The first record that has the greatest timestamp; None for a log without timestamps."""
+    best: Segment | None = None
+    for segment in log.segments:
+        if segment.size_bytes and (
+            best is None or segment.max_timestamp_ms > best.max_timestamp_ms
+        ):
+            best = segment
+    if best is None or best.max_timestamp_ms < 0:
+        return None
+    for header in best.headers(best.max_timestamp_offset):
+        found = first_record_at_or_after(
+            best.read_batch(header), 0, header, best.max_timestamp_ms, 0
+        )
+        if found is not None:
+            epoch = header.partition_leader_epoch  # it may lie below the log's start
+            return TimestampOffset(*found, epoch if epoch >= 0 else None)
+    return None
+
+
+def aborted_transactions(log: Log, start: int, end: int) -> list[AbortedTransaction]:
+    """The aborted transactions with records in [start, end), oldest marker first.
+
+    A marker may lie in a later segment than the records: the search ends at the first entry whose
+    last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
+    """
+    found: list[AbortedTransaction] = []
+    for number, segment in enumerate(log.segments):
+        if segment.next_offset <= start and segment is not log.active_segment:
+            continue
+        if not segment.txn_index.is_checked:
+            check_transactions(log.directory, list(log.segments[: number + 1]), replay_producers)
+        for entry in segment.txn_index.entries():
+            if entry.last_offset >= start and entry.first_offset < end:
+                found.append(entry)
+            if entry.last_stable_offset >= end:
+                return found
+    return found

@@ -1,0 +1,60 @@
+"""A batch in another codec, for topics whose compression.type is not the producer's.
+
+Only the section behind the header is decompressed and compressed again: records, offsets, producer
+and sequence stay as they are. Kafka's LogValidator rebuilds such batches record by record.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from crc32c import crc32c
+
+from commitlog.segment.batches import (
+    ATTRIBUTES_POSITION,
+    CONTROL_FLAG,
+    CRC_POSITION,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+    Header,
+)
+from tidemark.records import compression as codecs
+from tidemark.records.header import COMPRESSION_NAMES
+
+COMPRESSION_MASK = 0x07
+_KEPT_FLAGS = TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
+
+
+@functools.cache
+def wanted_codec(compression_type: str) -> int | None:
+    """The codec of a topic's compression.type; None for `producer`: whatever was sent."""
+    if compression_type == "producer":
+        return None
+    return codecs.compression_id("none" if compression_type == "uncompressed" else compression_type)
+
+
+def recompress(view: memoryview, header: Header, codec: int) -> bytes:
+    """The batch at `header.position` of `view` with its records compressed by `codec`. Its header
+    is `header`, without flags that no client's batch has (Kafka's is built anew).
+
+    CorruptMessageError where its records can not be decompressed;
+    UnsupportedCompressionTypeError for a codec that is none.
+    """
+    begin, end = header.position, header.end_position
+    own = header.attributes & COMPRESSION_MASK
+    if own >= len(COMPRESSION_NAMES):
+        own = codecs.compression_id(f"number {own}")
+    plain = codecs.decompress(COMPRESSION_NAMES[own], view[begin + HEADER_BYTES : end])
+    body = codecs.compress(COMPRESSION_NAMES[codec], plain)
+    changed = header._replace(
+        batch_length=HEADER_BYTES - OVERHEAD_BYTES + len(body),
+        crc=0,
+        attributes=header.attributes & _KEPT_FLAGS | codec,
+    )
+    batch = bytearray(changed.packed)
+    batch += body
+    crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
+    batch[CRC_POSITION : CRC_POSITION + 4] = crc.to_bytes(4, "big")
+    return bytes(batch)

@@ -1,0 +1,1 @@
+"""All logs of a node's log directories."""

@@ -1,0 +1,1 @@
+"""One segment of a log, and the state that its batches build up."""

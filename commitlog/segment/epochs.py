@@ -1,0 +1,149 @@
+"""The leader epochs of a log: at which offset each leader began (KIP-101, KIP-279).
+
+Kept in `leader-epoch-checkpoint`. Entries rise strictly in epoch and offset. An entry is written to
+disk by `flush` (which the log calls before its recovery point passes the entry) and at once by
+truncation: after an unclean stop, recovery finds what was not written again in the batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs, parse_epochs
+from commitlog.disk.files import Directory
+from tidemark.errors import StorageError
+
+
+class LeaderEpochCache:
+    """(epoch, start offset) of a log, in memory and on disk."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        self._dirty = False
+        self._on_disk: tuple[tuple[int, int], ...] | None = None  # durably; None: unknown
+        if directory.exists(LEADER_EPOCH_CHECKPOINT):
+            try:
+                self._set(parse_epochs(directory.read(LEADER_EPOCH_CHECKPOINT)))
+                self._on_disk = self.entries()
+            except StorageError:
+                self._dirty = True  # recovery fills it again
+
+    def _set(self, entries: Iterable[tuple[int, int]]) -> None:
+        self._epochs, self._starts = [], []
+        for epoch, start in entries:
+            self.assign(epoch, start)
+
+    @property
+    def latest_epoch(self) -> int | None:
+        """The newest epoch; None where there is none."""
+        return self._epochs[-1] if self._epochs else None
+
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """All (epoch, start offset), oldest first."""
+        return tuple(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """The leader of `epoch` begins at `start_offset`; entries that contradict it go.
+
+        Nothing happens where the epoch is known already or is older than the newest one at the same
+        or a lower offset.
+        """
+        if epoch < 0 or start_offset < 0:
+            raise ValueError(f"epoch {epoch} at offset {start_offset}")
+        if self._epochs and epoch == self._epochs[-1] and start_offset >= self._starts[-1]:
+            return
+        keep = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
+        del self._epochs[keep:], self._starts[keep:]
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        self._dirty = True
+
+    def on_batch(self, epoch: int, base_offset: int) -> None:
+        """A batch was appended; if it is of a newer epoch than all, that leader begins with it."""
+        if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1]):
+            self.assign(epoch, base_offset)
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
+        """The end of `epoch` as a leader answers OffsetForLeaderEpoch (KIP-101, KIP-279).
+
+        The newest epoch ends at the log's end; an unknown one answers with the greatest known epoch
+        below it and that one's end; one older than all answers (epoch, first start). None where the
+        epoch is newer than all, or nothing is known.
+        """
+        if not self._epochs or epoch > self._epochs[-1] or epoch < 0:
+            return None
+        if epoch == self._epochs[-1]:
+            return epoch, log_end_offset
+        above = bisect_right(self._epochs, epoch)
+        if above == 0:
+            return epoch, self._starts[0]
+        return self._epochs[above - 1], self._starts[above]
+
+    def epoch_for_offset(self, offset: int) -> int | None:
+        """The epoch of the leader that appended the record at `offset`; None where unknown."""
+        index = bisect_right(self._starts, offset)
+        return self._epochs[index - 1] if index else None
+
+    def start_of(self, epoch: int) -> int | None:
+        """The start offset of an epoch that is in the cache."""
+        index = bisect_left(self._epochs, epoch)
+        known = index < len(self._epochs) and self._epochs[index] == epoch
+        return self._starts[index] if known else None
+
+    def previous_epoch(self, epoch: int) -> int | None:
+        """The greatest known epoch below `epoch`."""
+        index = bisect_left(self._epochs, epoch)
+        return self._epochs[index - 1] if index else None
+
+    def entries_until(self, end_offset: int) -> list[tuple[int, int]]:
+        """The entries that begin below `end_offset`: what the tier keeps with a segment."""
+        keep = bisect_left(self._starts, end_offset)
+        return list(zip(self._epochs[:keep], self._starts[:keep], strict=True))
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Drops the entries that begin at or above `end_offset`."""
+        keep = bisect_left(self._starts, end_offset)
+        if keep < len(self._starts):
+            del self._epochs[keep:], self._starts[keep:]
+            self._dirty = True
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Drops what lies below `start_offset`; the entry that spans it begins there from now
+        on.
+        """
+        index = bisect_right(self._starts, start_offset) - 1
+        if index >= 0 and (index > 0 or self._starts[0] < start_offset):
+            del self._epochs[:index], self._starts[:index]
+            self._starts[0] = start_offset
+            self._dirty = True
+
+    def replace(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Takes other entries in place of its own (bootstrap from the tier), durably."""
+        self._set(entries)
+        self._dirty = True
+        self.flush()
+
+    def clear(self) -> None:
+        """Forgets everything; on disk with the next flush."""
+        if self._epochs:
+            self._epochs, self._starts = [], []
+            self._dirty = True
+
+    def flush(self) -> None:
+        """Writes the checkpoint durably where it differs from the one on disk."""
+        if self._dirty:
+            entries = self.entries()
+            if entries != self._on_disk:  # recovery finds most often what was there
+                self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(entries))
+                self._on_disk = entries
+            self._dirty = False
+
+    def validate(self) -> None:
+        """Asserts that epochs and offsets rise strictly."""
+        for (epoch, start), (next_epoch, next_start) in pairwise(self.entries()):
+            assert epoch < next_epoch, self.entries()
+            assert start < next_start, self.entries()

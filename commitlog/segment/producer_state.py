@@ -1,0 +1,477 @@
+"""What a log knows of its idempotent and transactional producers (Kafka's ProducerStateManager).
+
+For each producer id: its epoch, the last five batches (sequences and offsets, so that a batch sent
+again is answered with the offsets of its first time), and the first offset of its open transaction.
+From the open transactions follows the first unstable offset, below which read_committed consumers
+stay. The state is a function of the log: it is snapshotted at each roll (`%020d.snapshot`) and on a
+clean close, and otherwise replayed from batch headers.
+
+Rules: next sequence = last + 1, wrapping from 2^31-1 to 0; a new epoch begins at sequence 0; an
+unknown producer may begin anywhere (its state may have expired); an older epoch is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from commitlog.disk.files import Directory
+from commitlog.log.validation import Prepared
+from commitlog.segment.batches import EndTransaction, Header, end_transaction
+from commitlog.types import AbortedTransaction, AppendInfo, AppendOrigin
+from tidemark.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    OutOfOrderSequenceNumberError,
+    StorageError,
+    TransactionCoordinatorFencedError,
+)
+
+RETAINED_BATCHES = 5
+SNAPSHOT_SUFFIX = ".snapshot"
+_HEAD = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_MAX_SEQUENCE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """One of the last batches of a producer."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+
+    @property
+    def first_sequence(self) -> int:
+        return (self.last_sequence - self.offset_delta) & _MAX_SEQUENCE
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+@dataclass(slots=True)
+class ProducerEntry:
+    """The state of one producer id; -1 stands for unknown epochs, as in the snapshot file."""
+
+    producer_id: int
+    producer_epoch: int = -1
+    coordinator_epoch: int = -1
+    last_timestamp_ms: int = -1
+    current_txn_first_offset: int | None = None
+    batches: deque[BatchMetadata] = field(default_factory=lambda: deque(maxlen=RETAINED_BATCHES))
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else -1
+
+    def find_duplicate(self, header: Header) -> BatchMetadata | None:
+        """The retained batch with the same epoch and sequences."""
+        if header.producer_epoch != self.producer_epoch:
+            return None
+        for batch in self.batches:
+            if (
+                batch.first_sequence == header.base_sequence
+                and batch.last_sequence == header.last_sequence
+            ):
+                return batch
+        return None
+
+
+def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """A snapshot file (version 1) of the entries."""
+    body = bytearray()
+    count = 0
+    for entry in entries:
+        last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, 0, -1)
+        first = entry.current_txn_first_offset
+        body += _ENTRY.pack(
+            entry.producer_id,
+            entry.producer_epoch,
+            last.last_sequence,
+            last.last_offset,
+            last.offset_delta,
+            entry.last_timestamp_ms,
+            entry.coordinator_epoch,
+            -1 if first is None else first,
+        )
+        count += 1
+    tail = _COUNT.pack(count) + bytes(body)
+    return _HEAD.pack(1, crc32c(tail)) + tail
+
+
+def decode_snapshot(data: bytes, name: str = "producer snapshot") -> list[ProducerEntry]:
+    """The entries of a snapshot file; StorageError where it is damaged."""
+    if len(data) < _HEAD.size + _COUNT.size:
+        raise StorageError(f"{name} is too short to be a producer snapshot")
+    version, crc = _HEAD.unpack_from(data)
+    if version != 1:
+        raise StorageError(f"{name} has version {version}; expected 1")
+    if crc32c(data[_HEAD.size :]) != crc:
+        raise StorageError(f"{name} fails its CRC check")
+    (count,) = _COUNT.unpack_from(data, _HEAD.size)
+    body = data[_HEAD.size + _COUNT.size :]
+    if len(body) != count * _ENTRY.size:
+        raise StorageError(f"{name} announces {count} producers and has {len(body)} bytes of them")
+    entries = []
+    for fields in _ENTRY.iter_unpack(body):
+        producer_id, epoch, sequence, offset, delta, timestamp, coordinator, first = fields
+        entry = ProducerEntry(
+            producer_id, epoch, coordinator, timestamp, first if first >= 0 else None
+        )
+        if offset >= 0:
+            entry.batches.append(BatchMetadata(sequence, offset, delta, timestamp))
+        entries.append(entry)
+    return entries
+
+
+def in_kafkas_order(producers: dict[int, ProducerEntry]) -> list[ProducerEntry]:
+    """The entries in the order in which Kafka's hash map of them gives them (by bucket, then by
+    age), so that a snapshot is the same byte by byte whichever of the two wrote it.
+    """
+    buckets = 16
+    while len(producers) * 4 > buckets * 3:
+        buckets *= 2
+
+    def bucket(producer_id: int) -> int:
+        folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
+        return (folded ^ folded >> 16) & (buckets - 1)
+
+    return [producers[producer_id] for producer_id in sorted(producers, key=bucket)]
+
+
+def snapshot_name(offset: int) -> str:
+    """The name of the snapshot of the state before `offset`."""
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+class ProducerStateManager:
+    """The producers of one log up to `end_offset`, and the snapshot files beside it."""
+
+    def __init__(self, directory: Directory, expiration_ms: int) -> None:
+        self.directory = directory
+        self.expiration_ms = expiration_ms
+        self.producers: dict[int, ProducerEntry] = {}
+        self.end_offset = 0
+        self._ongoing: dict[int, int] = {}  # first offset of an open transaction -> producer id
+        self._unreplicated: dict[int, int] = {}  # ended: first offset -> offset of its marker
+        self._unsynced: list[str] = []
+        self._snapshots = self._list()
+
+    # --- appends
+
+    def find_duplicate(self, header: Header) -> BatchMetadata | None:
+        """Was this batch of an idempotent producer appended before (among its last five)?"""
+        entry = self.producers.get(header.producer_id)
+        return entry.find_duplicate(header) if entry else None
+
+    def check(self, prepared: Prepared, origin: AppendOrigin) -> None:
+        """May a leader append these batches? Changes nothing. Only clients count sequences: what a
+        coordinator writes for a producer (offsets committed in its transaction) has none.
+
+        InvalidProducerEpochError for an epoch older than the producer's,
+        OutOfOrderSequenceNumberError for a gap, InvalidTxnStateError for a batch outside of the
+        transaction that is open, TransactionCoordinatorFencedError for a marker of an older
+        coordinator than the last one's.
+        """
+        staged: dict[int, ProducerEntry] = {}
+        for header, source in zip(prepared.headers, prepared.sources, strict=True):
+            if header.producer_id < 0:
+                continue
+            known = staged.get(header.producer_id) or self.producers.get(header.producer_id)
+            known = known or ProducerEntry(header.producer_id)
+            ended = end_transaction(source, header.position) if header.is_control else None
+            _check_one(header, known, ended, sequences=origin is AppendOrigin.CLIENT)
+            if len(prepared.headers) > 1:
+                staged[header.producer_id] = _after(header, known, ended)
+
+    def update(self, header: Header, ended: EndTransaction | None) -> AbortedTransaction | None:
+        """Takes in an appended batch (or one read back from the log).
+
+        `ended` is what its control record says, where it has one. Returns the transaction
+        that it aborted, for the transaction index.
+        """
+        self.end_offset = header.next_offset
+        if header.producer_id < 0:
+            return None
+        entry = self.producers.get(header.producer_id)
+        if entry is None:
+            entry = self.producers[header.producer_id] = ProducerEntry(header.producer_id)
+        if header.producer_epoch != entry.producer_epoch:
+            entry.producer_epoch = header.producer_epoch
+            entry.batches.clear()
+        entry.last_timestamp_ms = header.max_timestamp_ms
+        if header.is_control:
+            return self._end(entry, header, ended) if ended else None
+        entry.batches.append(
+            BatchMetadata(
+                header.last_sequence,
+                header.last_offset,
+                header.last_offset_delta,
+                header.max_timestamp_ms,
+            )
+        )
+        if header.is_transactional and entry.current_txn_first_offset is None:
+            entry.current_txn_first_offset = header.base_offset
+            self._ongoing[header.base_offset] = header.producer_id
+        return None
+
+    def _end(
+        self, entry: ProducerEntry, header: Header, end: EndTransaction
+    ) -> AbortedTransaction | None:
+        entry.coordinator_epoch = end.coordinator_epoch
+        first = entry.current_txn_first_offset
+        if first is None:
+            return None
+        entry.current_txn_first_offset = None
+        self._ongoing.pop(first, None)
+        self._unreplicated[first] = header.last_offset
+        if end.committed:
+            return None
+        stable = min(self._ongoing, default=header.last_offset + 1)
+        return AbortedTransaction(entry.producer_id, first, header.last_offset, stable)
+
+    # --- stability
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """The first offset of a transaction that is open, or whose end is not yet replicated."""
+        if not self._ongoing and not self._unreplicated:
+            return None
+        ongoing = min(self._ongoing, default=None)
+        ended = min(self._unreplicated, default=None)
+        if ongoing is None or ended is None:
+            return ended if ongoing is None else ongoing
+        return min(ongoing, ended)
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        """Forgets ended transactions whose marker is replicated."""
+        if self._unreplicated:
+            for first, last in list(self._unreplicated.items()):
+                if last < high_watermark:
+                    del self._unreplicated[first]
+
+    def remove_expired(self, now_ms: int) -> int:
+        """Forgets producers without an open transaction that were silent for the expiration
+        time.
+        """
+        expired = [
+            entry.producer_id
+            for entry in self.producers.values()
+            if self._is_expired(entry, now_ms)
+        ]
+        for producer_id in expired:
+            del self.producers[producer_id]
+        return len(expired)
+
+    def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        return (
+            entry.current_txn_first_offset is None
+            and now_ms - entry.last_timestamp_ms >= self.expiration_ms
+        )
+
+    # --- snapshots
+
+    def _list(self) -> list[int]:
+        names = (name for name in self.directory.list() if name.endswith(SNAPSHOT_SUFFIX))
+        return sorted(int(name[:20]) for name in names if len(name) == 29 and name[:20].isdigit())
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """The offsets of the snapshot files."""
+        return tuple(self._snapshots)
+
+    def take_snapshot(self) -> bool:
+        """Writes the state at `end_offset`, durable with the log's next flush; False where that was
+        done before.
+        """
+        if self.end_offset in self._snapshots or not self.end_offset:
+            return False
+        name = snapshot_name(self.end_offset)
+        self.directory.remove(name)
+        file = self.directory.open(name, create=True)
+        try:
+            file.append(encode_snapshot(in_kafkas_order(self.producers)))
+        finally:
+            file.close()
+        self._unsynced.append(name)
+        self._snapshots.append(self.end_offset)
+        self._snapshots.sort()
+        return True
+
+    def take_unsynced(self) -> list[str]:
+        """The names of the snapshot files that no flush has synced yet; they are the caller's
+        now.
+        """
+        names, self._unsynced = self._unsynced, []
+        return names
+
+    def forget_snapshot(self, offset: int) -> None:
+        """The log renamed or removed this snapshot's file."""
+        if offset in self._snapshots:
+            self._snapshots.remove(offset)
+
+    def remove_stray(self, base_offsets: set[int]) -> None:
+        """Removes snapshots that belong to no segment; the newest stays."""
+        for offset in self._snapshots[:-1]:
+            if offset not in base_offsets:
+                self._remove(offset)
+
+    def drop_snapshots(self) -> None:
+        """Removes all: the log goes on from elsewhere, perhaps after other batches."""
+        for offset in self._snapshots.copy():
+            self._remove(offset)
+
+    def _remove(self, offset: int) -> None:
+        self.directory.remove(snapshot_name(offset))
+        self._snapshots.remove(offset)
+
+    def reload(self, start_offset: int, end_offset: int, now_ms: int) -> None:
+        """Goes back to the newest sound snapshot within [start, end]; drops the ones above the end.
+
+        Sets `end_offset` to that snapshot's offset (the start where there is none): what lies
+        between it and the log's end must be replayed with `update`.
+        """
+        self.clear(start_offset)
+        for offset in reversed(self._snapshots.copy()):
+            if offset > end_offset:
+                self._remove(offset)
+                continue
+            if offset < start_offset:
+                break
+            try:
+                entries = decode_snapshot(self.directory.read(snapshot_name(offset)))
+            except StorageError:
+                self._remove(offset)
+                continue
+            self._take(entries, now_ms)
+            self.end_offset = offset
+            return
+
+    def restore(self, offset: int) -> None:
+        """Takes the newest sound snapshot at or below `offset`, if there is one, and touches no
+        file; `end_offset` is then the snapshot's.
+        """
+        self.clear(0)
+        for known in reversed(self._snapshots):
+            if known <= offset:
+                try:
+                    entries = decode_snapshot(self.directory.read(snapshot_name(known)))
+                except StorageError:
+                    continue
+                self._take(entries, 0)
+                self.end_offset = known
+                return
+
+    def _take(self, entries: Iterable[ProducerEntry], now_ms: int) -> None:
+        for entry in entries:
+            if not self._is_expired(entry, now_ms):
+                self.producers[entry.producer_id] = entry
+                if entry.current_txn_first_offset is not None:
+                    self._ongoing[entry.current_txn_first_offset] = entry.producer_id
+
+    def clear(self, end_offset: int) -> None:
+        """Forgets all producers; the state is that of an empty log at `end_offset`."""
+        self.producers.clear()
+        self._ongoing.clear()
+        self._unreplicated.clear()
+        self.end_offset = end_offset
+
+    def install(self, data: bytes, end_offset: int, now_ms: int) -> None:
+        """Begins with a snapshot from elsewhere (the tier); StorageError where it is damaged."""
+        entries = decode_snapshot(data)
+        self.drop_snapshots()
+        self.clear(end_offset)
+        self._take(entries, now_ms)
+        self.directory.write_atomic(snapshot_name(end_offset), data)
+        self._snapshots = [end_offset]
+
+    def validate(self) -> None:
+        """Asserts that open transactions and entries agree."""
+        for first, producer_id in self._ongoing.items():
+            assert self.producers[producer_id].current_txn_first_offset == first
+        for entry in self.producers.values():
+            assert len(entry.batches) <= RETAINED_BATCHES
+
+
+def add_one(sequence: int) -> int:
+    """The sequence after `sequence`; 0 after the greatest one, and at the very beginning."""
+    return 0 if sequence in (-1, _MAX_SEQUENCE) else sequence + 1
+
+
+def _check_one(
+    header: Header, known: ProducerEntry, ended: EndTransaction | None, *, sequences: bool
+) -> None:
+    who, epoch = f"producer {header.producer_id}", known.producer_epoch
+    if header.producer_epoch < epoch:
+        raise InvalidProducerEpochError(f"{who} has epoch {epoch}; {header.producer_epoch} is old")
+    if header.is_control:
+        if ended is not None and ended.coordinator_epoch < known.coordinator_epoch:
+            raise TransactionCoordinatorFencedError(
+                f"{who}: a marker of coordinator epoch {ended.coordinator_epoch} comes behind one"
+                f" of {known.coordinator_epoch}"
+            )
+        return
+    if sequences and epoch >= 0:
+        is_new = header.producer_epoch != epoch
+        if is_new and header.base_sequence != 0:
+            raise OutOfOrderSequenceNumberError(
+                f"{who}: the new epoch {header.producer_epoch} must begin at sequence 0,"
+                f" not {header.base_sequence}"
+            )
+        if not is_new and header.base_sequence != add_one(known.last_sequence):
+            raise OutOfOrderSequenceNumberError(
+                f"{who}: sequence {header.base_sequence} follows {known.last_sequence}"
+            )
+    if known.current_txn_first_offset is not None and not header.is_transactional:
+        raise InvalidTxnStateError(
+            f"{who} has a transaction open since offset {known.current_txn_first_offset}; end it"
+            " before anything is sent outside of it"
+        )
+
+
+def _after(header: Header, known: ProducerEntry, ended: EndTransaction | None) -> ProducerEntry:
+    """What would be known behind this batch, as far as the check of the next one asks."""
+    entry = ProducerEntry(
+        header.producer_id,
+        header.producer_epoch,
+        known.coordinator_epoch if ended is None else ended.coordinator_epoch,
+        current_txn_first_offset=known.current_txn_first_offset,
+    )
+    if header.is_control:
+        if header.producer_epoch == known.producer_epoch:
+            entry.batches.extend(known.batches)
+        if ended is not None:
+            entry.current_txn_first_offset = None
+        return entry
+    entry.batches.append(BatchMetadata(header.last_sequence, header.last_offset, 0, -1))
+    if header.is_transactional and entry.current_txn_first_offset is None:
+        entry.current_txn_first_offset = header.base_offset
+    return entry
+
+
+def find_duplicate(
+    prepared: Prepared, producers: ProducerStateManager, log_start_offset: int, origin: AppendOrigin
+) -> AppendInfo | None:
+    """The answer to a client's append whose first known batch was written before; None: it is
+    new.
+    """
+    for header in prepared.headers if origin is AppendOrigin.CLIENT else ():
+        found = producers.find_duplicate(header)
+        if found is not None:
+            return AppendInfo(
+                found.first_offset,
+                found.last_offset,
+                found.timestamp_ms,
+                prepared.log_append_time_ms,
+                log_start_offset,
+                duplicate=True,
+            )
+    return None

@@ -1,0 +1,596 @@
+"""One segment of a log: its `.log` file, its indexes, and reads by position, offset and timestamp.
+
+Files are opened and indexes loaded on first use. Index entries follow Kafka's rules (KIP-33 as
+Kafka 4 writes them): before a batch is appended and more than index.interval.bytes lie between it
+and the last indexed batch, an entry (its last offset -> its position) is added, and a time entry
+(greatest timestamp so far -> last offset of the batch that has it) where that timestamp rose; a
+roll or close adds a last time entry.
+
+An index is never believed blindly: an entry is used only where the batch at its position has that
+very last offset (or timestamp); otherwise both indexes are rebuilt from the log. So a damaged index
+costs time, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from commitlog.disk.files import Directory, File
+from commitlog.segment.batches import (
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    Header,
+    scan_batches,
+    scan_headers,
+    unpack_header,
+    whole_batches,
+)
+from commitlog.segment.indexes import (
+    MAX_RELATIVE_OFFSET,
+    CorruptIndexError,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+)
+from commitlog.segment.producer_state import snapshot_name
+from commitlog.types import FetchResult
+from tidemark.config import TopicConfig
+from tidemark.errors import CorruptMessageError
+from tidemark.records.header import CODEC_MASK
+
+if TYPE_CHECKING:
+    from commitlog.segment.batch_table import BatchTable
+
+_log = logging.getLogger(__name__)
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TXN_INDEX_SUFFIX = ".txnindex"
+DELETED_SUFFIX = ".deleted"
+_KNOWN_POSITIONS_MAX = 64  # twice
+_RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
+
+_FEW_BATCHES = 8
+_NOT_PLAIN = CODEC_MASK | TIMESTAMP_TYPE_FLAG
+_FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if they are small
+
+
+class Segment:
+    """A segment; `next_offset`, timestamps and indexes are known once it is loaded."""
+
+    rebuilds: ClassVar[int] = 0  # of all segments: what was learnt of one before may be wrong
+
+    def __init__(
+        self,
+        directory: Directory,
+        base_offset: int,
+        config: TopicConfig,
+        *,
+        size_bytes: int = 0,
+        created_ms: int = 0,
+        suffix: str = "",
+    ) -> None:
+        """`suffix`: what its file names end with while it does not belong to the log
+        (`.cleaned`).
+        """
+        self.directory = directory
+        self.base_offset = base_offset
+        self.config = config
+        self.created_ms = created_ms
+        self.is_rolled = False
+        self.has_producers = size_bytes > 0  # may a batch have a producer id?
+        self._size = size_bytes
+        stem = f"{base_offset:020d}"
+        self.log_file = stem + LOG_SUFFIX + suffix
+        self.offset_index_file = stem + INDEX_SUFFIX + suffix
+        self.time_index_file = stem + TIME_INDEX_SUFFIX + suffix
+        self.txn_index_file = stem + TXN_INDEX_SUFFIX + suffix
+        limit = config.segment_index_bytes
+        self.offset_index = OffsetIndex(directory, self.offset_index_file, base_offset, limit)
+        self.time_index = TimeIndex(directory, self.time_index_file, base_offset, limit)
+        self.txn_index = TransactionIndex(directory, self.txn_index_file)
+        self._file: File | None = None
+        self._loaded = size_bytes == 0
+        self._next_offset = base_offset
+        self._max_timestamp_ms = -1
+        self._max_timestamp_offset = base_offset
+        self._first_timestamp_ms: int | None = None
+        self._sound_end = 0  # where the last batch ends, as of the load
+        self._last_indexed = 0  # position of the last indexed batch
+        self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
+        self._older_positions: dict[int, int] = {}  # what was known before those
+        self.cuts = 0  # truncations of this segment; a copy of it was made before or after one
+
+    @classmethod
+    def create(
+        cls,
+        directory: Directory,
+        base_offset: int,
+        config: TopicConfig,
+        now_ms: int,
+        suffix: str = "",
+    ) -> Segment:
+        """A new, empty segment; whatever files of its name there were are emptied."""
+        segment = cls(directory, base_offset, config, created_ms=now_ms, suffix=suffix)
+        for name in segment.file_names[1:]:
+            directory.remove(name)
+        segment.file.truncate(0)
+        segment.txn_index.is_checked = True
+        return segment
+
+    # --- what it is
+
+    @property
+    def file(self) -> File:
+        """The open `.log` file."""
+        if self._file is None:
+            self._file = self.directory.open(self.log_file, create=True)
+        return self._file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record; the base offset of an empty segment."""
+        self.load()
+        return self._next_offset
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        """The greatest timestamp of its records; -1 where there is none."""
+        self.load()
+        return self._max_timestamp_ms
+
+    @property
+    def max_timestamp_offset(self) -> int:
+        """The last offset of the first batch that has the greatest timestamp."""
+        self.load()
+        return self._max_timestamp_offset
+
+    @property
+    def retention_timestamp_ms(self) -> int:
+        """What retention by time looks at: the greatest timestamp, else when it was last
+        written.
+        """
+        if self.max_timestamp_ms >= 0:
+            return self.max_timestamp_ms
+        return self.directory.modified_ms(self.log_file)
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The greatest timestamp of the first batch, from which segment.ms counts; -1 if empty."""
+        if self._first_timestamp_ms is None:
+            if self._size < HEADER_BYTES:
+                return -1
+            header = self.header_at(0)
+            self._first_timestamp_ms = header.max_timestamp_ms
+        return self._first_timestamp_ms
+
+    @property
+    def producer_snapshot_file(self) -> str:
+        """The name of the snapshot of the producers' state at this segment's end."""
+        return snapshot_name(self.next_offset)
+
+    @property
+    def file_names(self) -> tuple[str, str, str, str]:
+        return (
+            self.log_file,
+            self.offset_index_file,
+            self.time_index_file,
+            self.txn_index_file,
+        )
+
+    # --- append
+
+    def should_roll(
+        self, size_bytes: int, max_timestamp_ms: int, last_offset: int, now_ms: int, jitter_ms: int
+    ) -> bool:
+        """Must a batch set of this size, timestamp and last offset begin a new segment?"""
+        if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if self._size == 0:
+            return False
+        if self._size + size_bytes > self.config.segment_bytes:
+            return True
+        if self.offset_index.is_full or self.time_index.is_full:
+            return True
+        first = self._first_timestamp_ms
+        if first is None:
+            first = self.first_timestamp_ms
+        waited = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
+        limit_ms = self.config.segment_ms
+        if self.config.is_compacted:  # or its records could not be compacted in time
+            limit_ms = min(limit_ms, self.config.max_compaction_lag_ms)
+        return waited > limit_ms - jitter_ms
+
+    def append(self, buffers: list[bytes | memoryview], headers: list[Header]) -> None:
+        """Appends whole batches; `headers` are theirs, with the offsets they are given.
+
+        Positions in `headers` are ignored. StorageError where the disk takes no more: nothing of
+        the append is kept.
+        """
+        if not self._loaded:
+            self.load()
+        position = self.file.append(*buffers)
+        for header in headers:
+            self._index(header, position)
+            position += header.batch_length + OVERHEAD_BYTES
+        self._size = position
+        if self._first_timestamp_ms is None and headers:
+            self._first_timestamp_ms = headers[0].max_timestamp_ms
+
+    def append_table(self, table: BatchTable) -> None:
+        """Appends the view of a table: its batches, and nothing else. As `append`."""
+        self.load()
+        position = self.file.append(table.view)
+        self._index_table(table, position)
+        self._size = position + len(table.view)
+        if self._first_timestamp_ms is None:
+            self._first_timestamp_ms = table.header(0).max_timestamp_ms
+
+    def _index(self, header: Header, position: int) -> None:
+        """Takes in a batch at the end: greatest timestamp, and index entries where they are due."""
+        base_offset, max_timestamp_ms = header.base_offset, header.max_timestamp_ms
+        last_offset = base_offset + header.last_offset_delta
+        if max_timestamp_ms > self._max_timestamp_ms:
+            self._max_timestamp_ms = max_timestamp_ms
+            self._max_timestamp_offset = last_offset
+        if position - self._last_indexed > self.config.index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
+            self._last_indexed = position
+        self._next_offset = last_offset + 1
+        if header.producer_id >= 0:
+            self.has_producers = True
+        self._remember(base_offset, position)
+
+    def _remember(self, offset: int, position: int) -> None:
+        if len(self._positions) >= _KNOWN_POSITIONS_MAX:
+            self._older_positions, self._positions = self._positions, {}
+        self._positions[offset] = position
+
+    def _forget_positions(self) -> None:
+        self._positions, self._older_positions = {}, {}
+
+    def on_rolled(self) -> None:
+        """It takes no more appends: the last time entry is added, the indexes are written."""
+        self.finish_indexes()
+        self.is_rolled = True
+        self._forget_positions()
+
+    def finish_indexes(self) -> bool:
+        """Adds the last time entry (KIP-33) and writes the waiting entries; was there something to
+        write? An empty segment needs no indexes: they come with its first entries.
+        """
+        self.load()
+        self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
+        indexes = (self.offset_index, self.time_index)
+        if not self._size and not any(index.is_stale for index in indexes):
+            return False
+        written = [index.write_out() for index in indexes]
+        return any(written)
+
+    def write_indexes(self) -> list[str]:
+        """Writes the waiting index entries; the names of the index files that are to be synced:
+        those that changed since the last call."""
+        if self._loaded:
+            self.offset_index.write_out()
+            self.time_index.write_out()
+        indexes = (self.offset_index, self.time_index, self.txn_index)
+        return [index.name for index in indexes if index.take_unsynced()]
+
+    def close(self) -> None:
+        """Gives the file handle back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- load, recover, rebuild
+
+    def load(self) -> None:
+        """Loads the indexes and learns the end; rebuilds indexes that are missing or damaged."""
+        if self._loaded:
+            return
+        self._loaded = True
+        names = (self.offset_index_file, self.time_index_file)
+        try:
+            for name in names:
+                if not self.directory.exists(name):
+                    self.txn_index.is_doubtful = True
+                    raise CorruptIndexError(f"{name} is missing")
+            if not self._size and not any(self.directory.size_of(name) for name in names):
+                self._reset()  # nothing to learn: an idle log costs a start no open file
+                return
+            self.offset_index.load()
+            self.time_index.load()
+            self._learn_end()
+        except (CorruptIndexError, CorruptMessageError) as error:
+            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            self.rebuild_indexes()
+
+    def _learn_end(self) -> None:
+        """Checks the last entries against their batches, and reads the headers behind them.
+
+        CorruptIndexError where an entry does not fit, or where one that is due is missing.
+        """
+        offset, indexed = self.offset_index.last_entry
+        if indexed and (
+            indexed + HEADER_BYTES > self._size or self.header_at(indexed).last_offset != offset
+        ):
+            raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
+        timestamp, timestamp_offset = self.time_index.last_entry
+        if timestamp >= 0 and not self._has_timestamp(timestamp, timestamp_offset):
+            raise CorruptIndexError(f"{self.time_index_file} does not fit its log")
+        self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
+        self._last_indexed = indexed
+        self._next_offset = self.base_offset
+        self._sound_end = 0
+        start = min(indexed, self.offset_index.lookup(timestamp_offset)[1])
+        for header in scan_headers(self.file, start, self._size):
+            if header.position - indexed > self.config.index_interval_bytes:
+                raise CorruptIndexError(f"{self.offset_index_file} lacks entries")
+            if header.max_timestamp_ms > self._max_timestamp_ms:
+                if self.is_rolled or (indexed and header.position <= indexed):
+                    raise CorruptIndexError(f"{self.time_index_file} lacks entries")
+                self._max_timestamp_ms = header.max_timestamp_ms
+                self._max_timestamp_offset = header.last_offset
+            self._next_offset = header.next_offset
+            self._sound_end = header.end_position
+
+    def is_sound_at_end(self) -> bool:
+        """Does the file end with its last batch? (What follows would be a torn append.)"""
+        self.load()
+        return self._sound_end == self._size
+
+    def _has_timestamp(self, timestamp_ms: int, offset: int) -> bool:
+        """Is `timestamp_ms` the greatest timestamp of the batch that holds `offset`?"""
+        entry_offset, position = self.offset_index.lookup(offset)
+        try:
+            for header in scan_headers(self.file, position, self._size):
+                if header.position == position and position and header.last_offset != entry_offset:
+                    return False
+                if header.last_offset >= offset:
+                    return header.base_offset <= offset and header.max_timestamp_ms == timestamp_ms
+        except CorruptMessageError:
+            return False
+        return False
+
+    def _reset(self) -> None:
+        self._loaded = True
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._next_offset = self.base_offset
+        self._max_timestamp_ms, self._max_timestamp_offset = -1, self.base_offset
+        self._first_timestamp_ms = None
+        self._last_indexed = self._sound_end = 0
+        self._forget_positions()
+
+    def rebuild_indexes(self) -> None:
+        """Makes the indexes anew from the batch headers; a rolled segment's are written at once."""
+        Segment.rebuilds += 1
+        self._reset()
+        try:
+            for header in scan_headers(self.file, 0, self._size):
+                self._index(header, header.position)
+                self._sound_end = header.end_position
+        except CorruptMessageError as error:
+            _log.error("%s/%s: %s", self.directory.path, self.log_file, error)
+        self._forget_positions()
+        if self.is_rolled:
+            self.finish_indexes()
+
+    def recover(self, on_batches: Callable[[BatchTable], None]) -> int:
+        """Checks every batch's CRC, rebuilds the indexes, and ends at the first bad byte.
+
+        `on_batches` gets the sound batches, one buffer after the other; its bytes are gone after
+        the call. Returns the number of bytes behind the end; `cut_tail` takes them away.
+        """
+        from commitlog.segment.batch_table import BatchTable, claimed_size, sound_batches
+
+        self._size = self.file.size
+        self._reset()
+        self.has_producers = False
+        end, floor, is_sound, have = 0, self.base_offset, True, 0
+        view = memoryview(bytearray(min(_RECOVERY_CHUNK_BYTES, self._size)))
+        while is_sound and self._size - end >= HEADER_BYTES:
+            got = view[: have + self.file.pread_into(view[have:], end + have)]
+            positions, stop, is_damaged = sound_batches(got)
+            if not len(positions):
+                wanted = 0 if is_damaged or len(got) < HEADER_BYTES else claimed_size(got, 0)
+                if not len(view) < wanted <= self._size - end:
+                    break
+                view, have = memoryview(bytearray(wanted)), 0  # one batch is larger than the chunk
+                continue
+            table = BatchTable(got[:stop], positions)
+            count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
+            if count < len(positions):
+                stop, is_damaged = int(positions[count]), True
+                table.keep(count)
+            if count:
+                self._index_table(table, end)
+                on_batches(table)
+            end, floor, is_sound = end + stop, self._next_offset, not is_damaged
+            have = len(got) - stop
+            view[:have] = got[stop:]  # the batch that the chunk cut off is not read twice
+        cut = self._size - end
+        self._size = end
+        if not cut and self.is_rolled:
+            self.finish_indexes()
+        return cut
+
+    def cut_tail(self) -> None:
+        """After `recover`: the file ends where the segment does."""
+        self.file.truncate(self._size)
+
+    def _index_table(self, table: BatchTable, start: int) -> None:
+        """Takes in batches whose view begins at `start` of the file, as `_index` does one by
+        one; columns pay from a few batches on.
+        """
+        if len(table) <= _FEW_BATCHES:
+            for row, position in enumerate(table.positions.tolist()):
+                self._index(table.header(row), start + position)
+            return
+        due = table.index_entries(
+            start,
+            self._last_indexed,
+            self.config.index_interval_bytes,
+            (self._max_timestamp_ms, self._max_timestamp_offset),
+        )
+        self.offset_index.extend(due.last_offsets, due.positions)
+        self.time_index.extend(due.timestamps, due.timestamp_offsets)
+        if len(due.positions):
+            self._last_indexed = int(due.positions[-1])
+        self._max_timestamp_ms, self._max_timestamp_offset = due.greatest
+        self._next_offset = table.next_offset
+        self.has_producers = self.has_producers or table.has_producers
+
+    def truncate_to(self, offset: int) -> int:
+        """Cuts the batch that holds `offset` and all after it; returns the bytes cut off.
+
+        The file is synced, so that what was cut can not come back after a crash.
+        """
+        self.cuts += 1
+        position = self.position_of(offset)
+        self.offset_index.truncate(offset)
+        self.time_index.truncate(offset)
+        self.txn_index.truncate(offset)
+        cut = self._size - position
+        self.file.truncate(position)
+        self.file.fsync()
+        self._size = position
+        self._forget_positions()
+        self._relearn_end()
+        return cut
+
+    def _relearn_end(self) -> None:
+        """After a cut: the end, the greatest timestamp, the last indexed batch."""
+        timestamp, timestamp_offset = self.time_index.last_entry
+        _, position = self.offset_index.last_entry
+        self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
+        self._last_indexed = position
+        self._next_offset = self.base_offset
+        if self._size == 0:
+            self._first_timestamp_ms = None
+        for header in scan_headers(self.file, position, self._size):
+            if header.max_timestamp_ms > self._max_timestamp_ms:
+                self._max_timestamp_ms = header.max_timestamp_ms
+                self._max_timestamp_offset = header.last_offset
+            self._next_offset = header.next_offset
+
+    # --- read
+
+    def header_at(self, position: int) -> Header:
+        """The batch header at a position; CorruptMessageError where there can be none."""
+        data = self.file.pread(HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            raise CorruptMessageError(f"{self.log_file} ends within the batch at {position}")
+        return unpack_header(data, position)
+
+    def headers(self, offset: int | None = None) -> Iterator[Header]:
+        """The headers of the batches from the one that holds `offset` (default: the first) on."""
+        if not self._size:
+            return iter(())
+        position = 0 if offset is None else self.position_of(offset)
+        return scan_headers(self.file, position, self._size)
+
+    def position_of(self, offset: int) -> int:
+        """The position of the first batch whose last offset is at or above `offset`, else the
+        size.
+        """
+        self.load()
+        known = self._positions.get(offset)
+        if known is None:
+            known = self._older_positions.get(offset)
+        if known is not None:
+            return known
+        if offset >= self._next_offset:
+            return self._size
+        try:
+            return self._find(offset)
+        except (CorruptIndexError, CorruptMessageError) as error:
+            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            self.rebuild_indexes()
+            return self._find(offset)
+
+    def _find(self, offset: int) -> int:
+        for header, _, _ in self.scan_from(offset):
+            if header.last_offset >= offset:
+                return header.position
+        if self.offset_index.lookup(offset)[1]:
+            raise CorruptIndexError(f"{self.offset_index_file} points behind offset {offset}")
+        return self._size
+
+    def scan_from(
+        self, offset: int, scratch: memoryview | None = None
+    ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
+        """`scan_batches` from the index entry at or below `offset` on; with `scratch` the batches
+        next to it are read into that, where it is large enough.
+
+        Where index entries are far apart there is one batch for each: of the first, which only has
+        to prove that the index fits, the header alone is read. (The page cache gives 61 bytes in a
+        third of the time of 4 KiB.)
+
+        CorruptMessageError where the index does not fit the log, or the log is damaged there.
+        """
+        entry_offset, start, gap, next_gap = self.offset_index.window(offset)
+        is_large = gap > 2 * self.config.index_interval_bytes
+        if scratch is not None:
+            size = next_gap if is_large else gap + next_gap
+            scratch = scratch[: size if HEADER_BYTES < size <= len(scratch) else _FIND_BYTES]
+        first = entry_offset if start else None
+        chunk_bytes = HEADER_BYTES if is_large else _FIND_BYTES
+        return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first)
+
+    def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int] | None:
+        """(position, size) of the batch behind the one that has this last offset and greatest
+        timestamp, where the index alone tells both: it has an entry for each of them, and for one
+        more. None where it does not, or where batches are compressed or have LogAppendTime;
+        `scan_from` then finds it, or what is wrong.
+        """
+        offset, position, gap, next_gap = self.offset_index.window(last_offset)
+        if offset != last_offset or next_gap < HEADER_BYTES:
+            return None
+        header = self.header_at(position)
+        if header.last_offset != last_offset or header.max_timestamp_ms != max_timestamp_ms:
+            return None
+        if header.attributes & _NOT_PLAIN:  # so is most likely the next one
+            return None
+        return (position + gap, next_gap) if header.size_bytes == gap else None
+
+    def read(
+        self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
+    ) -> FetchResult:
+        """Whole batches from the one that holds `offset` on: up to `max_bytes`, below `max_offset`.
+
+        With `min_one` the first batch is returned even where it is larger than `max_bytes`.
+        """
+        known = self._positions.get(offset)
+        position = self.position_of(offset) if known is None else known
+        wanted = max_bytes if max_bytes > HEADER_BYTES else HEADER_BYTES
+        data = self.file.pread(wanted, position)
+        end, first, following = whole_batches(data, max_offset)
+        if end > max_bytes:
+            end = 0
+        if end == 0 and min_one and len(data) >= HEADER_BYTES:
+            header = self.header_at(position)
+            if header.end_position <= self._size and (
+                max_offset is None or header.last_offset < max_offset
+            ):
+                data = self.file.pread(header.size_bytes, position)
+                end, first, following = whole_batches(data, max_offset)
+        if end == 0:
+            incomplete = position < self._size and max_offset is None
+            return FetchResult(b"", offset, offset, self.base_offset, position, incomplete)
+        self._remember(following, position + end)
+        records = data if end == len(data) else memoryview(data)[:end]
+        return FetchResult(records, first, following, self.base_offset, position)
+
+    def read_batch(self, header: Header) -> bytes:
+        """The bytes of one batch."""
+        return self.file.pread(header.size_bytes, header.position)

@@ -1,0 +1,147 @@
+"""Transaction indexes: made anew for every segment that is recovered, checked before the first use.
+
+Entries are not synced with the batches they stand for, and without its entry an aborted
+transaction would be shown to read_committed consumers. So recovery takes the open transactions at
+the first recovered segment (newest sound producer snapshot before it, and the batches between) and
+follows markers from there on, as Kafka's LogSegment.recover does.
+
+A file that was there before has no checksum, and the cleaner removes records by it. So its entries
+are compared once with what the segment's batches say, and written anew where they differ. (Kafka
+believes them.) Where there is no file, nothing was aborted; unless other index files are missing,
+too: then somebody removed them all to have them made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from commitlog.disk.files import Directory
+from commitlog.segment.batches import HEADER_BYTES, Header, end_transaction
+from commitlog.segment.indexes import CorruptIndexError
+from commitlog.segment.producer_state import ProducerStateManager
+from commitlog.segment.segment import Segment
+from commitlog.types import AbortedTransaction
+
+if TYPE_CHECKING:
+    from commitlog.segment.batch_table import BatchTable
+
+_log = logging.getLogger(__name__)
+
+_NEVER_MS = 1 << 62
+_CHUNK_BYTES = 1 << 20
+
+
+class TransactionRecovery:
+    """Follows the transactions of recovered segments; `begin` each segment, then feed its batches.
+
+    The state before the first one is read only when a transactional batch comes.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        before: list[Segment],
+        base_offset: int,
+        replay: Callable[[ProducerStateManager, list[Segment], int], None],
+    ) -> None:
+        self._directory = directory
+        self._before = before
+        self._base_offset = base_offset
+        self._replay = replay
+        self._state: ProducerStateManager | None = None
+        self._take: Callable[[AbortedTransaction], None] = lambda _: None
+
+    def begin(self, segment: Segment) -> None:
+        """The batches that follow are this segment's; its index starts empty."""
+        segment.txn_index.reset()
+        self._take = segment.txn_index.append
+
+    def collect(self) -> list[AbortedTransaction]:
+        """The list that is filled from the batches that follow; no file is touched."""
+        found: list[AbortedTransaction] = []
+        self._take = found.append
+        return found
+
+    def on_batches(self, table: BatchTable) -> None:
+        """Takes in sound batches; adds an entry where one ends an aborted transaction."""
+        for row in table.transactional_rows():
+            self._on_batch(table.header(row), table.view)
+
+    def _on_batch(self, header: Header, buffer: memoryview) -> None:
+        if self._state is None:
+            self._state = ProducerStateManager(self._directory, _NEVER_MS)
+            self._state.restore(self._base_offset)
+            if self._before:
+                self._replay(self._state, self._before, self._base_offset)
+        ended = end_transaction(buffer, header.position) if header.is_control else None
+        aborted = self._state.update(header, ended)
+        if aborted is not None:
+            self._take(aborted)
+
+
+def check_transactions(
+    directory: Directory,
+    segments: list[Segment],
+    replay: Callable[[ProducerStateManager, list[Segment], int], None],
+) -> None:
+    """Brings the transaction index of the last of these segments in line with its batches; leaves
+    it as it is where they are damaged, if it can be read at all.
+    """
+    segment = segments[-1]
+    index = segment.txn_index
+    index.is_checked = True
+    if not index.is_doubtful and not directory.exists(index.name):
+        return
+    recovery = TransactionRecovery(directory, segments[:-1], segment.base_offset, replay)
+    wanted = recovery.collect()
+    is_whole = _feed(recovery, segment)
+    entries: list[AbortedTransaction] = []
+    try:
+        entries = index.entries()
+        if not is_whole or entries == wanted:
+            return
+    except CorruptIndexError as error:
+        _log.warning("%s: %s", directory.path, error)
+    if _are_of_before_a_cleaning(entries, wanted):
+        _log.info("%s/%s: made anew of what the cleaner left", directory.path, index.name)
+    else:
+        _log.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
+    index.reset()
+    for aborted in wanted:
+        index.append(aborted)
+
+
+def _are_of_before_a_cleaning(
+    entries: list[AbortedTransaction], wanted: list[AbortedTransaction]
+) -> bool:
+    """Whether the cleaner alone explains the difference: it keeps an entry as long as its marker,
+    while the transaction's first batches go, or all of them.
+    """
+    firsts = {(entry.producer_id, entry.last_offset): entry.first_offset for entry in entries}
+    return all(
+        firsts.get((entry.producer_id, entry.last_offset), sys.maxsize) <= entry.first_offset
+        for entry in wanted
+    )
+
+
+def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
+    """All batches of a segment; False where they are damaged."""
+    from commitlog.segment.batch_table import BatchTable, claimed_size, sound_batches
+
+    position, wanted = 0, _CHUNK_BYTES
+    while position < segment.size_bytes:
+        size = min(wanted, segment.size_bytes - position)
+        view = memoryview(segment.file.pread(size, position))
+        positions, end, is_damaged = sound_batches(view)
+        if len(positions):
+            recovery.on_batches(BatchTable(view[:end], positions))
+        elif len(view) >= HEADER_BYTES and not is_damaged and claimed_size(view, 0) > wanted:
+            wanted = claimed_size(view, 0)
+            continue
+        if is_damaged or not end:
+            return False
+        position, wanted = position + end, _CHUNK_BYTES
+    return True

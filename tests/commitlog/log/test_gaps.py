@@ -1,0 +1,285 @@
+"""A gap between segments after an unclean stop: a loss ends the log, whatever its cleanup.policy;
+what compaction or another broker left stays, whatever its cleanup.policy.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commitlog.disk.checkpoints import RECOVERY_POINT_CHECKPOINT, OffsetCheckpoint
+from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
+from commitlog.manager.manager import LogManager
+from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, open_log
+from tests.commitlog.manager.test_manager import manager
+from tidemark.errors import StorageError
+from tidemark.types import random_uuid
+
+POLICIES = [("delete",), ("compact",), ("compact", "delete")]
+FAR = 2**31
+
+
+def new_log(logs: LogManager, policy: tuple[str, ...] = ("delete",)) -> Log:
+    return logs.get_or_create(TP, None, config(cleanup_policy=policy))
+
+
+def reopened(disk: MemoryDirectory) -> tuple[LogManager, Log]:
+    logs = manager(disk)
+    logs.open()
+    log = logs.get(TP)
+    assert log is not None
+    log.validate()
+    return logs, log
+
+
+def sync(log: Log, *names: str) -> None:
+    """What the operating system may do of itself at any time."""
+    for name in names:
+        log.directory.open(name).fsync()
+
+
+def point(disk: MemoryDirectory) -> int | None:
+    return OffsetCheckpoint(disk, RECOVERY_POINT_CHECKPOINT).read().get(TP)
+
+
+# --- losses
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids="+".join)
+@pytest.mark.parametrize("flushed", [0, 3], ids=["nothing flushed", "a batch flushed"])
+def test_a_segment_whose_end_was_lost_ends_the_log(policy: tuple[str, ...], flushed: int) -> None:
+    """The end of the first segment never reached the disk, the second segment did."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs, policy)
+    if flushed:
+        log.append_as_leader(batch(3), 1, NOW)
+        log.flush()
+    log.append_as_leader(batch(3), 1, NOW)
+    log.roll(NOW)
+    log.append_as_leader(batch(3), 1, NOW)
+    log.directory.fsync()
+    sync(log, log.active_segment.log_file)
+    disk.crash("nothing")
+    _, again = reopened(disk)
+    assert offsets_of(again) == list(range(flushed))
+    assert len(again.segments) == 1
+
+
+def test_a_log_is_named_in_the_checkpoint_before_it_has_a_second_segment() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_leader(batch(3), 1, NOW)
+    assert point(disk) is None
+    log.roll(NOW)
+    disk.crash("nothing")
+    assert point(disk) == 0
+    logs, log = reopened(disk)
+    written = disk.disk.fsyncs
+    log.append_as_leader(batch(3), 1, NOW)
+    log.roll(NOW)
+    assert disk.disk.fsyncs == written, "it is there already"
+
+
+# --- what is no loss
+
+
+def test_an_offset_too_far_for_its_segment_leaves_a_gap_that_is_no_loss() -> None:
+    """A follower of a log with such a gap; a process that dies at any moment around it."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_follower(batch(3), NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    log.append_as_follower(batch(2, base_offset=FAR + 7), NOW, gaps_allowed=True)
+    assert [s.base_offset for s in log.segments] == [0, FAR + 7]
+    assert point(disk) == FAR + 7
+    disk.crash("everything")
+    logs, log = reopened(disk)
+    assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
+    log.append_as_follower(batch(1, base_offset=3 * FAR), NOW, gaps_allowed=True)
+    disk.crash("nothing")  # the segment's name, and what is in it
+    _, log = reopened(disk)
+    assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
+    log.append_as_follower(batch(1, base_offset=3 * FAR), NOW, gaps_allowed=True)
+    assert log.log_end_offset == 3 * FAR + 1
+
+
+def test_a_far_offset_whose_checkpoint_was_refused_is_checkpointed_with_the_next_try() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_follower(batch(3), NOW)
+    disk.set_capacity(disk.disk.used_bytes + 10)
+    far = batch(2, base_offset=FAR + 7)
+    with pytest.raises(StorageError, match="the disk is full"):
+        log.append_as_follower(far, NOW, gaps_allowed=True)
+    assert offsets_of(log) == [0, 1, 2]
+    disk.set_capacity(1 << 30)
+    log.append_as_follower(far, NOW, gaps_allowed=True)
+    assert point(disk) == FAR + 7
+    disk.crash("everything")
+    _, log = reopened(disk)
+    assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
+
+
+def test_one_fetch_with_far_offsets_fills_several_segments() -> None:
+    """Each batch must be within reach of its segment's index; recovery cut off what was not."""
+    disk = MemoryDirectory()
+    log = open_log(disk)
+    far = [i * 2 * FAR for i in range(4)]
+    fetched = b"".join(batch(1, base_offset=offset) for offset in far)
+    info = log.append_as_follower(fetched, NOW, gaps_allowed=True)
+    assert (info.first_offset, info.last_offset) == (0, far[-1])
+    assert [s.base_offset for s in log.segments] == far
+    log.flush()
+    again = open_log(disk, recovery_point=log.recovery_point)
+    assert offsets_of(again) == far
+
+
+# --- recovery points that are not this log's
+
+
+def test_a_topic_made_anew_has_nothing_of_its_namesakes_checkpoints() -> None:
+    """The old recovery point would have torn batches taken for durable, the old start hide new
+    records."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    old = logs.get_or_create(TP, random_uuid(), config())
+    for _ in range(60):
+        old.append_as_leader(batch(3), 1, NOW)
+    old.update_high_watermark(180)
+    old.increment_log_start_offset(50)
+    old.flush()
+    logs.checkpoint_recovery_points()
+    logs.checkpoint_log_start_offsets()
+    logs.checkpoint_high_watermarks()
+    logs.delete(TP)
+    new = logs.get_or_create(TP, random_uuid(), config())
+    for _ in range(40):
+        new.append_as_leader(batch(3), 1, NOW)
+    new.directory.fsync()
+    sync(new, *(s.log_file for s in new.segments[:1]), new.segments[2].log_file)
+    disk.crash("nothing")
+    _, again = reopened(disk)
+    assert again.log_start_offset == again.high_watermark == 0
+    assert offsets_of(again) == list(range(new.segments[1].base_offset))
+
+
+def test_a_cut_is_in_the_checkpoint_though_nothing_else_changed_since_the_last_one() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    for _ in range(60):
+        log.append_as_leader(batch(3), 1, NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    assert point(disk) == 180
+    log.truncate_to(60)
+    assert point(disk) == 60
+
+
+def test_a_cut_within_a_batch_lowers_the_checkpoint_to_where_the_batch_began() -> None:
+    """Else the batch that takes its place would be believed to be durable, and its loss a gap."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_leader(batch(2), 1, NOW)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    log.truncate_to(1)
+    assert log.log_end_offset == point(disk) == 0
+    log.append_as_leader(batch(2), 2, NOW)
+    log.roll(NOW)
+    log.append_as_leader(batch(2), 2, NOW)
+    log.directory.fsync()
+    sync(log, log.active_segment.log_file)
+    disk.crash("nothing")
+    _, again = reopened(disk)
+    assert offsets_of(again) == []
+    assert again.log_end_offset == 0
+
+
+def test_a_recovery_point_beyond_the_end_is_not_believed() -> None:
+    disk = MemoryDirectory()
+    log = open_log(disk)
+    for _ in range(60):
+        log.append_as_leader(batch(3), 1, NOW)
+    log.flush()
+    first, third = log.segments[0], log.segments[2]
+    disk.flip_bit(third.log_file, 100)
+    disk.cut(log.active_segment.log_file, 0)
+    again = open_log(disk, recovery_point=180)
+    assert offsets_of(again) == list(range(third.base_offset))
+    assert again.segments[0].next_offset == first.next_offset
+
+
+def test_a_recovery_point_beyond_the_end_is_checkpointed_anew_before_a_roll() -> None:
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    logs.open()
+    log = new_log(logs)
+    log.append_as_leader(batch(3), 1, NOW)
+    log.flush()
+    OffsetCheckpoint(disk, RECOVERY_POINT_CHECKPOINT).write({TP: 1000})
+    disk.crash()
+    _, log = reopened(disk)
+    log.append_as_leader(batch(3), 1, NOW)
+    log.roll(NOW)
+    assert point(disk) == 3
+
+
+# --- all of it at random
+
+
+@settings(max_examples=60)
+@given(
+    gaps=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=9),
+    own=st.integers(0, 12),
+    flush_at=st.integers(0, 12),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**16),
+)
+def test_gaps_of_another_broker_stay_and_losses_of_our_own_never_leave_one(
+    gaps: list[tuple[int, bool]], own: int, flush_at: int, policy: tuple[str, ...], seed: int
+) -> None:
+    """Foreign segments with any gaps are opened without a checkpoint, more is appended, and the
+    machine loses power: what is left is a beginning of all that was, with all that was flushed."""
+    disk = MemoryDirectory(seed=seed)
+    place, offset, base, foreign = disk.subdirectory(str(TP)), 0, 0, []
+    for gap, rolls in gaps:
+        offset += gap
+        base = offset if rolls else base
+        place.open(f"{base:020d}.log", create=True).append(batch(2, base_offset=offset))
+        foreign += [offset, offset + 1]
+        offset += 2
+    disk.crash("everything")
+    logs, log = reopened(disk)
+    log.config = config(cleanup_policy=policy, segment_bytes=300)
+    assert offsets_of(log) == foreign
+    written, durable = list(foreign), len(foreign)
+    for number in range(own):
+        end = log.log_end_offset
+        log.append_as_leader(batch(2), 1, NOW)
+        written += [end, end + 1]
+        if number == flush_at:
+            log.flush()
+            durable = len(written)
+            if seed % 2:
+                logs.checkpoint_recovery_points()
+    disk.crash()
+    _, log = reopened(disk)
+    found = offsets_of(log)
+    assert found == written[: len(found)]
+    assert len(found) >= durable
