@@ -13,7 +13,7 @@ from commitlog.moves.future_log import FutureLog
 from node.directory_moves import DirectoryMover
 from node.hosted import HostedPartition
 from node.registry import PartitionRegistry
-from quorum.admin_service import AdminService
+from quorum.services.admin_service import AdminService
 from tidemark.errors import ApiError, ErrorCode, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2

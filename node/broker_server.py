@@ -38,10 +38,10 @@ from node.request_memory import RequestMemory
 from node.storage import NodeStorage
 from node.tasks import OnFatal, cancel_all, spawn
 from node.tier_bootstrap import TierBootstrap
-from quorum.controller_client import ControllerClient
-from quorum.listening import bind
-from quorum.metadata_loader import MetadataLoader
-from quorum.raft_client import RaftClient
+from quorum.replica.client import RaftClient
+from quorum.replica.loader import MetadataLoader
+from quorum.services.controller_client import ControllerClient
+from quorum.services.listening import bind
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition

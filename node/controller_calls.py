@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 
 class ControllerCaller(Protocol):
-    """`quorum.controller_client.ControllerClient`, or a fake in tests."""
+    """`quorum.services.controller_client.ControllerClient`, or a fake in tests."""
 
     async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
         """The active controller's answer; raises RequestTimedOutError when none answers in time."""

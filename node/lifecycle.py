@@ -21,7 +21,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from node.controller_calls import ControllerCaller
-from quorum.features import ranges_to_wire
+from quorum.image.features import ranges_to_wire
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,

@@ -24,7 +24,7 @@ from node.producer_ids import ProducerIdManager
 from node.record_deletion import RecordDeleter
 from node.replica_manager import ReplicaManager
 from node.request_memory import RequestMemory
-from quorum.admin_service import ImageSource
+from quorum.services.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
 from tidemark.types import TopicPartition

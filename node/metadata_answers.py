@@ -3,8 +3,8 @@ own image."""
 
 from __future__ import annotations
 
-from quorum.admin_answers import INTERNAL_PREFIX, node_of, offline_replicas
 from quorum.image import MetadataImage, TopicImage
+from quorum.services.admin_answers import INTERNAL_PREFIX, node_of, offline_replicas
 from tidemark.errors import ErrorCode
 from tidemark.v1 import log_pb2 as pb
 

@@ -18,9 +18,9 @@ import sys
 from node.broker_server import BrokerServer
 from node.clock import Clock
 from node.storage import NodeStorage, open_storage
-from quorum.controller_server import ControllerServer
-from quorum.metadata_loader import MetadataLoader
-from quorum.raft_server import RaftServer
+from quorum.replica.loader import MetadataLoader
+from quorum.replica.server import RaftServer
+from quorum.services.controller_server import ControllerServer
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 

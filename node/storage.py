@@ -18,14 +18,14 @@ from uuid import UUID
 from commitlog.disk.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
 from commitlog.disk.files import DirectoryLock, DiskError, OsDirectory, storage_error
 from commitlog.disk.log_directory import LogDirectory
-from quorum.bootstrap import (
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from quorum.replica.bootstrap import (
     parse_initial_controllers,
     read_first_levels,
     write_bootstrap_checkpoint,
     write_first_levels,
 )
-from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.raft_server import controller_listeners
+from quorum.replica.server import controller_listeners
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text
@@ -52,7 +52,7 @@ def directory_paths(config: ServerConfig) -> list[str]:
 def first_voters(
     config: ServerConfig, *, standalone: bool = False, initial_controllers: str | None = None
 ) -> VoterSet | None:
-    """The voters that formatting writes down (see `quorum.bootstrap`); None: none.
+    """The voters that formatting writes down (see `quorum.replica.bootstrap`); None: none.
 
     Raises ConfigError where the options do not fit the node.
     """

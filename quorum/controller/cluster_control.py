@@ -30,13 +30,13 @@ from quorum.controller.elections import ElectionRules
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.sweeps import UNLIMITED, Key, Portion, Sweep, Sweeps
-from quorum.features import check_supported
 from quorum.image import (
     BrokerRegistration,
     FeatureRange,
     MetadataDelta,
     MetadataImage,
 )
+from quorum.image.features import check_supported
 from quorum.image.records import broker_record
 from tidemark.errors import (
     BrokerIdNotRegisteredError,

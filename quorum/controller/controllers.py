@@ -1,7 +1,7 @@
 """Registrations of controllers (KIP-919): who runs, where, and what levels it supports.
 
 Since metadata.version 2. The newest registration of an id counts; a controller that runs sees to it
-that it is its own (`quorum.controller_registration`).
+that it is its own (`quorum.services.controller_registration`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Collection
 from uuid import UUID
 
 from quorum.controller.result import ControllerResult
-from quorum.features import check_supported
 from quorum.image import ControllerRegistration, MetadataImage
+from quorum.image.features import check_supported
 from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION
 from quorum.image.records import controller_record, listeners_of, ranges_of
 from tidemark.errors import (

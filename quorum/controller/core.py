@@ -38,8 +38,8 @@ from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.sweeps import Portion, Sweep, Sweeps
 from quorum.controller.topics import TopicControl
-from quorum.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image import MetadataDelta, MetadataImage
+from quorum.image.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image.image import METADATA_VERSION
 from quorum.image.records import feature_record, producer_ids_record
 from tidemark.config import ServerConfig

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from quorum.controller.result import ControllerResult
-from quorum.features import SUPPORTED, obstacles
 from quorum.image import MetadataImage
+from quorum.image.features import SUPPORTED, obstacles
 from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION
 from quorum.image.records import feature_record
 from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError

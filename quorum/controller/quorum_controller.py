@@ -20,8 +20,8 @@ from quorum.controller.event_queue import EventQueue
 from quorum.controller.result import ControllerResult
 from quorum.image import InconsistentMetadataError, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
-from quorum.metadata_loader import MetadataLoader
-from quorum.raft_client import LeaderAndEpoch, RaftClient
+from quorum.replica.client import LeaderAndEpoch, RaftClient
+from quorum.replica.loader import MetadataLoader
 from tidemark.errors import (
     ApiError,
     NotControllerError,

@@ -63,7 +63,7 @@ async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
 
     from commitlog.disk.files import OsDirectory
     from node.server import GARBAGE_THRESHOLDS
-    from quorum.raft_server import RaftServer
+    from quorum.replica.server import RaftServer
     from tidemark.config import parse_server_config
     from tidemark.errors import NotControllerError
     from tidemark.wire import CHANNEL_OPTIONS

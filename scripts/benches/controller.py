@@ -36,8 +36,8 @@ from quorum.image import (
     PartitionRegistration,
 )
 from quorum.image import records as r
-from quorum.metadata_loader import MetadataLoader, in_portions
-from quorum.raft_server import RaftServer
+from quorum.replica.loader import MetadataLoader, in_portions
+from quorum.replica.server import RaftServer
 from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader
 from snapshot.writer import SnapshotWriter

@@ -222,7 +222,7 @@ class Administrator:
     """Brokers and an administrator in one: asks the active controller over gRPC."""
 
     def __init__(self, controllers: Controllers) -> None:
-        from quorum.controller_client import ControllerClient
+        from quorum.services.controller_client import ControllerClient
         from tidemark.types import Endpoint
         from tidemark.v1 import admin_pb2, controller_pb2
 

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from commitlog.disk.files import OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
+from quorum.inspect.source import load
+from quorum.inspect.tree import Leaf, MetadataView, changes, find, tree_of, walk
 from snapshot import SnapshotId, SnapshotWriter
 from snapshot.framing import encode_leader_change, encode_values
-from tests.image.strategies import History
+from tests.quorum.image.strategies import History
 from tidemark.cli.main import app
 from tidemark.cli.metadata import parse_side
-from tidemark.cli.metadata_source import load
-from tidemark.cli.metadata_tree import Leaf, MetadataView, changes, find, tree_of, walk
 from tidemark.errors import ConfigError, CorruptMessageError
 from tidemark.v1 import metadata_pb2 as pb
 

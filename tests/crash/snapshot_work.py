@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from commitlog.disk.files import Directory
 from quorum.raft.effects import LeaderChange
-from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId, SnapshotWriter
 from tests.crash.harness import Ack
 

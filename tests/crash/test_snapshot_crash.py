@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commitlog.disk.files import OsDirectory
-from quorum.replicated_log import ReplicatedLog
+from quorum.replica.metadata_log import ReplicatedLog
 from snapshot import list_snapshots
 from tests.crash.harness import Job, points_of, run_jobs
 from tests.crash.snapshot_work import FETCHED, open_log, value

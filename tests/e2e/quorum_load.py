@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from quorum.controller_client import FORWARDED
-from tests.raft.linearizability import Operation
+from quorum.services.controller_client import FORWARDED
+from tests.quorum.linearizability import Operation
 from tidemark.errors import ErrorCode
 from tidemark.v1 import admin_pb2, admin_pb2_grpc, raft_pb2
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.quorum_load import Load
-from tests.raft.linearizability import Operation, explain, set_if
+from tests.quorum.linearizability import Operation, explain, set_if
 from tidemark.cli.local_cluster import LocalCluster
 
 CLIENTS = 4

@@ -1,9 +1,9 @@
 """Brokers with several log directories on virtual time: the real controller core decides, the real
 lifecycle, assignments, replica managers and logs of every broker follow; disks are in memory.
 
-`JbodCluster` is `tests.node.cluster.Cluster` with `tests.controller.scenario.Scenario` as its
-controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault of
-one leaves the other alone.
+`JbodCluster` is `tests.node.cluster.Cluster` with `tests.quorum.controller.scenario.Scenario` as
+its controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault
+of one leaves the other alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from node.lifecycle import BrokerLifecycle
 from node.tasks import spawn
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
 from tests import virtual_time
-from tests.controller.scenario import CLUSTER_ID, Scenario, controller_config
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
+from tests.quorum.controller.scenario import CLUSTER_ID, Scenario, controller_config
 from tidemark.errors import ApiError, ErrorCode, code_of
 from tidemark.records import iter_batches
 from tidemark.types import TopicPartition, random_uuid

@@ -5,13 +5,13 @@ nothing (reliability layer 6).
 from __future__ import annotations
 
 from commitlog.disk.files import Directory, DiskError
-from quorum.quorum_state import QuorumStateStore
 from quorum.raft.effects import Effects, ElectionState
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.messages import VoteRequest
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Leader, ReplicaProgress
-from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.quorum_state import QuorumStateStore
 from snapshot.names import SnapshotId
 from snapshot.writer import SnapshotWriter
 

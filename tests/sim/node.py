@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
-from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
 from quorum.raft.core import RaftInvariantError, ReplicaConfig
 from quorum.raft.effects import (
@@ -34,9 +33,10 @@ from quorum.raft.effects import (
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Role
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.raft_client import CommittedBatch
-from quorum.raft_listeners import Listeners
-from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.bootstrap import write_bootstrap_checkpoint
+from quorum.replica.client import CommittedBatch
+from quorum.replica.listeners import Listeners
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from snapshot.names import SnapshotId
 from snapshot.writer import SnapshotWriter
 from tests.sim.canaries import Canary

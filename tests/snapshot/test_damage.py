@@ -10,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
-from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.raft import messages as m
 from quorum.raft.core import ReplicaConfig
 from quorum.raft.effects import ElectionState, LeaderChange, RequestFailed, ResponseReceived, Tick
 from quorum.raft.replica import Replica
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.replicated_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.bootstrap import write_bootstrap_checkpoint
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from snapshot import FileSnapshotReader, SnapshotId
 from tidemark.errors import CorruptMessageError, ErrorCode, FatalError
 from tidemark.types import Endpoint

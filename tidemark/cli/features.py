@@ -119,7 +119,7 @@ def _texts(
 ) -> list[str]:
     texts = [*(levels or ()), *(feature or ())]
     if release is not None:
-        from quorum.features import release_levels
+        from quorum.image.features import release_levels
 
         texts += [f"{name}={level}" for name, level in release_levels(release).items()]
     if not texts:

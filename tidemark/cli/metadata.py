@@ -16,7 +16,7 @@ from tidemark.cli.session import Session, check_reachable, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemark.cli.metadata_tree import Change, MetadataView, Node
+    from quorum.inspect.tree import Change, MetadataView, Node
 
 app = typer.Typer(
     help="Browse the cluster's metadata: a checkpoint, a log directory, or a live cluster.",
@@ -46,7 +46,7 @@ def ls(
     as_of: AsOf = None,
 ) -> None:
     """List what is in a branch; a path to a value lists itself."""
-    from tidemark.cli.metadata_tree import Branch, children, find
+    from quorum.inspect.tree import Branch, children, find
 
     root = _root(snapshot, session.bootstrap, as_of)
     found = [match for path in paths or ["/"] for match in find(root, path)]
@@ -73,7 +73,7 @@ def cat(
     as_of: AsOf = None,
 ) -> None:
     """Print values; of a branch all that is below it, as one object."""
-    from tidemark.cli.metadata_tree import find, value_of
+    from quorum.inspect.tree import find, value_of
 
     root = _root(snapshot, session.bootstrap, as_of)
     values = {path: value_of(node) for name in paths for path, node in find(root, name)}
@@ -97,7 +97,7 @@ def tree(
     as_of: AsOf = None,
 ) -> None:
     """Show a branch and everything below it."""
-    from tidemark.cli.metadata_tree import Leaf, find, value_of, walk
+    from quorum.inspect.tree import Leaf, find, value_of, walk
 
     root = _root(snapshot, session.bootstrap, as_of)
     for top, start in find(root, path):
@@ -126,7 +126,7 @@ def find_(
     """Find paths by name and by what their value holds; one path a line."""
     from fnmatch import fnmatchcase
 
-    from tidemark.cli.metadata_tree import Leaf, find, walk
+    from quorum.inspect.tree import Leaf, find, walk
 
     root = _root(snapshot, session.bootstrap, as_of)
     for top, start in find(root, path):
@@ -158,7 +158,7 @@ def diff(
     Each is an OFFSET (of --snapshot or the live cluster), a checkpoint, a directory, or host:port;
     SOURCE@OFFSET is a source as of an offset.
     """
-    from tidemark.cli.metadata_tree import changes
+    from quorum.inspect.tree import changes
 
     default = str(snapshot) if snapshot is not None else session.bootstrap
     first, second = (_loaded(*parse_side(text, default)) for text in (before, after))
@@ -228,13 +228,13 @@ def readable(value: Any, indent: str = "") -> list[str]:
 
 
 def _root(snapshot: Path | None, bootstrap: str, as_of: int | None) -> Any:
-    from tidemark.cli.metadata_tree import tree_of
+    from quorum.inspect.tree import tree_of
 
     return tree_of(_loaded(str(snapshot) if snapshot is not None else bootstrap, as_of))
 
 
 def _loaded(source: str, as_of: int | None) -> MetadataView:
-    from tidemark.cli.metadata_source import load
+    from quorum.inspect.source import load
 
     if ":" in source and not Path(source).exists():
         check_reachable(source)
@@ -253,7 +253,7 @@ def _name(path: str) -> str:
 
 
 def _mark(node: Node) -> str:
-    from tidemark.cli.metadata_tree import Branch
+    from quorum.inspect.tree import Branch
 
     return "/" if isinstance(node, Branch) else ""
 

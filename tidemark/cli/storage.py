@@ -65,7 +65,7 @@ def format_(
     """Write meta.properties into every directory of the node, and what a new cluster begins with:
     its first voters if asked, and on a controller its feature levels."""
     from node.storage import first_voters, format_storage
-    from quorum.features import first_levels
+    from quorum.image.features import first_levels
     from tidemark.config import load_server_config
     from tidemark.errors import ConfigError
 
@@ -100,7 +100,7 @@ def version_mapping(
     as_json: Json = False,
 ) -> None:
     """Show the feature levels that each release brought."""
-    from quorum.features import METADATA_RELEASES, release_levels
+    from quorum.image.features import METADATA_RELEASES, release_levels
 
     names = list(METADATA_RELEASES.values()) if release is None else [release]
     rows = [(name, *pair) for name in names for pair in sorted(release_levels(name).items())]

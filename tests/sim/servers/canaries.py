@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from quorum.controller.quorum_controller import QuorumController
 from quorum.controller.result import ControllerResult
-from quorum.metadata_loader import MetadataLoader
+from quorum.replica.loader import MetadataLoader
 from snapshot.reader import SnapshotReader
 from tidemark.errors import ApiError
 

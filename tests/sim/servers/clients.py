@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quorum.image import MetadataImage
-from tests.raft.linearizability import Operation
+from tests.quorum.linearizability import Operation
 from tests.sim.checks import Violation
 from tests.sim.servers.network import CLIENT
 from tests.sim.servers.node import LeaderCaller

@@ -85,7 +85,7 @@ async def _for_ever() -> None:
 
 
 class SimTransport:
-    """`quorum.raft_transport.Transport` of one node."""
+    """`quorum.replica.transport.Transport` of one node."""
 
     def __init__(self, world: ServerWorld, node_id: int) -> None:
         self._world = world

@@ -12,16 +12,16 @@ from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
 from node.lifecycle import BrokerLifecycle
-from quorum.bootstrap import write_bootstrap_checkpoint
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.raft.effects import Effects
 from quorum.raft.replica import Replica
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.raft_client import LeaderAndEpoch
-from quorum.raft_server import RaftServer
-from quorum.replicated_log import ReplicatedLog
+from quorum.replica.bootstrap import write_bootstrap_checkpoint
+from quorum.replica.client import LeaderAndEpoch
+from quorum.replica.metadata_log import ReplicatedLog
+from quorum.replica.server import RaftServer
 from tests.sim.disk_faults import copy_disk
 from tests.sim.node import note_transitions
 from tests.sim.servers.loop import Life

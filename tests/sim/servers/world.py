@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from quorum.image import MetadataImage, PartitionRegistration
 from quorum.raft import messages as m
 from quorum.raft.roles import Leader
-from tests.raft.linearizability import Operation, explain, set_if
+from tests.quorum.linearizability import Operation, explain, set_if
 from tests.sim.checks import Checks, Violation
 from tests.sim.disk_faults import break_disk, kind_of_disk_fault
 from tests.sim.servers.canaries import Servers

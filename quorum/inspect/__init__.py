@@ -1,0 +1,1 @@
+"""A read-only view of a metadata log, a checkpoint or a live cluster."""

@@ -1,0 +1,54 @@
+"""DescribeQuorum (KIP-595, KIP-836): what a replica knows of the quorum."""
+
+from __future__ import annotations
+
+from quorum.raft.replica import Replica
+from quorum.raft.roles import Leader, ReplicaProgress
+from quorum.replica.client import QuorumInfo, ReplicaInfo
+
+
+def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
+    """The quorum as `replica` sees it; its own timers run on `loop_ms`, answers are wall clock."""
+    role = replica.role
+    leader = replica.leader_and_epoch
+
+    def wall(moment_ms: int | None) -> int | None:
+        return None if moment_ms is None else wall_ms - (loop_ms - moment_ms)
+
+    def of(progress: ReplicaProgress) -> ReplicaInfo:
+        key = progress.key
+        listeners = replica.voters.listeners(key.replica_id)
+        if key.replica_id == replica.node_id:
+            own, end_offset = replica.key.directory_id, replica.log.end_offset
+            return ReplicaInfo(key.replica_id, own, end_offset, wall_ms, wall_ms, listeners)
+        return ReplicaInfo(
+            key.replica_id,
+            key.directory_id,
+            progress.end_offset,
+            wall(progress.last_fetch_ms),
+            wall(progress.last_caught_up_ms),
+            listeners if replica.voters.is_voter(key) else (),
+        )
+
+    if isinstance(role, Leader):
+        voters = tuple(of(progress) for progress in role.voters.values())
+        observers = tuple(
+            of(progress)
+            for progress in role.observers.values()
+            if replica.is_current_observer(progress.last_fetch_ms, loop_ms)
+        )
+    else:
+        voters = tuple(
+            ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None, v.listeners)
+            for v in replica.voters
+        )
+        observers = ()
+    return QuorumInfo(
+        leader.leader_id,
+        leader.epoch,
+        replica.high_watermark,
+        voters,
+        observers,
+        replica.voters.endpoints(),
+        replica.log.kraft_version,
+    )

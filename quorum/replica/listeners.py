@@ -1,0 +1,126 @@
+"""Delivery to the state machines over the log: commits in order, snapshots when behind, leader
+changes at the right time.
+
+Each listener has its own position. On the leader a listener hears of the leadership only when its
+position passed the first record of the epoch: its state then holds everything that was ever
+committed (Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a
+round, and whoever loads one hears of nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quorum.raft.effects import LeaderAndEpoch
+from quorum.raft.replica import Replica
+from quorum.raft.roles import Leader
+from quorum.replica.client import RaftListener
+from quorum.replica.metadata_log import ReplicatedLog
+from snapshot.names import SnapshotId
+
+DELIVERY_MAX_BYTES = 1 << 18
+"""What one round gives to one listener: other work of the event loop gets its turn in between."""
+
+
+class _Load(NamedTuple):
+    """A checkpoint that a listener loads step by step."""
+
+    id: SnapshotId
+    steps: Generator[None, None, None]
+
+
+@dataclass(slots=True)
+class _Position:
+    listener: RaftListener
+    next_offset: int = 0
+    told: LeaderAndEpoch | None = None
+    caught_up: bool = False
+    load: _Load | None = None
+
+
+class Listeners:
+    """All listeners of a replica; `deliver` gives each its next portion."""
+
+    def __init__(self, replica: Replica, log: ReplicatedLog) -> None:
+        self._replica = replica
+        self._log = log
+        self._positions: list[_Position] = []
+
+    def add(self, listener: RaftListener) -> None:
+        self._positions.append(_Position(listener))
+
+    def next_offset(self, listener: RaftListener) -> int:
+        """The offset that this listener gets next."""
+        return next(p.next_offset for p in self._positions if p.listener is listener)
+
+    def deliver(self) -> bool:
+        """One round; True when there is more to deliver."""
+        more = False
+        for position in self._positions:
+            if self._loads_snapshot(position):
+                more = True
+                continue
+            more |= self._commit(position)
+            self._tell_caught_up(position)
+            self._tell_leader(position)
+        return more
+
+    def _loads_snapshot(self, position: _Position) -> bool:
+        """One step of a load, where one is needed; True when there are more of it."""
+        self._begin_load(position)
+        load = position.load
+        if load is None:
+            return False
+        try:
+            next(load.steps)
+        except StopIteration:
+            position.load, position.next_offset = None, load.id.end_offset
+        return position.load is not None
+
+    def _begin_load(self, position: _Position) -> None:
+        latest, load = self._log.latest_snapshot, position.load
+        reached = position.next_offset if load is None else load.id.end_offset
+        if latest is None or 0 < reached >= self._log.start_offset:
+            return
+        if load is not None:
+            load.steps.close()
+        steps = position.listener.handle_load_snapshot(self._log.open_snapshot(latest))
+        if steps is None:
+            position.next_offset = latest.end_offset
+        position.load = None if steps is None else _Load(latest, steps)
+
+    def _commit(self, position: _Position) -> bool:
+        high_watermark = self._replica.high_watermark
+        if high_watermark is None or position.next_offset >= high_watermark:
+            return False
+        batches, following = self._log.read_committed(
+            position.next_offset, high_watermark, DELIVERY_MAX_BYTES
+        )
+        if following == position.next_offset:
+            return False
+        position.next_offset = following
+        if batches:
+            position.listener.handle_commit(batches)
+        return following < high_watermark
+
+    def _tell_caught_up(self, position: _Position) -> None:
+        """Control records move the position too, so it does not matter what the log ends in."""
+        committed = self._replica.committed_offset
+        if not position.caught_up and committed is not None and position.next_offset >= committed:
+            position.caught_up = True
+            position.listener.handle_caught_up()
+
+    def _tell_leader(self, position: _Position) -> None:
+        leader = self._replica.leader_and_epoch
+        role = self._replica.role
+        if leader == position.told:
+            return
+        if isinstance(role, Leader) and position.next_offset <= role.epoch_start_offset:
+            # It hears at once that the old leader is gone, of its own leadership later.
+            leader = LeaderAndEpoch(None, role.epoch)
+            if leader == position.told:
+                return
+        position.told = leader
+        position.listener.handle_leader_change(leader)

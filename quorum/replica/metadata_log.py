@@ -1,0 +1,460 @@
+"""The metadata log of one replica: `__cluster_metadata-0/` with its segments, checkpoints and
+quorum-state.
+
+It gives the replica its read-only view (`quorum.raft.log_view.LogView`), and the edge the verbs
+that carry out effects. What it promises: offsets and epochs are exactly the leader's; the log
+start, once above 0, always has a whole checkpoint; a checkpoint above the log's end restarts the
+log there. Source: KIP-595, KIP-630; Kafka's KafkaRaftLog.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from commitlog.disk.files import Directory
+from commitlog.log.flushing import PendingFlush
+from commitlog.log.log import Log
+from quorum.raft.effects import LeaderChange
+from quorum.raft.voter_history import VoterHistory
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
+from quorum.replica.appends import MAX_BATCH_BYTES, Appends
+from quorum.replica.client import CommittedBatch
+from quorum.replica.quorum_state import QuorumStateStore
+from quorum.replica.voters_record import KRAFT_VERSION_MAX, note, quorum_records
+from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
+from snapshot.framing import (
+    decode_batches,
+    encode_leader_change,
+    encode_quorum,
+)
+from snapshot.names import SnapshotId
+from snapshot.reader import FileSnapshotReader, file_name, list_snapshots
+from snapshot.transfer import install_part, read_piece, write_piece
+from snapshot.writer import SnapshotWriter
+from tidemark.config import TopicConfig
+from tidemark.errors import (
+    CorruptMessageError,
+    FatalError,
+    InvalidRequestError,
+)
+from tidemark.records import decode_control_records, iter_batches
+from tidemark.types import METADATA_TOPIC, ONE_UUID, ZERO_UUID, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
+BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
+"""Written by `storage format`: the first voters. It is local, and never replicated."""
+HISTORY_READ_BYTES = 4 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class MetadataLogConfig:
+    """metadata.log.* and metadata.max.retention.*; sizes in bytes, times in ms, -1 switches a
+    limit off.
+    """
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 604_800_000
+    retention_bytes: int = 100 << 20
+    retention_ms: int = 604_800_000
+    listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
+
+    def topic_config(self) -> TopicConfig:
+        return TopicConfig(
+            segment_bytes=self.segment_bytes,
+            segment_ms=self.segment_ms,
+            max_message_bytes=MAX_BATCH_BYTES,
+            retention_ms=-1,  # segments go when a later checkpoint covers them, never by age
+            retention_bytes=-1,
+            file_delete_delay_ms=0,
+        )
+
+
+class ReplicatedLog:
+    """The log and its checkpoints. One thread owns it; what may run elsewhere says so."""
+
+    def __init__(self, directory: Directory, config: MetadataLogConfig, now_ms: int) -> None:
+        """Opens (and recovers) what is in `directory`. StorageError, FatalError."""
+        self.directory = directory
+        self.config = config
+        self.quorum_state = QuorumStateStore(directory)
+        for name in remove_leftovers(directory):
+            logger.info("removed the unfinished checkpoint %s/%s", directory.path, name)
+        self._snapshots = self._load_snapshots()
+        self._log = Log.open(
+            directory,
+            METADATA_PARTITION,
+            config.topic_config(),
+            topic_id=ONE_UUID,
+            now_ms=now_ms,
+            recovery_point=0,  # all is ours, and checked: a gap in it is a loss
+        )
+        self._align_with_snapshots()
+        self.history = VoterHistory()
+        self._rebuild_history()
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _load_snapshots(self) -> dict[SnapshotId, SnapshotInfo]:
+        """The whole checkpoints, oldest first; a broken one is left alone and not used."""
+        found: dict[SnapshotId, SnapshotInfo] = {}
+        for snapshot_id in list_snapshots(self.directory):
+            try:
+                reader = FileSnapshotReader(self.directory, snapshot_id)
+                reader.verify()
+            except CorruptMessageError as error:
+                logger.warning("not used: %s", error)
+                continue
+            if snapshot_id.end_offset > 0:  # (0, 0) is the bootstrap checkpoint: never replicated
+                found[snapshot_id] = self._info(reader)
+        return found
+
+    @staticmethod
+    def _info(reader: FileSnapshotReader) -> SnapshotInfo:
+        return SnapshotInfo(reader.id, reader.size_bytes, reader.last_contained_log_timestamp_ms)
+
+    def _align_with_snapshots(self) -> None:
+        """Makes log and checkpoints fit together after whatever a crash left."""
+        latest = self.latest_snapshot
+        if latest is not None and self._is_behind(latest):
+            self._restart_log_at(latest)
+            return
+        base = max(self._log.segments[0].base_offset, self._log.log_start_offset)
+        if base == 0:
+            return
+        start = next((s for s in self._snapshots if s.end_offset >= base), None)
+        if start is None:
+            raise FatalError(
+                f"{self.directory.path}: the log begins at offset {base}, but no whole checkpoint "
+                "covers what came before. Restore a checkpoint from another controller, or empty "
+                "this directory and let the node fetch everything anew"
+            )
+        self._delete_snapshots_before(start)
+        self._raise_log_start(start)
+
+    def _is_behind(self, snapshot_id: SnapshotId) -> bool:
+        """The log lacks what the checkpoint contains, or holds other records there."""
+        if self._log.log_end_offset < snapshot_id.end_offset:
+            return True
+        if self._log.segments[0].base_offset >= snapshot_id.end_offset:
+            return False
+        epoch = self._log.epoch_for_offset(snapshot_id.end_offset - 1)
+        return epoch is not None and epoch != snapshot_id.epoch
+
+    def _restart_log_at(self, snapshot_id: SnapshotId) -> None:
+        self._log.truncate_fully_and_start_at(snapshot_id.end_offset)
+        self._log.update_high_watermark(snapshot_id.end_offset)
+        self._delete_snapshots_before(snapshot_id)
+
+    def _delete_snapshots_before(self, snapshot_id: SnapshotId) -> None:
+        for older in [s for s in self._snapshots if s < snapshot_id]:
+            delete_snapshot(self.directory, older)
+            del self._snapshots[older]
+
+    def _rebuild_history(self) -> None:
+        """Who may vote, from the checkpoint that the log begins at and all records since."""
+        self.history = VoterHistory()
+        start = self.start_offset
+        base = self.earliest_snapshot if start > 0 else BOOTSTRAP_SNAPSHOT
+        if base is not None and file_name(self.directory, base) is not None:
+            for message in FileSnapshotReader(self.directory, base).quorum:
+                note(self.history, base.end_offset - 1, message, self.config.listener_names)
+        offset = start
+        while offset < self.end_offset:
+            records = self._log.read(offset, HISTORY_READ_BYTES).records
+            offset = self._note_quorum(records, start)
+
+    def _note_quorum(self, records: bytes | memoryview, start_offset: int) -> int:
+        """Takes over what control batches say of the quorum; gives the offset that follows."""
+        following = start_offset
+        for position, header in iter_batches(records):
+            following = header.next_offset
+            if header.is_control:
+                for record in decode_control_records(records, position):
+                    if record.offset >= start_offset:
+                        names = self.config.listener_names
+                        note(self.history, record.offset, record.message, names)
+        return following
+
+    # --- view -----------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._log.log_end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below is on disk for good."""
+        return self._log.recovery_point
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the last record, or of the checkpoint the log begins at; 0 for an empty log."""
+        latest = self.latest_snapshot
+        if latest is not None and latest.end_offset == self.end_offset:
+            return latest.epoch
+        return self._log.epochs.latest_epoch or 0
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch not above `epoch`, its end offset); beyond all epochs: the log's end."""
+        found = self._log.end_offset_for_epoch(epoch)
+        earliest = self.earliest_snapshot
+        if earliest is not None and self.start_offset == earliest.end_offset:
+            first = self._log.epochs.entries()
+            if epoch == earliest.epoch and (not first or first[0][0] > epoch):
+                return earliest.epoch, earliest.end_offset
+        if found is None:
+            return self.last_epoch, self.end_offset
+        return found
+
+    @property
+    def earliest_snapshot(self) -> SnapshotId | None:
+        return next(iter(self._snapshots), None)
+
+    @property
+    def latest_snapshot(self) -> SnapshotId | None:
+        return next(reversed(self._snapshots), None)
+
+    @property
+    def voters(self) -> VoterSet | None:
+        """The voters by the newest record, committed or not; None: the log names none."""
+        return self.history.voters
+
+    @property
+    def voters_offset(self) -> int | None:
+        return self.history.voters_offset
+
+    def was_voter_since(self, key: ReplicaKey, end_offset: int) -> bool:
+        return self.history.was_voter_since(key, end_offset)
+
+    @property
+    def kraft_version(self) -> int:
+        return self.history.kraft_version
+
+    def snapshot_size_bytes(self, snapshot: SnapshotId) -> int | None:
+        info = self._snapshots.get(snapshot)
+        return None if info is None else info.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._log.size_bytes
+
+    # --- appending ------------------------------------------------------------------------------
+
+    def append_values(self, values: Sequence[bytes], epoch: int, timestamp_ms: int) -> int:
+        """Appends one batch as leader; gives the last offset. RecordListTooLargeError beyond 8
+        MiB.
+        """
+        appends = Appends()
+        last_offset = appends.add(values, epoch, self.end_offset, timestamp_ms)
+        for batch in appends.take():
+            self.append_batch(batch)
+        return last_offset
+
+    def append_batch(self, batch: bytes) -> int:
+        """Appends a data batch made for the log's end, as leader; gives its last offset."""
+        return self._append(batch)
+
+    def append_leader_change(self, change: LeaderChange, timestamp_ms: int) -> int:
+        """Appends the control record that opens the leader's epoch."""
+        return self._append(
+            encode_leader_change(
+                self.end_offset,
+                change.epoch,
+                timestamp_ms,
+                leader_id=change.leader_id,
+                voters=change.voters,
+                granting_voters=change.granting_voters,
+                directory_ids=self._directory_ids(),
+                quorum=quorum_records(self.kraft_version, change.first_voters),
+            )
+        )
+
+    def _directory_ids(self) -> dict[int, UUID] | None:
+        if self.kraft_version == 0 or self.voters is None:
+            return None
+        return {v.key.replica_id: v.key.directory_id or ZERO_UUID for v in self.voters}
+
+    def append_voters(self, voters: VoterSet, epoch: int, timestamp_ms: int) -> int:
+        """Appends a Voters record as leader; the set counts from now on. The first one of a log
+        with static voters brings the kraft.version that lets it count, in the same batch."""
+        messages = quorum_records(KRAFT_VERSION_MAX, voters)
+        if self.kraft_version > 0:
+            messages = messages[1:]
+        return self._append(encode_quorum(self.end_offset, epoch, timestamp_ms, messages))
+
+    def append_fetched(self, records: bytes) -> int:
+        """Appends the leader's batches as they are. CorruptMessageError: nothing of them was
+        taken.
+        """
+        return self._append(records)
+
+    def _append(self, records: bytes) -> int:
+        begin = self.end_offset
+        last_offset = self._log.append_as_follower(records).last_offset
+        self._note_quorum(records, begin)
+        return last_offset
+
+    def truncate_to(self, offset: int) -> None:
+        """Removes everything from `offset` on (records that never were committed)."""
+        self._log.truncate_to(offset)
+        self.history.truncate_to(offset)
+
+    def prepare_flush(self) -> tuple[int, PendingFlush | None]:
+        """The log end now, and what to `run` (in any thread) to make everything below durable."""
+        return self.end_offset, self._log.prepare_flush()
+
+    def complete_flush(self, pending: PendingFlush) -> None:
+        """After `pending.run()`, on the owner's thread again."""
+        self._log.complete_flush(pending)
+
+    def flush(self) -> int:
+        """fsync at once; gives the offset below which everything is durable. FatalError."""
+        end_offset, pending = self.prepare_flush()
+        if pending is not None:
+            pending.run()
+            self.complete_flush(pending)
+        return end_offset
+
+    def update_high_watermark(self, offset: int) -> None:
+        self._log.update_high_watermark(offset)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """Whole batches from `offset` on, at least one. OffsetOutOfRangeError."""
+        return bytes(self._log.read(offset, max_bytes).records)
+
+    def read_committed(
+        self, offset: int, end_offset: int, max_bytes: int
+    ) -> tuple[list[CommittedBatch], int]:
+        """Data batches of [offset, end_offset), about `max_bytes` of them, and where to go on."""
+        found: list[CommittedBatch] = []
+        following = offset
+        for batch in decode_batches(
+            self._log.read(offset, max_bytes, max_offset=end_offset).records
+        ):
+            following = batch.next_offset
+            if batch.values is not None and batch.base_offset >= offset:
+                found.append(
+                    CommittedBatch(
+                        batch.base_offset,
+                        batch.next_offset - 1,
+                        batch.epoch,
+                        batch.timestamp_ms,
+                        batch.values,
+                        batch.size_bytes,
+                    )
+                )
+        return found, following
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def snapshot_id_for(self, end_offset: int, high_watermark: int | None) -> SnapshotId | None:
+        """The id of a checkpoint that may be made there; None when there is one at or above it.
+
+        InvalidRequestError beyond the high watermark, below the log start, or off a batch boundary.
+        """
+        latest = self.latest_snapshot
+        if latest is not None and latest.end_offset >= end_offset:
+            return None
+        if not self.start_offset < end_offset <= (high_watermark or 0):
+            raise InvalidRequestError(
+                f"a checkpoint at {end_offset} is not within ({self.start_offset}, "
+                f"{high_watermark}], log start and high watermark"
+            )
+        if end_offset < self.end_offset:
+            batch_start = self._log.read(end_offset, 1).base_offset
+            if batch_start != end_offset:
+                raise InvalidRequestError(
+                    f"a checkpoint at {end_offset} would cut the batch at {batch_start}"
+                )
+        epoch = self._log.epoch_for_offset(end_offset - 1)
+        return SnapshotId(end_offset, epoch or 0)
+
+    def last_timestamp_ms(self, end_offset: int) -> int:
+        """Append time of the last record before `end_offset`."""
+        return decode_batches(self._log.read(end_offset - 1, 1).records)[0].timestamp_ms
+
+    def snapshot_writer(self, snapshot_id: SnapshotId, timestamp_ms: int) -> SnapshotWriter:
+        """Begins a checkpoint; `snapshot_frozen` makes it known after its `freeze`."""
+        quorum = quorum_records(*self.history.at(snapshot_id.end_offset))
+        return SnapshotWriter(self.directory, snapshot_id, timestamp_ms, quorum=quorum)
+
+    def snapshot_frozen(self, snapshot_id: SnapshotId) -> None:
+        """A checkpoint of this replica's own state is durable. It is dropped where a fetched one
+        has overtaken it: a log's earliest checkpoint is the one that it begins at."""
+        if snapshot_id.end_offset < self.start_offset:
+            delete_snapshot(self.directory, snapshot_id)
+            return
+        self._snapshots[snapshot_id] = self._info(FileSnapshotReader(self.directory, snapshot_id))
+        self._snapshots = dict(sorted(self._snapshots.items()))
+
+    def open_snapshot(self, snapshot_id: SnapshotId) -> FileSnapshotReader:
+        return FileSnapshotReader(self.directory, snapshot_id)
+
+    def read_snapshot_piece(self, snapshot: SnapshotId, position: int, max_bytes: int) -> bytes:
+        return read_piece(self.directory, snapshot, position, max_bytes)
+
+    def write_snapshot_piece(self, snapshot: SnapshotId, position: int, data: bytes) -> None:
+        write_piece(self.directory, snapshot, position, data)
+
+    def freeze_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
+        """Verifies, syncs and names a fetched checkpoint. CorruptMessageError, FatalError. Any
+        thread.
+        """
+        install_part(self.directory, snapshot_id)
+
+    def start_at_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
+        """The log begins anew behind a frozen, fetched checkpoint (unless it holds all of it)."""
+        self.snapshot_frozen(snapshot_id)
+        if self._is_behind(snapshot_id):
+            self._restart_log_at(snapshot_id)
+            self._rebuild_history()
+
+    # --- cleaning -------------------------------------------------------------------------------
+
+    def clean(self, now_ms: int) -> bool:
+        """Lets the log begin at a later checkpoint when it is too large or too old; says
+        whether.
+
+        DiskError at whatever step it stops: the log begins at its earliest checkpoint all the same,
+        and what is left before it goes another time. What needs room on the disk comes last.
+        """
+        keep = first_to_keep(
+            list(self._snapshots.values()),
+            self._log.size_bytes,
+            retention_bytes=self.config.retention_bytes,
+            retention_ms=self.config.retention_ms,
+            now_ms=now_ms,
+        )
+        if keep is not None:
+            self._begin_at(keep)
+        self._log.delete_expired(now_ms)
+        self._log.purge_deleted(now_ms)
+        return keep is not None
+
+    def _begin_at(self, keep: SnapshotId) -> None:
+        try:
+            self._delete_snapshots_before(keep)
+        finally:
+            earliest = next(iter(self._snapshots))
+            self.history.drop_before(earliest.end_offset)
+            self._raise_log_start(earliest)
+
+    def _raise_log_start(self, snapshot_id: SnapshotId) -> None:
+        if snapshot_id.end_offset > self._log.log_start_offset:
+            self._log.update_high_watermark(max(self._log.high_watermark, snapshot_id.end_offset))
+            self._log.increment_log_start_offset(snapshot_id.end_offset)
+
+    def close(self) -> None:
+        """Syncs and closes; a replica that crashes simply does not call it."""
+        self._log.close()

@@ -1,0 +1,555 @@
+"""The edge of the Raft replica: one asyncio task drives it; files and sockets are reached from here
+only.
+
+Events wait in one queue; each is given to `Replica.step`, and its effects are carried out (persist
+-> send -> apply) before the next one. Files are synced on a pool of one thread: the event loop
+never waits for an fsync of the log. Where persisting fails the replica stops for good, and `fatal`
+fails: the process has to end (ARCHITECTURE section 3, rule 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from uuid import UUID
+
+import grpc.aio
+
+from commitlog.disk.files import Directory, DiskError
+from quorum.raft import messages as m
+from quorum.raft.core import FOREVER_MS, Randomness, ReplicaConfig
+from quorum.raft.effects import (
+    Effects,
+    Event,
+    LeaderAndEpoch,
+    LogAppended,
+    LogFlushed,
+    ReadRecords,
+    Reply,
+    RequestFailed,
+    RequestReceived,
+    Resign,
+    ResponseReceived,
+    Send,
+    Shutdown,
+    SnapshotInstalled,
+    SnapshotPiece,
+    SnapshotRejected,
+    Tick,
+)
+from quorum.raft.replica import Replica
+from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
+from quorum.replica.appends import Appends
+from quorum.replica.client import QuorumInfo, RaftListener
+from quorum.replica.describe import describe
+from quorum.replica.flusher import Flusher
+from quorum.replica.listeners import Listeners
+from quorum.replica.metadata_log import METADATA_PARTITION, MetadataLogConfig, ReplicatedLog
+from quorum.replica.service import RaftService
+from quorum.replica.transport import GrpcTransport, Transport
+from snapshot.names import SnapshotId
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    BrokerNotAvailableError,
+    CorruptMessageError,
+    ErrorCode,
+    FatalError,
+    NetworkError,
+    NotControllerError,
+    OffsetOutOfRangeError,
+    PositionOutOfRangeError,
+    SnapshotNotFoundError,
+    StorageError,
+    ThrottlingQuotaExceededError,
+)
+from tidemark.types import Endpoint, Listener
+from tidemark.v1 import raft_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED_EVENTS = 4096
+"""Requests that may wait for the replica; one more is refused with a retriable error."""
+MAX_UNCOMMITTED_RECORDS = 200_000
+"""Records the client may append beyond the high watermark; then THROTTLING_QUOTA_EXCEEDED."""
+CLEAN_INTERVAL_S = 60.0
+"""How often the log is cleaned (Kafka's constant); also after each checkpoint."""
+SHUTDOWN_TIMEOUT_S = 1.0
+"""How long a leader waits for the voters to hear that it goes."""
+
+
+class RaftServer:
+    """A voter or observer of the metadata quorum; implements `quorum.replica.client.RaftClient`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        cluster_id: str,
+        directory: Directory,
+        directory_id: UUID,
+        rng: Randomness,
+        now_ms: Callable[[], int],
+        transport: Transport | None = None,
+    ) -> None:
+        """Opens the log in `directory`/__cluster_metadata-0. `now_ms` is the wall clock, for the
+        timestamps of records; timers run on the event loop's clock. StorageError, FatalError."""
+        self._now_ms = now_ms
+        self._transport = transport if transport is not None else GrpcTransport()
+        own_directory = directory.subdirectory(str(METADATA_PARTITION))
+        directory.fsync()  # else a crash may take the new directory with all that is in it
+        self._log = ReplicatedLog(own_directory, metadata_log_config(config), now_ms())
+        self._replica = Replica(
+            replica_config(config, cluster_id, directory_id),
+            self._log,
+            self._log.quorum_state.read(),
+            rng,
+        )
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-disk")
+        self._linger_ms = config.controller_quorum_append_linger_ms
+        self._appends = Appends()
+        self._listeners = Listeners(self._replica, self._log)
+        self._queue: deque[Event | Callable[[], Awaitable[None]]] = deque()
+        self._wake = asyncio.Event()
+        self._tokens = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[m.Response]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._driver: asyncio.Task[None] | None = None
+        self._fatal: asyncio.Future[None] | None = None
+        self._flusher: Flusher | None = None
+        self._stopped = False
+        self._more_to_deliver = False
+        self._left = asyncio.Event()  # nobody has to hear any more that this node stops
+
+    # --- client face ----------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> int:
+        return self._replica.node_id
+
+    @property
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        return self._replica.leader_and_epoch
+
+    @property
+    def epoch(self) -> int:
+        return self._replica.epoch
+
+    @property
+    def high_watermark(self) -> int | None:
+        return self._replica.high_watermark
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log.start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """What this node appended counts, though it may wait to be written."""
+        return self._log.end_offset + self._appends.count
+
+    @property
+    def latest_snapshot(self) -> SnapshotId | None:
+        return self._log.latest_snapshot
+
+    @property
+    def fatal(self) -> asyncio.Future[None]:
+        """Fails when the process must stop."""
+        if self._fatal is None:
+            self._fatal = asyncio.get_running_loop().create_future()
+        return self._fatal
+
+    def leader_endpoint(self) -> Endpoint | None:
+        """Where the current leader answers; None while there is none."""
+        leader_id = self._replica.leader_and_epoch.leader_id
+        if leader_id is None:
+            return None
+        return self._replica.leader_endpoint or self._replica.voters.endpoint(leader_id)
+
+    def append(self, epoch: int, values: Sequence[bytes]) -> int:
+        """See `RaftClient.append`. The records are in the log after this turn of the event loop."""
+        if self._stopped or not self._replica.can_append(epoch):
+            leader = self._replica.leader_and_epoch
+            raise NotControllerError(
+                f"node {self.node_id} does not lead in epoch {epoch}: leader is "
+                f"{leader.leader_id} in epoch {leader.epoch}"
+            )
+        if not values:
+            raise ValueError("append needs at least one record")
+        waiting = self.log_end_offset - (self._replica.high_watermark or 0)
+        if waiting > MAX_UNCOMMITTED_RECORDS:
+            raise ThrottlingQuotaExceededError(
+                f"{waiting} metadata records wait to be committed: is a majority of voters up?"
+            )
+        first = self._appends.count == 0
+        last_offset = self._appends.add(values, epoch, self._log.end_offset, self._now_ms())
+        if first:
+            self._queue.append(self._append)
+            self._wake.set()
+        return last_offset
+
+    async def _append(self) -> None:
+        if self._write_appends():
+            await self._step(LogAppended())
+
+    def _write_appends(self) -> bool:
+        """Puts what was appended into the log; False, and it is lost, when the leadership is."""
+        leads = LeaderAndEpoch(self.node_id, self._appends.epoch)
+        batches = self._appends.take()
+        if not batches or self._replica.leader_and_epoch != leads:
+            return False
+        for batch in batches:
+            self._log.append_batch(batch)
+        return True
+
+    def register(self, listener: RaftListener) -> None:
+        self._listeners.add(listener)
+        self._more_to_deliver = True
+        self._wake.set()
+
+    def resign(self, epoch: int) -> None:
+        self._post(Resign(epoch))
+
+    def describe(self) -> QuorumInfo:
+        """Offsets and fetch times are known where this node leads. NotControllerError never."""
+        return describe(self._replica, self._loop_ms(), self._now_ms())
+
+    async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
+        """See `RaftClient.create_snapshot`. InvalidRequestError for an offset that can not be."""
+        snapshot_id = self._log.snapshot_id_for(end_offset, self._replica.high_watermark)
+        if snapshot_id is None:
+            return
+        timestamp_ms = self._log.last_timestamp_ms(end_offset)
+
+        def write() -> None:
+            writer = self._log.snapshot_writer(snapshot_id, timestamp_ms)
+            try:
+                writer.append(values)
+                writer.freeze()
+            finally:
+                writer.abort()
+
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="raft-snapshot") as pool:
+            try:
+                await loop.run_in_executor(pool, write)
+            except FatalError as error:
+                self._fail(error)
+                raise
+        if not self._stopped:
+            self._log.snapshot_frozen(snapshot_id)
+            self._queue.append(self._clean)
+            self._wake.set()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to take part; returns at once. `add_to_server` first, so that it can answer."""
+        self._flusher = Flusher(
+            self._log,
+            self._pool,
+            self._linger_ms,
+            lambda end_offset: self._post(LogFlushed(end_offset)),
+            self._fail,
+        )
+        _ = self.fatal
+        self._driver = asyncio.get_running_loop().create_task(self._drive(), name="raft-driver")
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Registers the Raft service; before the server is started."""
+        raft_pb2_grpc.add_RaftServicer_to_server(RaftService(self.handle, self.describe), server)  # type: ignore[no-untyped-call]
+
+    async def shutdown(self) -> None:
+        """Graceful: a leader tells the voters first. Afterwards nothing of this is used again."""
+        if self._driver is not None and not self._stopped:
+            self._post(Shutdown())
+            try:
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self._left.wait()
+            except TimeoutError:
+                logger.info("not all voters heard that node %d stops", self.node_id)
+        await self._stop()
+        self._log.close()
+
+    async def _stop(self) -> None:
+        self._stopped = True
+        running = [task for task in (self._driver, *self._tasks) if task is not None]
+        for task in running:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._flusher is not None:
+            await self._flusher.idle()
+        self._fail_waiting()
+        await self._transport.close()
+        self._pool.shutdown(wait=True)
+        if self._fatal is not None and not self._fatal.done():
+            self._fatal.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """The replica can not go on; the process must stop."""
+        if self._stopped:
+            return
+        self._stopped = True
+        logger.critical("the Raft replica of node %d stops: %s", self.node_id, error)
+        fatal = error if isinstance(error, FatalError) else FatalError(str(error) or repr(error))
+        if fatal is not error:
+            fatal.__cause__ = error
+        if not self.fatal.done():
+            self.fatal.set_exception(fatal)
+        self._fail_waiting()
+        self._left.set()
+        self._wake.set()
+
+    def _fail_waiting(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(BrokerNotAvailableError("the node is shutting down"))
+        self._waiting.clear()
+
+    # --- requests of peers ----------------------------------------------------------------------
+
+    async def handle(self, request: m.AnyRequest) -> m.Response:
+        """Answers a quorum request (the Raft service and in-memory transports call this)."""
+        if self._stopped or self._driver is None or len(self._queue) >= MAX_QUEUED_EVENTS:
+            raise BrokerNotAvailableError("the replica is not running or overloaded")
+        token = next(self._tokens)
+        future: asyncio.Future[m.Response] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        self._post(RequestReceived(token, request))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(token, None)
+
+    # --- the driver -----------------------------------------------------------------------------
+
+    def _loop_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    def _post(self, event: Event) -> None:
+        self._queue.append(event)
+        self._wake.set()
+
+    async def _drive(self) -> None:
+        try:
+            await self._carry_out(self._replica.start(self._loop_ms()))
+            next_clean_ms = self._loop_ms() + int(CLEAN_INTERVAL_S * 1000)
+            while not self._stopped:
+                await self._wait()
+                if self._loop_ms() >= next_clean_ms:
+                    await self._clean()
+                    next_clean_ms = self._loop_ms() + int(CLEAN_INTERVAL_S * 1000)
+                events = list(self._queue)
+                self._queue.clear()
+                for event in events or [Tick()]:
+                    if self._stopped:
+                        return
+                    await (event() if callable(event) else self._step(event))
+                self._more_to_deliver = self._listeners.deliver()
+                if self._replica.shutdown_complete:
+                    self._left.set()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # nothing after this can be trusted: the process must stop
+            logger.exception("the Raft replica failed")
+            self._fail(error)
+
+    async def _wait(self) -> None:
+        """Until there is an event, or the replica's next deadline."""
+        if self._queue or self._more_to_deliver:
+            await asyncio.sleep(0)
+            return
+        deadline_ms = self._replica.next_deadline_ms()
+        until_ms = FOREVER_MS if deadline_ms is None else deadline_ms
+        timeout_s = min(CLEAN_INTERVAL_S, (until_ms - self._loop_ms()) / 1000)
+        if timeout_s > 0 and not self._wake.is_set():
+            handle = asyncio.get_running_loop().call_later(timeout_s, self._wake.set)
+            await self._wake.wait()
+            handle.cancel()
+        self._wake.clear()
+
+    async def _step(self, event: Event) -> None:
+        await self._carry_out(self._replica.step(event, self._loop_ms()))
+
+    async def _carry_out(self, effects: Effects) -> None:
+        """Persist -> send -> apply, in the order of `Effects`."""
+        if effects.election_state is not None:
+            state = effects.election_state
+            await self._on_disk(lambda: self._log.quorum_state.write(state))
+        await self._change_log(effects)
+        if effects.flush:
+            assert self._flusher is not None
+            self._flusher.request()
+        if effects.install_snapshot is not None:
+            self._spawn(self._install(effects.install_snapshot))
+        for reply in effects.replies:
+            self._answer(reply)
+        for send in effects.sends:
+            self._spawn(self._call(send))
+        if effects.high_watermark is not None:
+            self._log.update_high_watermark(effects.high_watermark)
+        if effects.leader is not None:
+            logger.info("node %d: %s", self.node_id, effects.leader)
+        if effects.changes_log:
+            await self._step(LogAppended())
+
+    async def _on_disk(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _change_log(self, effects: Effects) -> None:
+        if effects.truncate_to is not None:
+            assert self._flusher is not None
+            await self._flusher.idle()
+            self._log.truncate_to(effects.truncate_to)
+        if effects.append_leader_change is not None:
+            self._log.append_leader_change(effects.append_leader_change, self._now_ms())
+        if effects.append_voters is not None:
+            self._write_appends()  # their offsets are promised
+            self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
+        if effects.append_records:
+            try:
+                self._log.append_fetched(effects.append_records)
+            except CorruptMessageError as error:
+                logger.warning("the leader's records are refused, fetching again: %s", error)
+        if effects.snapshot_piece is not None:
+            await self._write_piece(effects.snapshot_piece)
+
+    async def _write_piece(self, piece: SnapshotPiece) -> None:
+        await self._on_disk(
+            lambda: self._log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
+        )
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- sends, replies, snapshots --------------------------------------------------------------
+
+    async def _call(self, send: Send) -> None:
+        try:
+            response = await self._transport.call(send.endpoint, send.request, send.timeout_ms)
+        except NetworkError:
+            self._post(RequestFailed(send.correlation_id))
+            return
+        except Exception:
+            logger.exception("a request to %s failed", send.endpoint.address)
+            self._post(RequestFailed(send.correlation_id))
+            return
+        if response.header.error == ErrorCode.INCONSISTENT_CLUSTER_ID:
+            logger.error("%s belongs to another cluster than this node", send.endpoint.address)
+        self._post(ResponseReceived(send.correlation_id, response))
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._waiting.get(reply.token)
+        if future is None or future.done():
+            return
+        response, read = reply.response, reply.read
+        try:
+            if isinstance(response, m.FetchResponse) and isinstance(read, ReadRecords):
+                records = self._log.read(read.offset, read.max_bytes)
+                response = replace(response, records=records)
+            elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
+                assert not isinstance(read, ReadRecords)
+                piece = self._log.read_snapshot_piece(
+                    read.snapshot_id, read.position, read.max_bytes
+                )
+                response = replace(response, data=piece)
+        except OffsetOutOfRangeError:
+            logger.info("the log was cleaned under a fetch; it is answered empty")
+        except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
+            header = replace(response.header, error=error.code)
+            response = m.FetchSnapshotResponse(header)
+        future.set_result(response)
+
+    async def _install(self, snapshot_id: SnapshotId) -> None:
+        try:
+            await self._on_disk(lambda: self._log.freeze_fetched_snapshot(snapshot_id))
+        except (CorruptMessageError, SnapshotNotFoundError) as error:
+            logger.warning("the fetched checkpoint is refused: %s", error)
+            self._post(SnapshotRejected(snapshot_id))
+            return
+        except (StorageError, FatalError) as error:
+            self._fail(error)
+            return
+
+        async def begin_there() -> None:
+            assert self._flusher is not None
+            await self._flusher.idle()
+            self._log.start_at_fetched_snapshot(snapshot_id)
+            await self._step(SnapshotInstalled(snapshot_id))
+
+        self._queue.append(begin_there)
+        self._wake.set()
+
+    async def _clean(self) -> None:
+        """A full disk is no reason to stop: the log goes on, and the next round may make room."""
+        assert self._flusher is not None
+        await self._flusher.idle()
+        try:
+            cleaned = self._log.clean(self._now_ms())
+        except DiskError as error:  # any other failure of this directory ends the process
+            if not error.is_full:
+                raise
+            logger.warning("what the metadata log needs no more stays for now: %s", error)
+            return
+        if cleaned:
+            logger.info("the metadata log begins at offset %d now", self._log.start_offset)
+
+
+def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
+    """The metadata log's settings of a node."""
+    return MetadataLogConfig(
+        config.metadata_log_segment_bytes,
+        config.metadata_log_segment_ms,
+        config.metadata_max_retention_bytes,
+        config.metadata_max_retention_ms,
+        config.controller_listener_names or (CONTROLLER_LISTENER,),
+    )
+
+
+def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:
+    """Where others reach this controller, in the order of controller.listener.names; none for a
+    plain broker. Of static voters the first is as controller.quorum.voters says."""
+    if not config.is_controller:
+        return ()
+    advertised = config.advertised_endpoints()
+    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
+    found = {name: advertised[name] for name in names if name in advertised}
+    static = config.voters().get(config.node_id)
+    if static is not None:
+        found = {names[0]: static} | {n: e for n, e in found.items() if n != names[0]}
+    return tuple(Listener(name, *endpoint) for name, endpoint in found.items())
+
+
+def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:
+    """The replica's settings. With kraft.version 0 a node is a voter when it is a controller named
+    in controller.quorum.voters; from 1 on the log says who is, and any controller may become one.
+    """
+    endpoints = config.voters()
+    listeners = controller_listeners(config)
+    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
+    bootstrap = tuple(map(Endpoint.parse, config.controller_quorum_bootstrap_servers))
+    return ReplicaConfig(
+        cluster_id=cluster_id,
+        key=ReplicaKey(config.node_id, directory_id),
+        voters=VoterSet.static(endpoints, names[0]),
+        endpoint=listeners[0].endpoint if listeners else None,
+        listeners=listeners,
+        listener_names=names,
+        bootstrap=bootstrap,
+        election_timeout_ms=config.controller_quorum_election_timeout_ms,
+        fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
+        request_timeout_ms=config.controller_quorum_request_timeout_ms,
+        retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+        election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
+        fetch_max_bytes=config.controller_quorum_fetch_max_bytes,
+        fetch_snapshot_max_bytes=config.controller_quorum_fetch_snapshot_max_bytes,
+        auto_join=config.controller_quorum_auto_join_enable,
+    )

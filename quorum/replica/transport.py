@@ -1,0 +1,194 @@
+"""How quorum requests travel: gRPC in production, an in-memory network in tests. The same calls,
+the same failures.
+
+A transport carries one request and gives its response; whatever prevents that is NetworkError. It
+never retries: the replica decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from quorum.raft import messages as m
+from quorum.replica import codec as wire
+from quorum.replica import voters_codec as voters
+from tidemark.errors import ErrorCode, NetworkError, code_of
+from tidemark.types import Endpoint
+from tidemark.v1 import raft_pb2, raft_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.exchange import Exchange
+
+FETCH_STREAM = "/tidemark.v1.Raft/FetchStream"
+
+Handler = Callable[[m.Request], Awaitable[m.Response]]
+
+
+class Transport(Protocol):
+    """Carries quorum requests to the node behind an endpoint."""
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        """The response; NetworkError when there is none in time."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Peer:
+    """The connection to one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        # A node that comes back is found at once: no long backoff of the channel.
+        options = [
+            *CHANNEL_OPTIONS,
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        ]
+        self.channel = grpc.aio.insecure_channel(endpoint.address, options=options)
+        self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
+        self._fetches: Exchange | None = None
+
+    async def fetch(self, request: m.FetchRequest, timeout_s: float) -> m.FetchResponse:
+        """Over the call that stays open; whatever goes wrong ends it, and the next fetch begins
+        another."""
+        if self._fetches is None or not self._fetches.is_open:
+            self._fetches = Exchange(self.channel, FETCH_STREAM)
+        fetches = self._fetches
+        try:
+            message = wire.fetch_request_to_proto(request).SerializeToString()
+            answer = raft_pb2.QuorumFetchResponse.FromString(await fetches.ask(message, timeout_s))
+        except BaseException:  # given up: the leader must not go on with what nobody waits for
+            fetches.close()
+            raise
+        response = wire.fetch_response_from_proto(answer)
+        if response.header.error != ErrorCode.NONE:
+            fetches.close()
+        return response
+
+    async def close(self) -> None:
+        if self._fetches is not None:
+            self._fetches.close()
+        await self.channel.close(None)
+
+
+class GrpcTransport:
+    """One channel per endpoint, made when first needed and kept. Fetches, which are all the
+    traffic of a quorum at work, go over a call that stays open (`tidemark.wire.exchange`).
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[Endpoint, _Peer] = {}
+
+    def _peer(self, endpoint: Endpoint) -> _Peer:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            peer = self._peers[endpoint] = _Peer(endpoint)
+        return peer
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        peer = self._peer(endpoint)
+        stub = peer.stub
+        timeout_s = timeout_ms / 1000
+        try:
+            match request:
+                case m.VoteRequest():
+                    message = wire.vote_request_to_proto(request)
+                    return wire.vote_response_from_proto(
+                        await stub.Vote(message, timeout=timeout_s)
+                    )
+                case m.BeginQuorumEpochRequest():
+                    begin = wire.begin_request_to_proto(request)
+                    answer = await stub.BeginQuorumEpoch(begin, timeout=timeout_s)
+                    return wire.begin_response_from_proto(answer)
+                case m.EndQuorumEpochRequest():
+                    end = wire.end_request_to_proto(request)
+                    return wire.end_response_from_proto(
+                        await stub.EndQuorumEpoch(end, timeout=timeout_s)
+                    )
+                case m.FetchRequest():
+                    return await peer.fetch(request, timeout_s)
+                case m.FetchSnapshotRequest():
+                    piece = wire.snapshot_request_to_proto(request)
+                    answer = await stub.FetchSnapshot(piece, timeout=timeout_s)
+                    return wire.snapshot_response_from_proto(answer)
+                case m.AddVoterRequest():
+                    add = voters.add_request_to_proto(request)
+                    changed = await stub.AddRaftVoter(add, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
+                case m.RemoveVoterRequest():
+                    remove = voters.remove_request_to_proto(request)
+                    changed = await stub.RemoveRaftVoter(remove, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
+                case m.UpdateVoterRequest():
+                    update = voters.update_request_to_proto(request)
+                    changed = await stub.UpdateRaftVoter(update, timeout=timeout_s)
+                    return voters.response_from_proto(changed)
+        except grpc.aio.AioRpcError as error:
+            raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
+
+    async def close(self) -> None:
+        for peer in self._peers.values():
+            await peer.close()
+        self._peers.clear()
+
+
+class MemoryNetwork:
+    """Nodes by endpoint within one process; `cut` and `heal` break the way between two of them."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[Endpoint, Handler] = {}
+        self._cut: set[Endpoint] = set()
+
+    def serve(self, endpoint: Endpoint, handler: Handler) -> None:
+        self._handlers[endpoint] = handler
+
+    def stop(self, endpoint: Endpoint) -> None:
+        self._handlers.pop(endpoint, None)
+
+    def cut(self, endpoint: Endpoint) -> None:
+        """Nothing reaches the node or comes from it."""
+        self._cut.add(endpoint)
+
+    def heal(self) -> None:
+        self._cut.clear()
+
+    def transport(self, own: Endpoint | None) -> MemoryTransport:
+        return MemoryTransport(self, own)
+
+    async def deliver(
+        self, source: Endpoint | None, endpoint: Endpoint, request: m.Request
+    ) -> m.Response:
+        handler = self._handlers.get(endpoint)
+        if handler is None or endpoint in self._cut or source in self._cut:
+            raise NetworkError(f"{endpoint.address}: UNAVAILABLE")
+        response = await handler(request)
+        if endpoint in self._cut or source in self._cut:
+            raise NetworkError(f"{endpoint.address}: UNAVAILABLE")
+        return response
+
+
+class MemoryTransport:
+    """The transport of one node of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, own: Endpoint | None) -> None:
+        self._network = network
+        self._own = own
+
+    async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._network.deliver(self._own, endpoint, request)
+        except TimeoutError as error:
+            raise NetworkError(f"{endpoint.address}: DEADLINE_EXCEEDED") from error
+        except NetworkError:
+            raise
+        except Exception as error:
+            raise NetworkError(f"{endpoint.address}: {code_of(error).name}") from error
+
+    async def close(self) -> None:
+        return None

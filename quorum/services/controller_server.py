@@ -1,0 +1,188 @@
+"""A controller as a server: the services Raft, Controller, Admin and health on its listener.
+
+The Raft client and the metadata loader belong to the node (a broker in the same process shares
+them): whoever makes them registers the loader with Raft, starts this server, then Raft, and stops
+in the opposite order. A controller that is not active answers NOT_CONTROLLER to brokers, and sends
+what administrators ask on to the active one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from quorum.controller.core import ControllerCore
+from quorum.controller.quorum_controller import QuorumController
+from quorum.image.features import FIRST_LEVELS
+from quorum.replica.client import RaftClient
+from quorum.replica.loader import MetadataLoader
+from quorum.services.admin_service import Context, ControllerAdminService, answered
+from quorum.services.controller_client import ControllerClient
+from quorum.services.controller_registration import ControllerRegistrar
+from quorum.services.listening import bind
+from tidemark.config import ServerConfig
+from tidemark.v1 import admin_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+
+_log = logging.getLogger(__name__)
+
+# How long calls under way may go on when the server stops.
+_STOP_GRACE_S = 1.0
+
+
+class ServedRaftClient(RaftClient, Protocol):
+    """A Raft client that can also answer other replicas on a gRPC server: `RaftServer`."""
+
+    def add_to_server(self, server: grpc.aio.Server) -> None: ...
+
+
+class ControllerService(controller_pb2_grpc.ControllerServicer):
+    """What brokers ask; errors are told in the answer."""
+
+    def __init__(self, controller: QuorumController) -> None:
+        self._controller = controller
+
+    async def RegisterBroker(
+        self, request: controller_pb2.RegisterBrokerRequest, context: Context
+    ) -> controller_pb2.RegisterBrokerResponse:
+        work = self._controller.register_broker(request)
+        return await answered(controller_pb2.RegisterBrokerResponse, work)
+
+    async def BrokerHeartbeat(
+        self, request: controller_pb2.BrokerHeartbeatRequest, context: Context
+    ) -> controller_pb2.BrokerHeartbeatResponse:
+        work = self._controller.broker_heartbeat(request)
+        return await answered(controller_pb2.BrokerHeartbeatResponse, work)
+
+    async def AlterPartition(
+        self, request: controller_pb2.AlterPartitionRequest, context: Context
+    ) -> controller_pb2.AlterPartitionResponse:
+        work = self._controller.alter_partition(request)
+        return await answered(controller_pb2.AlterPartitionResponse, work)
+
+    async def AllocateProducerIds(
+        self, request: controller_pb2.AllocateProducerIdsRequest, context: Context
+    ) -> controller_pb2.AllocateProducerIdsResponse:
+        work = self._controller.allocate_producer_ids(request)
+        return await answered(controller_pb2.AllocateProducerIdsResponse, work)
+
+    async def RegisterController(
+        self, request: controller_pb2.RegisterControllerRequest, context: Context
+    ) -> controller_pb2.RegisterControllerResponse:
+        work = self._controller.register_controller(request)
+        return await answered(controller_pb2.RegisterControllerResponse, work)
+
+    async def AssignReplicasToDirs(
+        self, request: controller_pb2.AssignReplicasToDirsRequest, context: Context
+    ) -> controller_pb2.AssignReplicasToDirsResponse:
+        work = self._controller.assign_replicas_to_dirs(request)
+        return await answered(controller_pb2.AssignReplicasToDirsResponse, work)
+
+
+def _monotonic_ms() -> int:
+    """Sessions must not end because somebody sets the clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class ControllerServer:
+    """One controller. `rng` gives topic ids and placement, `now_ms` any steady time,
+    `first_levels` the feature levels of an empty log."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        raft: ServedRaftClient,
+        loader: MetadataLoader,
+        *,
+        cluster_id: str,
+        now_ms: Callable[[], int] = _monotonic_ms,
+        rng: random.Random | None = None,
+        first_levels: Mapping[str, int] = FIRST_LEVELS,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._loader = loader
+        self._cluster_id = cluster_id
+        core = ControllerCore(
+            config,
+            cluster_id,
+            rng or random.Random(),
+            first_levels=first_levels,
+            voters=lambda: [voter.replica_id for voter in raft.describe().voters],
+        )
+        self.controller = QuorumController(raft, loader, core, now_ms)
+        self._client = ControllerClient(raft.leader_endpoint)
+        self.registrar = ControllerRegistrar(config, cluster_id, self._register)
+        self._server: grpc.aio.Server | None = None
+        self._health: Any = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port the first controller listener is bound to; 0 before `start`."""
+        return self._port
+
+    @property
+    def is_active(self) -> bool:
+        return self.controller.is_active
+
+    async def start(self) -> None:
+        """Binds the listener and serves; raises FatalError when the address can not be had."""
+        listeners = self._config.listener_endpoints()
+        names = [name for name in self._config.controller_listener_names if name in listeners]
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        self._raft.add_to_server(server)
+        controller_pb2_grpc.add_ControllerServicer_to_server(
+            ControllerService(self.controller), server
+        )
+        admin = ControllerAdminService(
+            self.controller,
+            config=self._config,
+            cluster_id=self._cluster_id,
+            images=self._loader,
+            quorum=self._raft,
+            client=self._client,
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        bound = [bind(server, name, listeners[name]) for name in names]
+        self._port = bound[0].port
+        await server.start()
+        self._server = server
+        self._loader.add_publisher(self.registrar)
+        # "liveness" stays as it is: a probe of it asks whether the loop turns, nothing of the
+        # cluster.
+        for service in ("", "liveness"):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        for name, endpoint in zip(names, bound, strict=True):
+            _log.info("listener %s answers on %s", name, endpoint.address)
+
+    async def stop(self) -> None:
+        """Stops serving; who waits for an answer is told to ask the next controller."""
+        await self.registrar.stop()
+        self.controller.stop()
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+        await self._client.close()
+
+    async def _register(
+        self, request: controller_pb2.RegisterControllerRequest, timeout_ms: int
+    ) -> controller_pb2.RegisterControllerResponse:
+        """Asks the active controller, which may be this one."""
+        if self.controller.is_active:
+            return await self.controller.register_controller(request)
+        answer: controller_pb2.RegisterControllerResponse = await self._client.call(
+            "RegisterController", request, timeout_ms
+        )
+        return answer

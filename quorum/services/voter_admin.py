@@ -1,0 +1,87 @@
+"""What administrators change of the quorum itself (KIP-853): AddRaftVoter and RemoveRaftVoter as
+every node answers them, and kraft.version, which turns static voters into voters of the log.
+
+All are answered by the leader of the quorum, wherever they are asked. A node that does not lead
+sends the request on, one hop, as with everything an administrator asks. An answer that is lost with
+the leadership is asked for again: the change may hold already, and then the answer is
+DUPLICATE_VOTER or VOTER_NOT_FOUND (of a kraft.version: success).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from quorum.image import MetadataImage
+from quorum.image.features import KRAFT_VERSION, obstacles
+from quorum.raft import messages as m
+from quorum.replica import voters_codec as wire
+from tidemark.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NotControllerError,
+    error_for,
+)
+from tidemark.v1 import admin_pb2, raft_pb2
+
+_DEFAULT_TIMEOUT_MS = 30_000
+
+
+class VoterChanger(Protocol):
+    """Who answers quorum requests of this process: the Raft server."""
+
+    async def handle(self, request: m.AnyRequest) -> m.Response: ...
+
+
+async def change_voters(quorum: VoterChanger, request: Any) -> raft_pb2.RaftVoterResponse:
+    """Asks this process's own replica. NotControllerError where it does not lead (any more)."""
+    plain: m.Request
+    if isinstance(request, raft_pb2.AddRaftVoterRequest):
+        plain = wire.add_request_from_proto(request)
+    else:
+        plain = wire.remove_request_from_proto(request)
+    return wire.response_to_proto(await _ask_leader(quorum, plain))
+
+
+async def _ask_leader(quorum: VoterChanger, request: m.AnyRequest) -> m.VoterChangeResponse:
+    response = await quorum.handle(request)
+    if not isinstance(response, m.VoterChangeResponse):
+        raise error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(response).__name__}?")
+    if response.header.error == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+        raise NotControllerError("this node does not lead the quorum")
+    return response
+
+
+def changes_quorum(request: admin_pb2.UpdateFeaturesRequest) -> bool:
+    """Whether an UpdateFeatures is about kraft.version."""
+    return any(update.feature == KRAFT_VERSION for update in request.updates)
+
+
+async def change_kraft_version(
+    quorum: VoterChanger,
+    image: MetadataImage,
+    voters: Collection[int],
+    request: admin_pb2.UpdateFeaturesRequest,
+) -> admin_pb2.UpdateFeaturesResponse:
+    """An UpdateFeatures of kraft.version, which stands alone in its request: it is no record of the
+    metadata, so it can not be all or none with others. Raises NotControllerError."""
+    if len(request.updates) > 1:
+        raise InvalidRequestError(f"{KRAFT_VERSION} is changed by a request of its own")
+    (update,) = request.updates
+    in_the_way = list(obstacles(image, voters, KRAFT_VERSION, update.level))
+    if in_the_way:
+        raise InvalidUpdateVersionError(
+            f"{KRAFT_VERSION}: level {update.level} is not supported by every node: "
+            + "; ".join(in_the_way)
+        )
+    timeout_ms = request.timeout_ms if request.timeout_ms > 0 else _DEFAULT_TIMEOUT_MS
+    wanted = m.UpgradeVersionRequest("", update.level, request.validate_only, timeout_ms)
+    answer = await _ask_leader(quorum, wanted)
+    response = admin_pb2.UpdateFeaturesResponse()
+    response.results.add(
+        feature=KRAFT_VERSION,
+        error_code=int(answer.header.error),  # type: ignore[arg-type]
+        error_message="" if answer.header.error == ErrorCode.NONE else answer.message,
+    )
+    return response

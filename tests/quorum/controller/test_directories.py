@@ -1,0 +1,148 @@
+"""Log directories of brokers: assignments, failures; and brokers that are forgotten."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from quorum.image.types import LOST_DIRECTORY
+from tests.quorum.controller.scenario import Scenario
+from tidemark.errors import BrokerIdNotRegisteredError, ErrorCode, StaleBrokerEpochError
+from tidemark.v1 import admin_pb2, controller_pb2
+
+A, B, OTHER = (UUID(int=n, version=4) for n in (1, 2, 3))
+
+
+@pytest.fixture
+def s() -> Scenario:
+    """Broker 1 keeps `a` in directory A and `b` in B."""
+    scenario = Scenario()
+    scenario.register(1, log_dirs=(A, B))
+    scenario.heartbeat(1)
+    scenario.start_brokers(2, 3)
+    for name, directory in (("a", A), ("b", B)):
+        scenario.create(name, (1, 2))
+        assert assign(scenario, directory, name) == 0
+    return scenario
+
+
+def assign(s: Scenario, directory: UUID, name: str, broker_id: int = 1, index: int = 0) -> int:
+    topic = s.image.topics.get(name)
+    request = controller_pb2.AssignReplicasToDirsRequest(
+        broker_id=broker_id, broker_epoch=s.epochs[broker_id]
+    )
+    asked = request.directories.add(id=directory.bytes)
+    topic_id = topic.topic_id.bytes if topic is not None else b"x" * 16
+    asked.partitions.add(topic_id=topic_id, partition_index=index)
+    return s.apply(s.core.assign_replicas_to_dirs(request)).partitions[0].error_code
+
+
+def fail(s: Scenario, *directories: UUID) -> controller_pb2.BrokerHeartbeatResponse:
+    request = controller_pb2.BrokerHeartbeatRequest(
+        broker_id=1,
+        broker_epoch=s.epochs[1],
+        current_metadata_offset=s.offset - 1,
+        offline_log_dirs=[d.bytes for d in directories],
+    )
+    return s.apply(s.core.broker_heartbeat(request, s.now_ms))
+
+
+def test_a_replica_is_where_its_broker_says(s: Scenario) -> None:
+    p = s.partition("a")
+    assert (p.directory_of(1), p.directory_of(2), p.partition_epoch) == (A, None, 1)
+    assert assign(s, A, "a") == 0
+    assert s.written == []
+    assert assign(s, B, "a") == 0
+    assert s.partition("a").directory_of(1) == B
+
+
+def test_what_can_not_be_assigned_is_refused(s: Scenario) -> None:
+    assert assign(s, OTHER, "a") == ErrorCode.LOG_DIR_NOT_FOUND
+    assert assign(s, A, "none") == ErrorCode.UNKNOWN_TOPIC_ID
+    assert assign(s, A, "a", index=5) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    s.create("c", (2, 3))
+    assert assign(s, A, "c") == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    s.epochs[1] += 1
+    with pytest.raises(StaleBrokerEpochError):
+        assign(s, A, "a")
+
+
+def test_partitions_of_a_failed_directory_go_on_elsewhere(s: Scenario) -> None:
+    assert not fail(s, A).is_fenced
+    assert (s.partition("a").leader, s.partition("a").isr) == (2, (2,))
+    assert (s.partition("b").leader, s.partition("b").isr) == (1, (1, 2))
+    assert s.image.brokers[1].log_dirs == (B,)
+    fail(s, A)
+    assert s.written == [], "that is known already"
+
+
+def test_a_replica_on_a_failed_directory_does_not_lead(s: Scenario) -> None:
+    fail(s, A)
+    s.keep_alive(18_000, 1, 3)
+    assert s.partition("a").leader is None
+    assert s.partition("b").leader == 1
+
+
+def test_a_broker_without_any_directory_is_fenced(s: Scenario) -> None:
+    assert fail(s, A, B).is_fenced
+    assert s.partition("b").leader == 2
+
+
+def test_a_lost_replica_leaves_the_isr_and_comes_back_with_its_directory(s: Scenario) -> None:
+    assert assign(s, LOST_DIRECTORY, "a") == 0
+    p = s.partition("a")
+    assert (p.leader, p.isr, p.directory_of(1)) == (2, (2,), LOST_DIRECTORY)
+    assert s.image.brokers[1].log_dirs == (A, B)
+    assert assign(s, LOST_DIRECTORY, "a") == 0
+    assert s.written == []
+    s.keep_alive(18_000, 1, 3)  # broker 2 goes
+    assert s.partition("a").leader is None
+    s.create("c", (1,))
+    assert assign(s, LOST_DIRECTORY, "c") == 0
+    assert (s.partition("c").leader, s.partition("c").isr) == (None, (1,))
+    assert assign(s, A, "c") == 0
+    assert s.partition("c").leader == 1, "its log is there after all"
+
+
+def test_a_fenced_broker_loses_its_directory_before_it_comes_back(s: Scenario) -> None:
+    """Unfenced in the same heartbeat, it would lead what it lost."""
+    s.create("c", (1,))
+    assert assign(s, A, "c") == 0
+    s.keep_alive(18_000, 2, 3)
+    assert s.image.brokers[1].fenced
+    assert fail(s, A).is_fenced
+    assert s.image.brokers[1].log_dirs == (B,)
+    assert not fail(s, A).is_fenced
+    assert (s.partition("c").leader, s.partition("c").isr) == (None, (1,))
+
+
+def test_the_same_process_registers_again_without_the_directory_that_failed(s: Scenario) -> None:
+    s.register(1, log_dirs=(B,))
+    assert (s.partition("a").leader, s.partition("a").isr) == (2, (2,))
+    assert (s.partition("b").leader, s.partition("b").isr) == (1, (1, 2))
+
+
+def test_the_directories_follow_the_replicas_of_a_move(s: Scenario) -> None:
+    request = admin_pb2.AlterPartitionReassignmentsRequest()
+    request.partitions.add(topic="a").replicas.broker_ids.extend([3, 1])
+    s.apply(s.core.alter_reassignments(request))
+    p = s.partition("a")
+    assert (p.replicas, p.directory_of(1), p.directory_of(3)) == ((3, 1, 2), A, None)
+    s.alter("a", (1, 2, 3))
+    assert (s.partition("a").replicas, s.partition("a").directory_of(1)) == ((3, 1), A)
+
+
+def test_a_forgotten_broker_leads_nothing_and_is_in_no_isr(s: Scenario) -> None:
+    request = admin_pb2.UnregisterBrokerRequest(broker_id=1)
+    s.apply(s.core.unregister_broker(request))
+    assert 1 not in s.image.brokers
+    for name in "ab":
+        p = s.partition(name)
+        assert (p.leader, p.isr, p.replicas) == (2, (2,), (1, 2))
+    with pytest.raises(BrokerIdNotRegisteredError):
+        s.core.unregister_broker(request)
+    s.register(1, incarnation=2, log_dirs=(A, B))
+    s.heartbeat(1)
+    s.alter("a", (1, 2))
+    assert s.partition("a").isr == (1, 2)

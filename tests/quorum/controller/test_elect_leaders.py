@@ -1,0 +1,77 @@
+"""Elections that an administrator asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.quorum.controller.scenario import Scenario
+from tidemark.errors import ErrorCode, InvalidRequestError
+from tidemark.v1 import admin_pb2
+
+Request = admin_pb2.ElectLeadersRequest
+
+
+def elect(s: Scenario, kind: int, *topics: str, everything: bool = False) -> dict[str, int]:
+    """Error codes by topic, for partition 0 of each."""
+    request = Request(election_type=kind, all_partitions=everything)  # type: ignore[arg-type]
+    for name in topics:
+        request.partitions.add(topic=name)
+    return {r.topic: r.error_code for r in s.apply(s.core.elect_leaders(request)).results}
+
+
+@pytest.fixture
+def s() -> Scenario:
+    """Broker 1 was away: it is back in the ISR of `back`, not of `behind`; 3 leads `fine`."""
+    scenario = Scenario()
+    scenario.start_brokers(1, 2, 3)
+    scenario.create("back", (1, 2))
+    scenario.create("behind", (1, 2))
+    scenario.create("fine", (3, 2))
+    scenario.keep_alive(18_000, 2, 3)
+    scenario.heartbeat(1)
+    scenario.alter("back", (1, 2))
+    return scenario
+
+
+def test_preferred_leaders_come_back_where_they_are_in_sync(s: Scenario) -> None:
+    assert elect(s, Request.PREFERRED, "back", "behind", "fine", "none") == {
+        "back": 0,
+        "behind": ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        "fine": ErrorCode.ELECTION_NOT_NEEDED,
+        "none": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert (s.partition("back").leader, s.partition("back").leader_epoch) == (1, 2)
+    assert s.partition("behind").leader == 2
+
+
+def test_of_all_partitions_only_those_that_need_it_are_told(s: Scenario) -> None:
+    assert elect(s, Request.PREFERRED, everything=True) == {
+        "back": 0,
+        "behind": ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    }
+
+
+def test_an_unclean_election_is_for_partitions_nobody_leads(s: Scenario) -> None:
+    s.create("gone", (2, 1))
+    s.alter("gone", (2,))
+    s.keep_alive(18_000, 1, 3)
+    assert s.partition("gone").leader is None
+    assert elect(s, Request.UNCLEAN, "gone", "fine") == {
+        "gone": 0,
+        "fine": ErrorCode.ELECTION_NOT_NEEDED,
+    }
+    p = s.partition("gone")
+    assert (p.leader, p.isr, p.leader_recovery_state) == (1, (1,), 1)
+
+
+def test_nobody_can_lead_where_nobody_is_in_service(s: Scenario) -> None:
+    s.create("gone", (2, 1))
+    s.keep_alive(18_000, 3)
+    s.keep_alive(18_000, 3)
+    answer = elect(s, Request.UNCLEAN, "gone")
+    assert answer == {"gone": ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+
+
+def test_there_are_no_other_elections(s: Scenario) -> None:
+    with pytest.raises(InvalidRequestError):
+        elect(s, 7, "fine")
