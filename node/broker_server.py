@@ -318,9 +318,9 @@ def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> Remot
     disk that is away."""
     if not config.remote_log_storage_system_enable:
         return None
-    from tiering.index_cache import DIRECTORY_NAME
-    from tiering.storage import create_storage_manager
-    from tiering.topic_metadata import create_metadata_manager
+    from tiering.metadata.topic_based import create_metadata_manager
+    from tiering.reading.index_cache import DIRECTORY_NAME
+    from tiering.store.manager import create_storage_manager
 
     _, endpoint = next(iter(config.broker_listeners().items()))
     own = Endpoint(endpoint.host or "127.0.0.1", endpoint.port)

@@ -58,7 +58,7 @@ class ObjectStore:
 
     def client(self) -> Any:
         """A `minio.Minio` client."""
-        from tiering.s3_storage import S3Settings, create_client
+        from tiering.store.s3 import S3Settings, create_client
 
         return create_client(
             S3Settings(

@@ -21,16 +21,16 @@ from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
 from tidemark.types import TopicIdPartition
-from tiering.copier import Copier
-from tiering.deleter import SegmentDeleter
-from tiering.expirer import Expirer
-from tiering.hosted import HostedPartition
-from tiering.index_cache import DIRECTORY_NAME, RemoteIndexCache
-from tiering.metadata import RemoteLogSegmentState
-from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
-from tiering.reader import RemoteAuxState, RemoteReader
-from tiering.storage import RemoteStorageManager
+from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
+from tiering.reading.reader import RemoteAuxState, RemoteReader
+from tiering.store.manager import RemoteStorageManager
+from tiering.tasks.copier import Copier
+from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.expirer import Expirer
+from tiering.tasks.partition import HostedPartition
 
 __all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
 

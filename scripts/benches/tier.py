@@ -23,12 +23,12 @@ from commitlog.log.log import Log
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch, iter_batches
 from tidemark.types import TopicIdPartition
-from tiering.directory_storage import DirectoryRemoteStorageManager
 from tiering.manager import RemoteLogManager
-from tiering.memory_metadata import MemoryRemoteLogMetadataManager
-from tiering.metadata import EpochEntry, RemoteLogSegmentId, RemoteLogSegmentMetadata
-from tiering.s3_storage import S3RemoteStorageManager
-from tiering.storage import IndexType, LogSegmentData, RemoteStorageManager
+from tiering.metadata.memory import MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentId, RemoteLogSegmentMetadata
+from tiering.store.directory import DirectoryRemoteStorageManager
+from tiering.store.manager import IndexType, LogSegmentData, RemoteStorageManager
+from tiering.store.s3 import S3RemoteStorageManager
 
 Row = dict[str, Any]
 

@@ -18,11 +18,11 @@ from tests.crash.harness import Ack
 from tests.tiering.builders import PARTITION, server_config
 from tests.tiering.world import batch
 from tidemark.config import TopicConfig
-from tiering.codec import decode, encode
-from tiering.directory_storage import DirectoryRemoteStorageManager
 from tiering.manager import RemoteLogManager
-from tiering.memory_metadata import MemoryHistory, MemoryRemoteLogMetadataManager
-from tiering.metadata import RemoteLogMetadata
+from tiering.metadata.codec import decode, encode
+from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogMetadata
+from tiering.store.directory import DirectoryRemoteStorageManager
 
 NOW_MS = 1_700_000_000_000
 SEGMENTS, BATCHES, RECORDS = 2, 3, 4

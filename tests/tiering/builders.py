@@ -6,7 +6,7 @@ from uuid import UUID
 
 from tidemark.config import ServerConfig, parse_server_config
 from tidemark.types import TopicIdPartition
-from tiering.metadata import (
+from tiering.metadata.segments import (
     EpochEntry,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,

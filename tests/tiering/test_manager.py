@@ -14,8 +14,8 @@ from tests.tiering.builders import DELETING, FINISHED, PARTITION, STARTED
 from tests.tiering.world import NOW_MS, World, batch
 from tidemark.errors import OffsetOutOfRangeError
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiering.memory_metadata import MemoryHistory, MemoryRemoteLogMetadataManager
-from tiering.metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
+from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 
 
 def test_rolled_segments_go_to_the_tier_and_the_active_one_stays(tmp_path: Path) -> None:

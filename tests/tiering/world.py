@@ -12,10 +12,10 @@ from tests.tiering.builders import PARTITION, server_config
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch
 from tidemark.types import TopicIdPartition
-from tiering.directory_storage import DirectoryRemoteStorageManager
 from tiering.manager import RemoteLogManager
-from tiering.memory_metadata import MemoryHistory, MemoryRemoteLogMetadataManager
-from tiering.metadata import RemoteLogSegmentState
+from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentState
+from tiering.store.directory import DirectoryRemoteStorageManager
 
 NOW_MS = 1_700_000_000_000
 

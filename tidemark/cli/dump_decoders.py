@@ -17,7 +17,7 @@ def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, A
     if cluster:
         return {"decode_value": _cluster_metadata}
     if tier:
-        from tiering.codec import decode, format_metadata
+        from tiering.metadata.codec import decode, format_metadata
 
         return {"decode_value": lambda value: format_metadata(decode(value))}
     if transactions:

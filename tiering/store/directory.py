@@ -2,8 +2,8 @@
 
 It promises what an object store does: a file appears whole or not at all. A copy writes every file
 under a temporary name, syncs it, and renames it; the log file comes last, so a segment with a log
-file has all of its files. Names are those of Apache Kafka's local tier (`tiering.storage`). It is
-bytes of a remote store, not of a log: a failed fsync here fails the copy, not the process.
+file has all of its files. Names are those of Apache Kafka's local tier (`tiering.store.manager`).
+It is bytes of a remote store, not of a log: a failed fsync here fails the copy, not the process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tiering.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiering.metadata import RemoteLogSegmentMetadata
-from tiering.storage import (
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.manager import (
     LOG_SUFFIX,
     ByteSource,
     IndexType,
@@ -35,7 +35,7 @@ _TEMPORARY = ".tmp"
 
 
 class DirectoryRemoteStorageManager:
-    """See `tiering.storage.RemoteStorageManager`. Settings: `dir`, the directory."""
+    """See `tiering.store.manager.RemoteStorageManager`. Settings: `dir`, the directory."""
 
     def __init__(self, directory: Directory | None = None) -> None:
         self._root = directory

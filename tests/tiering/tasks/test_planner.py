@@ -8,14 +8,14 @@ import pytest
 
 from tests.tiering.builders import DELETING, PARTITION, STARTED, epochs, segment
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
-from tiering.metadata import (
+from tiering.metadata.cache import RemoteLogMetadataCache
+from tiering.metadata.segments import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteState,
     is_legal_transition,
 )
-from tiering.metadata_cache import RemoteLogMetadataCache
-from tiering.planner import (
+from tiering.tasks.planner import (
     LocalSegment,
     Retention,
     dangling_copies,

@@ -15,18 +15,18 @@ from commitlog.disk.memory_files import MemoryDirectory
 from tests.tiering.builders import PARTITION, segment
 from tests.tiering.world import World, batch
 from tidemark.errors import CorruptMessageError, RequestTimedOutError
-from tiering.chunk_cache import ChunkCache
 from tiering.errors import (
     RemoteReadBusyError,
     RemoteStorageError,
     RemoteStorageNotReadyError,
     RetriableRemoteStorageError,
 )
-from tiering.index_cache import RemoteIndexCache
 from tiering.metrics import RemoteMetrics
-from tiering.remote_indexes import RemoteIndexes
-from tiering.segment_scan import batch_bounds
-from tiering.storage import IndexType
+from tiering.reading.chunk_cache import ChunkCache
+from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.reading.segment_scan import batch_bounds
+from tiering.store.manager import IndexType
 
 
 class SlowStorage:

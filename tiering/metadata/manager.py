@@ -3,8 +3,8 @@ name).
 
 An implementation keeps the history of every segment and answers by epoch and offset. What
 `add_...` and `update_...` have written is seen by every later look-up through the same manager
-(they return after reading their own record back). `tiering.memory_metadata` is the verified fake,
-`tiering.topic_metadata` the real one; both pass the same contract tests.
+(they return after reading their own record back). `tiering.metadata.memory` is the verified fake,
+`tiering.metadata.topic_based` the real one; both pass the same contract tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from tidemark.types import TopicIdPartition
-from tiering.metadata import (
+from tiering.metadata.segments import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,

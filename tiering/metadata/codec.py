@@ -12,7 +12,7 @@ from tidemark.errors import CorruptMessageError
 from tidemark.records.kafka_codec import Reader, Writer
 from tidemark.types import TopicIdPartition, uuid_to_text
 from tiering.errors import RemoteStorageError
-from tiering.metadata import (
+from tiering.metadata.segments import (
     EpochEntry,
     RemoteLogMetadata,
     RemoteLogSegmentId,

@@ -21,15 +21,14 @@ from commitlog.disk.memory_files import MemoryDirectory
 from tests.minio_fixture import MinioServer, ObjectStore, minio_binary
 from tests.tiering.builders import PARTITION, STARTED, segment, server_config
 from tidemark.errors import ConfigError
-from tiering.directory_storage import DirectoryRemoteStorageManager
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiering.metadata import RemoteLogSegmentMetadata
-from tiering.s3_storage import S3RemoteStorageManager, settings_with_environment
-from tiering.storage import (
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.directory import DirectoryRemoteStorageManager
+from tiering.store.manager import (
     IndexType,
     LogSegmentData,
     RemoteStorageManager,
@@ -37,8 +36,9 @@ from tiering.storage import (
     file_name,
     partition_directory,
 )
+from tiering.store.s3 import S3RemoteStorageManager, settings_with_environment
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0" / "tier"
+GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-4.3.0" / "tier"
 
 
 class Source:
@@ -231,7 +231,7 @@ def test_the_factory_knows_its_managers_and_refuses_others(tmp_path: Path) -> No
     name = "remote_log_storage_manager_class_name"
     assert isinstance(base(**{name: "directory"}, **directory), DirectoryRemoteStorageManager)
     assert isinstance(base(**{name: "s3", "rsm_config_bucket": "b"}), S3RemoteStorageManager)
-    named = "tiering.directory_storage:DirectoryRemoteStorageManager"
+    named = "tiering.store.directory:DirectoryRemoteStorageManager"
     assert isinstance(base(**{name: named}, **directory), DirectoryRemoteStorageManager)
     for wrong in ({}, {name: "gcs"}, {name: "no.such:Thing"}, {name: "json:dumps"}, {name: "s3"}):
         with pytest.raises(ConfigError):

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 
 from tidemark.config import ServerConfig
-from tiering import planner
-from tiering.copier import Copier
-from tiering.deleter import SegmentDeleter
-from tiering.hosted import HostedPartition
-from tiering.metadata import RemoteLogSegmentMetadata
-from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.tasks import planner
+from tiering.tasks.copier import Copier
+from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.partition import HostedPartition
 
 _log = logging.getLogger(__name__)
 

@@ -25,24 +25,24 @@ from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, FatalError, TidemarkError
 from tidemark.records import murmur2
 from tidemark.types import TopicIdPartition
-from tiering.codec import decode, encode
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RemoteStorageNotReadyError,
     RetriableRemoteStorageError,
 )
-from tiering.metadata import (
+from tiering.metadata.cache import RemoteLogMetadataCache
+from tiering.metadata.codec import decode, encode
+from tiering.metadata.lookups import CacheLookups
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import (
     RemoteLogMetadata,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
 )
-from tiering.metadata_cache import RemoteLogMetadataCache
-from tiering.metadata_lookups import CacheLookups
-from tiering.metadata_manager import RemoteLogMetadataManager
-from tiering.metadata_topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
+from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class _Followed:
 
 
 class TopicBasedRemoteLogMetadataManager(CacheLookups):
-    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
 
     def __init__(
         self,

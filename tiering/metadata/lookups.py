@@ -7,12 +7,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from tidemark.types import TopicIdPartition
-from tiering.metadata import RemoteLogSegmentMetadata
-from tiering.metadata_cache import RemoteLogMetadataCache
+from tiering.metadata.cache import RemoteLogMetadataCache
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 
 
 class CacheLookups(ABC):
-    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
 
     @abstractmethod
     def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from uuid import UUID
 
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
-from tiering.metadata import (
+from tiering.metadata.segments import (
     RemoteLogMetadata,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,

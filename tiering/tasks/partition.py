@@ -16,9 +16,9 @@ from commitlog.log.log import Log
 from commitlog.segment.producer_state import encode_snapshot, snapshot_name
 from commitlog.segment.segment import Segment
 from tidemark.types import TopicIdPartition
-from tiering import planner
-from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata
-from tiering.storage import IndexType, LogSegmentData
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
+from tiering.store.manager import IndexType, LogSegmentData
+from tiering.tasks import planner
 
 
 @dataclass(slots=True, eq=False)

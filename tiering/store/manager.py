@@ -24,7 +24,7 @@ from typing import Protocol, runtime_checkable
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError
 from tidemark.types import TopicIdPartition, uuid_to_text
-from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 
 
 class IndexType(Enum):
@@ -122,8 +122,8 @@ def create_storage_manager(
     variables), or `module:Class`. An empty name is `directory` where rsm.config.dir is set and
     `s3` where a bucket is. Raises ConfigError.
     """
-    from tiering.directory_storage import DirectoryRemoteStorageManager
-    from tiering.s3_storage import S3RemoteStorageManager, settings_with_environment
+    from tiering.store.directory import DirectoryRemoteStorageManager
+    from tiering.store.s3 import S3RemoteStorageManager, settings_with_environment
 
     settings = dict(config.rsm_config)
     name = config.remote_log_storage_manager_class_name
@@ -154,5 +154,5 @@ def _load(name: str) -> RemoteStorageManager:
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"remote.log.storage.manager.class.name={name!r}: {error}") from error
     if not isinstance(made, RemoteStorageManager):
-        raise ConfigError(f"{name!r} lacks methods of tiering.storage.RemoteStorageManager")
+        raise ConfigError(f"{name!r} lacks methods of tiering.store.manager.RemoteStorageManager")
     return made

@@ -21,10 +21,10 @@ from commitlog.disk.files import Directory
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.types import uuid_from_text, uuid_to_text
 from tiering.errors import RetriableRemoteStorageError
-from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
-from tiering.remote_indexes import RemoteIndexes
-from tiering.storage import IndexType, RemoteStorageManager
+from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.store.manager import IndexType, RemoteStorageManager
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tidemark.config import ServerConfig
-from tiering.metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
-from tiering.storage import RemoteStorageManager
+from tiering.store.manager import RemoteStorageManager
 
 
 class SegmentDeleter:

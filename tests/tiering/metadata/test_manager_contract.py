@@ -22,24 +22,24 @@ from tests.tiering.builders import (
 from tidemark.client import AsyncConsumer, AsyncProducer
 from tidemark.errors import ConfigError, NetworkError
 from tidemark.types import TopicIdPartition, uuid_from_text
-from tiering.codec import encode
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RemoteStorageNotReadyError,
     RetriableRemoteStorageError,
 )
-from tiering.memory_metadata import MemoryHistory, MemoryRemoteLogMetadataManager
-from tiering.metadata import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
-from tiering.metadata_manager import RemoteLogMetadataManager
-from tiering.metadata_topic import ClientMetadataTopic, MetadataRecord, client_settings
-from tiering.topic_metadata import (
+from tiering.metadata.codec import encode
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
+from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, client_settings
+from tiering.metadata.topic_based import (
     TopicBasedRemoteLogMetadataManager,
     create_metadata_manager,
     metadata_partition,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0" / "tier"
+GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-4.3.0" / "tier"
 
 
 class Broker:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tidemark.records import decode_batch, iter_batches
 from tidemark.types import TopicIdPartition, uuid_from_text, uuid_to_text
-from tiering.codec import decode, encode, format_metadata
 from tiering.errors import RemoteStorageError
-from tiering.metadata import (
+from tiering.metadata.codec import decode, encode, format_metadata
+from tiering.metadata.segments import (
     EpochEntry,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -24,7 +24,7 @@ from tiering.metadata import (
     RemotePartitionDeleteState,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0" / "tier"
+GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-4.3.0" / "tier"
 LOGS = sorted(GOLDEN.glob("__remote_log_metadata-*/*.log"))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from uuid import UUID
 
-from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 _S = RemoteLogSegmentState
 

@@ -24,18 +24,18 @@ from tidemark.config import ServerConfig
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import decode_batch, read_header
 from tidemark.types import TopicIdPartition
-from tiering import planner
 from tiering.errors import (
     RemoteReadBusyError,
     RemoteResourceNotFoundError,
     RemoteStorageNotReadyError,
 )
-from tiering.index_cache import RemoteIndexCache
-from tiering.metadata import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
-from tiering.metadata_manager import RemoteLogMetadataManager
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
-from tiering.segment_reader import SegmentReader
-from tiering.storage import IndexType, RemoteStorageManager
+from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.segment_reader import SegmentReader
+from tiering.store.manager import IndexType, RemoteStorageManager
+from tiering.tasks import planner
 
 T = TypeVar("T")
 

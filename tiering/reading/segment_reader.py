@@ -17,14 +17,14 @@ from uuid import UUID
 
 from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
-from tiering.chunk_cache import ChunkCache
 from tiering.errors import RetriableRemoteStorageError
-from tiering.index_cache import RemoteIndexCache
-from tiering.metadata import RemoteLogSegmentMetadata
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
-from tiering.remote_indexes import RemoteIndexes
-from tiering.segment_scan import HEADER_BYTES, BatchBounds, batch_bounds
-from tiering.storage import RemoteStorageManager
+from tiering.reading.chunk_cache import ChunkCache
+from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.reading.segment_scan import HEADER_BYTES, BatchBounds, batch_bounds
+from tiering.store.manager import RemoteStorageManager
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ from collections.abc import Collection
 
 from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteStorageNotReadyError
-from tiering.metadata import (
+from tiering.metadata.cache import RemoteLogMetadataCache
+from tiering.metadata.lookups import CacheLookups
+from tiering.metadata.segments import (
     RemoteLogMetadata,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
 )
-from tiering.metadata_cache import RemoteLogMetadataCache
-from tiering.metadata_lookups import CacheLookups
 
 
 class MemoryHistory:
@@ -37,7 +37,7 @@ class MemoryHistory:
 
 
 class MemoryRemoteLogMetadataManager(CacheLookups):
-    """See `tiering.metadata_manager.RemoteLogMetadataManager` for what the methods promise."""
+    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
 
     def __init__(self, history: MemoryHistory | None = None) -> None:
         self.history = history or MemoryHistory()

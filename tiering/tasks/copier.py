@@ -18,18 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from commitlog.segment.segment import Segment
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
-from tiering import planner
-from tiering.deleter import SegmentDeleter
 from tiering.errors import TRANSIENT, RemoteStorageError
-from tiering.hosted import HostedPartition, SegmentFiles
-from tiering.metadata import (
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
-from tiering.metadata_manager import RemoteLogMetadataManager
 from tiering.metrics import CopyLag, RemoteMetrics
-from tiering.storage import RemoteStorageManager
+from tiering.store.manager import RemoteStorageManager
+from tiering.tasks import planner
+from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.partition import HostedPartition, SegmentFiles
 
 _log = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """A RemoteStorageManager over S3, MinIO, and whatever speaks S3's protocol (package `minio`).
 
 Objects are keyed `<key.prefix><topic>-<partition>-<topic id>/<file>` with the file names of
-`tiering.storage`; the log is put last. An object appears whole or not at all. What an overloaded
-store answers (5xx, SlowDown, time-outs, broken connections) is normal: it is retried with a random
-exponential wait, and is RetriableRemoteStorageError when it lasts. The bucket is looked at on use
-only: a node starts while its object store is down. One bounded connection pool serves all threads.
+`tiering.store.manager`; the log is put last. An object appears whole or not at all. What an
+overloaded store answers (5xx, SlowDown, time-outs, broken connections) is normal: it is retried
+with a random exponential wait, and is RetriableRemoteStorageError when it lasts. The bucket is
+looked at on use only: a node starts while its object store is down. One bounded connection pool
+serves all threads.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from tiering.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiering.metadata import RemoteLogSegmentMetadata
-from tiering.storage import (
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.manager import (
     LOG_SUFFIX,
     ByteSource,
     IndexType,
@@ -93,7 +94,7 @@ def settings_with_environment(
 
 
 class S3RemoteStorageManager:
-    """See `tiering.storage.RemoteStorageManager` and the module's docstring."""
+    """See `tiering.store.manager.RemoteStorageManager` and the module's docstring."""
 
     def __init__(self, sleep: Callable[[float], None] = tenacity.nap.sleep) -> None:
         self._sleep = sleep

@@ -1,0 +1,1 @@
+"""Reads of remote segments, and their caches."""

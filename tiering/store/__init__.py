@@ -1,0 +1,1 @@
+"""Remote storage managers: where the bytes of remote segments are kept."""
