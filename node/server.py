@@ -15,9 +15,9 @@ import random
 import signal
 import sys
 
-from node.broker_server import BrokerServer
-from node.clock import Clock
-from node.storage import NodeStorage, open_storage
+from node.broker import BrokerServer
+from node.runtime.clock import Clock
+from node.runtime.storage import NodeStorage, open_storage
 from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer
 from quorum.services.controller_server import ControllerServer

@@ -3,9 +3,9 @@
 
 `LogCleaner` belongs to the thread that owns the logs: it chooses, swaps, and keeps states and
 checkpoints. The long work of a cleaning (`Cleaning.build_map`, `next_group`) is for other threads;
-node/cleaning.py runs it in a pool, `clean_once` does everything at once. A log whose files can not
-be cleaned (damaged batches, keys beyond the map) is marked uncleanable with the reason; the others
-go on. The first dirty offsets are kept in `cleaner-offset-checkpoint` of each log directory.
+node/upkeep/cleaning.py runs it in a pool, `clean_once` does everything at once. A log whose files
+can not be cleaned (damaged batches, keys beyond the map) is marked uncleanable with the reason; the
+others go on. The first dirty offsets are kept in `cleaner-offset-checkpoint` of each log directory.
 """
 
 from __future__ import annotations

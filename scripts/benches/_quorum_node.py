@@ -132,8 +132,8 @@ async def load(raft: Any, committed: Committed, command: dict[str, Any]) -> dict
 
 def whole_controller(settings: dict[str, str], cluster_id: str) -> int:
     """Runs a node, until it is killed."""
+    from node.runtime.storage import format_storage
     from node.server import run
-    from node.storage import format_storage
     from tidemark.config import parse_server_config
 
     config = parse_server_config(settings)

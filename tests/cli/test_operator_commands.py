@@ -233,7 +233,7 @@ def test_what_nodes_support_is_told_by_node(admin: FakeAdmin) -> None:
 
 
 def test_a_node_is_formatted_for_a_cluster_of_an_older_level(tmp_path: Path) -> None:
-    from node.storage import open_storage
+    from node.runtime.storage import open_storage
     from tidemark.config import load_server_config
 
     properties = tmp_path / "controller.properties"
@@ -277,7 +277,7 @@ def test_a_broker_is_only_forgotten_when_it_is_dead_and_empty(admin: FakeAdmin) 
 def test_controllers_are_added_by_their_own_properties_or_by_hand(
     admin: FakeAdmin, tmp_path: Path
 ) -> None:
-    from node.storage import format_storage
+    from node.runtime.storage import format_storage
     from tidemark.config import load_server_config
 
     properties = tmp_path / "controller.properties"

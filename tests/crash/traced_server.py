@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from node.storage import format_storage
+from node.runtime.storage import format_storage
 from tests.crash.strace import strace_prefix
 from tidemark.cli.local_cluster import free_ports
 from tidemark.config import parse_server_config

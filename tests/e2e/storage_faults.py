@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from node.storage import format_storage
+from node.runtime.storage import format_storage
 from tests.e2e.storage_load import EVENTS, PARTITIONS, TOPICS, Load
 from tests.tools import tool
 from tidemark.cli.local_cluster import LocalCluster

@@ -14,21 +14,21 @@ from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
-from node.fetch_session import FetchPartition, FetchSession, Replica
-from node.fetching import FetchParams
-from node.hosted import HostedPartition
-from node.isr import IsrKeeper
-from node.log_service import LogService
-from node.offsets import OffsetFinder
-from node.produce import ProduceResult
-from node.producer_ids import ProducerIdManager
-from node.registry import PartitionRegistry
-from node.remote_reads import RemoteReads
-from node.replica_fetcher import FetcherManager, PeerFetcher
-from node.replica_manager import ReplicaManager
-from node.request_memory import RequestMemory
-from node.tasks import spawn
-from node.tier_bootstrap import TierBootstrap
+from node.partition.hosted import HostedPartition
+from node.partition.registry import PartitionRegistry
+from node.replication.hosting import ReplicaManager
+from node.replication.isr import IsrKeeper
+from node.replication.replica_fetcher import FetcherManager, PeerFetcher
+from node.replication.tier_bootstrap import TierBootstrap
+from node.runtime.tasks import spawn
+from node.serving.fetch_session import FetchPartition, FetchSession, Replica
+from node.serving.fetching import FetchParams
+from node.serving.log_service import LogService
+from node.serving.offsets import OffsetFinder
+from node.serving.produce import ProduceResult
+from node.serving.producer_ids import ProducerIdManager
+from node.serving.request_memory import RequestMemory
+from node.serving.tier_reads import RemoteReads
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from tests.node.fakes import CLUSTER_ID, FakeController, broker_config, loop_clock
 from tidemark.errors import ErrorCode, FatalError, NetworkError, raise_for

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from node.clock import Clock
+from node.runtime.clock import Clock
 from tidemark.config import ServerConfig, parse_server_config
 from tidemark.errors import RequestTimedOutError
 from tidemark.v1 import controller_pb2 as pb

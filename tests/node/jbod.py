@@ -16,11 +16,11 @@ from uuid import UUID
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
-from node.directory_assignments import DirectoryAssignments
-from node.fetch_session import FetchPartition
-from node.fetching import FetchParams
-from node.lifecycle import BrokerLifecycle
-from node.tasks import spawn
+from node.membership.directory_assignments import DirectoryAssignments
+from node.membership.lifecycle import BrokerLifecycle
+from node.runtime.tasks import spawn
+from node.serving.fetch_session import FetchPartition
+from node.serving.fetching import FetchParams
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of

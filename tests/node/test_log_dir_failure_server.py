@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk.log_directory import LogDirectory
+from node.runtime.storage import format_storage
 from node.server import Server
-from node.storage import format_storage
 from quorum.image import PartitionRegistration
 from tests.node.cluster import batch, values_of
 from tests.node.fakes import CLUSTER_ID

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from node.runtime.storage import format_storage
 from node.server import Server, run
-from node.storage import format_storage
 from tests.node.cluster import batch, values_of
 from tests.node.fakes import CLUSTER_ID
 from tidemark import wire

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc.aio
 
+from node.runtime.storage import format_storage
 from node.server import Server
-from node.storage import format_storage
 from tests.node.cluster import batch, values_of
 from tests.node.fakes import CLUSTER_ID
 from tests.node.test_server import Client, free_port

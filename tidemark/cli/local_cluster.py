@@ -298,7 +298,7 @@ class LocalCluster:
         return process
 
     def _prepare(self, node: LocalNode) -> None:
-        from node.storage import format_storage
+        from node.runtime.storage import format_storage
 
         for path in (node.data_directory, node.properties_file.parent, node.output_file.parent):
             path.mkdir(parents=True, exist_ok=True)

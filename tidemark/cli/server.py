@@ -37,7 +37,7 @@ def server(
     settings = load_server_config(config)
     if as_json:
         print_json({"node_id": settings.node_id, "listeners": list(settings.listeners)})
-    from node.process import tune_process
+    from node.runtime.process import tune_process
 
     tune_process()
     from node.server import run

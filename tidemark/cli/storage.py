@@ -64,7 +64,7 @@ def format_(
 ) -> None:
     """Write meta.properties into every directory of the node, and what a new cluster begins with:
     its first voters if asked, and on a controller its feature levels."""
-    from node.storage import first_voters, format_storage
+    from node.runtime.storage import first_voters, format_storage
     from quorum.image.features import first_levels
     from tidemark.config import load_server_config
     from tidemark.errors import ConfigError
@@ -114,7 +114,7 @@ def version_mapping(
 @app.command("info")
 def info(config: Config, as_json: Json = False) -> None:
     """Show which cluster and node each directory belongs to; fails if they disagree."""
-    from node.storage import open_storage
+    from node.runtime.storage import open_storage
     from tidemark.config import load_server_config
     from tidemark.errors import StorageError
     from tidemark.types import uuid_to_text

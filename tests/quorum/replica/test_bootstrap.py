@@ -9,8 +9,8 @@ import pytest
 
 from commitlog.disk.checkpoints import MetaProperties
 from commitlog.disk.files import OsDirectory
+from node.runtime.storage import first_voters, format_storage
 from node.server import Server
-from node.storage import first_voters, format_storage
 from quorum.replica.bootstrap import parse_initial_controllers
 from snapshot import FileSnapshotReader, SnapshotId
 from tests.quorum.replica.servers import free_port

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
-from node.lifecycle import BrokerLifecycle
+from node.membership.lifecycle import BrokerLifecycle
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.image import MetadataDelta, MetadataImage

@@ -1,0 +1,333 @@
+"""A broker: its logs, partitions, fetchers, lifecycle and services, put together.
+
+Order of a start: Raft runs, so metadata arrives -> the listener serves (not ready yet) ->
+registration -> the image has caught up with it -> logs are opened, with their topics' settings, and
+recovered where the last stop was not clean -> replicas are made of the image -> ready: the
+heartbeat asks to be unfenced -> health says SERVING. A stop goes the other way round, after the
+controller moved the leaderships away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from uuid import UUID
+
+import grpc
+
+from commitlog.disk.log_directory import LogDirectory
+from commitlog.manager.manager import LogManager
+from node.membership.directory_assignments import DirectoryAssignments
+from node.membership.dynamic_settings import DynamicSettings
+from node.membership.lifecycle import BrokerLifecycle
+from node.partition.registry import PartitionRegistry
+from node.replication.client import GrpcReplicationClient
+from node.replication.hosting import ReplicaManager
+from node.replication.isr import IsrKeeper
+from node.replication.replica_fetcher import FetcherManager, PeerFetcher
+from node.replication.tier_bootstrap import TierBootstrap
+from node.runtime.clock import Clock
+from node.runtime.health import Health
+from node.runtime.storage import NodeStorage
+from node.runtime.tasks import OnFatal, cancel_all, spawn
+from node.serving.broker_admin import BrokerAdminService
+from node.serving.log_service import LogService
+from node.serving.offsets import OffsetFinder
+from node.serving.producer_ids import ProducerIdManager
+from node.serving.request_memory import RequestMemory
+from node.serving.tier_reads import RemoteReads
+from node.upkeep.background import BackgroundWork
+from node.upkeep.directory_mover import DirectoryMover
+from quorum.replica.client import RaftClient
+from quorum.replica.loader import MetadataLoader
+from quorum.services.controller_client import ControllerClient
+from quorum.services.listening import bind
+from tidemark.config import ServerConfig, TopicConfig
+from tidemark.errors import FatalError
+from tidemark.types import Endpoint, TopicPartition
+from tidemark.v1 import admin_pb2_grpc
+from tidemark.wire import CHANNEL_OPTIONS
+from tiering.manager import RemoteLogManager
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 5
+_STILL_STARTING = (
+    "not ready yet: logs are opened and recovered, and the record kernels loaded (the very first"
+    " start of an installation compiles them, for a minute or two)"
+)
+
+_SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
+_STOP_GRACE_S = 1.0
+
+
+class BrokerServer:
+    """One per process. `start`, then `controlled_shutdown` and `stop`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        storage: NodeStorage,
+        raft: RaftClient,
+        loader: MetadataLoader,
+        clock: Clock,
+        on_fatal: OnFatal,
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._raft = raft
+        self._loader = loader
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._servers: list[grpc.aio.Server] = []
+        self._services: list[LogService] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._health = Health(_SERVICES)
+        self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
+        self._logs = LogManager(
+            storage.log_directories(config),
+            config,
+            now_ms=clock.wall_ms,
+            topic_config=self._topic_config,
+            locked=True,
+            vital=config.metadata_directory,
+            known_replica=self._replica_in_image,
+        )
+        self._tier = make_tier(config, clock, storage)
+        self._logs_open = False
+        self._wire_up()
+
+    def _wire_up(self) -> None:
+        config, clock, tier = self._config, self._clock, self._tier
+        partitions = PartitionRegistry(config.node_id, self._on_fatal)
+        self.isr = IsrKeeper(
+            config.node_id, partitions, self._client, clock, config.request_timeout_ms
+        )
+        self._remote_reads = RemoteReads(
+            tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
+        )
+        self.replicas = ReplicaManager(
+            config,
+            self._logs,
+            partitions,
+            self.isr,
+            FetcherManager(self._make_fetcher),
+            tier,
+            self._remote_reads,
+            OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
+            clock,
+        )
+        self.background = BackgroundWork(
+            config, self._logs, self.replicas, self.isr, clock, self._on_fatal
+        )
+        self.producer_ids = ProducerIdManager(config.node_id, self._client)
+        self.lifecycle = BrokerLifecycle(
+            config,
+            self._storage.cluster_id,
+            [d.directory_id for d in self._logs.online_directories if d.directory_id is not None],
+            self._storage.previous_broker_epoch(config),
+            self._client,
+            lambda: self._loader.image.offset,
+        )
+        self.lifecycle.on_registered = self._registered
+        self.assignments = DirectoryAssignments(
+            config.node_id, self._client, lambda: self.lifecycle.broker_epoch
+        )
+        self.replicas.tell_directory = self.assignments.submit
+        self.mover = DirectoryMover(
+            config,
+            self._logs,
+            partitions,
+            self.background.cleaner,
+            self.assignments.submit,
+            self._on_fatal,
+        )
+
+    def _make_fetcher(self, endpoint: Endpoint) -> PeerFetcher:
+        bootstrap = None
+        if self._tier is not None:
+            bootstrap = TierBootstrap(self._tier, self._config.request_timeout_ms)
+        return PeerFetcher(
+            self._config,
+            self._storage.cluster_id,
+            GrpcReplicationClient(endpoint),
+            lambda: self.lifecycle.broker_epoch,
+            bootstrap,
+            self._on_fatal,
+            self._clock,
+        )
+
+    def _registered(self, broker_epoch: int) -> None:
+        self.isr.broker_epoch = broker_epoch
+        self.producer_ids.broker_epoch = broker_epoch
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        """Its partitions are offline and the controller hears of it; the process ends where it was
+        the last one, or holds the metadata log (KIP-112, KIP-858)."""
+        self.replicas.directories_failed()
+        if self._logs.has_failed:
+            left = self._logs.online_directories
+            why = "the metadata log is in there" if left else "no other one is left"
+            self._on_fatal(FatalError(f"{directory.state.offline()} ({why})"))
+        elif directory.directory_id is not None:
+            self.lifecycle.directory_failed(directory.directory_id)
+            told = self.lifecycle.wait_until_told()
+            self._tasks.append(spawn(f"tell of {directory.path}", told, self._on_fatal))
+
+    @property
+    def is_ready(self) -> bool:
+        return self.lifecycle.unfenced.is_set()
+
+    def _topic_config(self, topic: str) -> TopicConfig | None:
+        """What the image says of a topic whose log is opened; None: it knows none."""
+        if topic not in self._loader.image.topics:
+            return None
+        return self.replicas.topic_config(topic, self._loader.image)
+
+    def _replica_in_image(self, partition: TopicPartition) -> tuple[UUID, UUID | None] | None:
+        """The topic id of a partition, and the directory that its replica here is noted in."""
+        topic = self._loader.image.topics.get(partition.topic)
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        if topic is None or found is None:
+            return None
+        return topic.topic_id, found.directory_of(self._config.node_id)
+
+    async def start(self) -> None:
+        """Serves, and begins to register; returns before the broker is ready."""
+        loop = asyncio.get_running_loop()
+
+        def on_failure(directory: LogDirectory) -> None:
+            loop.call_soon_threadsafe(self._directory_failed, directory)
+
+        self._logs.on_directory_failed = on_failure
+        await self._listen()
+        self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
+        self._tasks.append(spawn("directory assignments", self.assignments.run(), self._on_fatal))
+        self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
+        self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
+
+    async def _listen(self) -> None:
+        for name, endpoint in self._config.broker_listeners().items():
+            server = grpc.aio.server(options=CHANNEL_OPTIONS)
+            service = self._log_service(name)
+            self._services.append(service)
+            server.add_generic_rpc_handlers(service.handlers())
+            admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service(name), server)
+            self._health.add_to(server)
+            bound = bind(server, name, endpoint)
+            await self._health.set(False)
+            await server.start()
+            self._servers.append(server)
+            log.info("listener %s answers on %s", name, bound.address)
+
+    def _log_service(self, listener: str) -> LogService:
+        return LogService(
+            self.replicas,
+            self._loader,
+            self.producer_ids,
+            RequestMemory(self._config.queued_max_request_bytes),
+            self._storage.cluster_id,
+            lambda: self._raft.leader_and_epoch.leader_id,
+            listener,
+            self._config.request_timeout_ms,
+            self._config.fetch_max_bytes,
+        )
+
+    def _admin_service(self, listener: str) -> BrokerAdminService:
+        return BrokerAdminService(
+            partitions=self.replicas.partitions,
+            logs=self._logs,
+            tier=self._tier,
+            mover=self.mover,
+            uncleanable=self.background.cleaner.uncleanable,
+            config=self._config,
+            cluster_id=self._storage.cluster_id,
+            images=self._loader,
+            quorum=self._raft,
+            client=self._client,
+            listener=listener,
+        )
+
+    async def _become_ready(self) -> None:
+        """Ready when the image holds our own registration, the logs are open (their topics'
+        settings decide how), and every replica we host is made of them.
+        """
+        await self.lifecycle.registered.wait()
+        await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
+        # The first produce of many records would load the kernels on the loop, for a second or two.
+        notice = asyncio.get_running_loop().call_later(_PATIENCE_S, log.info, _STILL_STARTING)
+        try:
+            await asyncio.gather(
+                asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels)
+            )
+        finally:
+            notice.cancel()
+        self._logs_open = True
+        self._loader.add_publisher(self.replicas)
+        self._loader.add_publisher(
+            DynamicSettings(self._config, self.background.reconfigure, self.mover.reconfigure)
+        )
+        if self._tier is not None:
+            await self._tier.start()
+        self.background.start()
+        self.mover.start()
+        self.lifecycle.set_ready()
+
+    async def _keep_health(self) -> None:
+        while True:
+            await self.lifecycle.unfenced.wait()
+            await self._health.set(True)
+            log.info("broker %d is ready", self._config.node_id)
+            await self.lifecycle.fenced.wait()
+            await self._health.set(False)
+
+    async def controlled_shutdown(self) -> None:
+        """Has the controller move our leaderships away; returns when we may go, or after a time."""
+        await self._health.set(False)
+        await self.lifecycle.begin_controlled_shutdown()
+
+    async def stop(self, clean: bool) -> None:
+        """Ends everything; `clean` writes the checkpoints and the clean-shutdown marker."""
+        await cancel_all(*self._tasks)
+        for service in self._services:
+            service.end_open_calls()
+        for server in self._servers:
+            await server.stop(_STOP_GRACE_S)
+        await self.mover.stop()
+        await self.background.stop()
+        await self.replicas.stop()
+        await self._remote_reads.close()
+        if self._tier is not None:
+            await self._tier.stop()
+        await self._client.close()
+        if self._logs_open:
+            epoch = self.lifecycle.broker_epoch
+            await asyncio.to_thread(self._logs.close, clean, epoch)
+
+
+def _load_kernels() -> None:
+    """Those that walk over a leader's records: compiled at installation, loaded by each process."""
+    from tidemark.records.arrow import warm_up
+
+    warm_up()
+
+
+def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> RemoteLogManager | None:
+    """The remote log manager as configured; None while remote.log.storage.system.enable is
+    false. Its cache is in the first log directory that can be used: nothing is made in place of a
+    disk that is away."""
+    if not config.remote_log_storage_system_enable:
+        return None
+    from tiering.metadata.topic_based import create_metadata_manager
+    from tiering.reading.index_cache import DIRECTORY_NAME
+    from tiering.store.manager import create_storage_manager
+
+    _, endpoint = next(iter(config.broker_listeners().items()))
+    own = Endpoint(endpoint.host or "127.0.0.1", endpoint.port)
+    return RemoteLogManager(
+        config,
+        create_storage_manager(config),
+        create_metadata_manager(config, own.address),
+        clock.wall_ms,
+        cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),
+    )

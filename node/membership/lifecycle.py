@@ -1,0 +1,262 @@
+"""A broker's life in the eyes of the controller (KIP-631): register, catch up, be unfenced, send
+heartbeats, go in order.
+
+    NOT_RUNNING -> STARTING   begins to register, again and again until
+    initial.broker.registration.timeout.ms STARTING    -> RECOVERY   registered (fenced); heartbeats
+    tell the metadata offset RECOVERY    -> RUNNING    caught up, logs recovered: no longer wants to
+    be fenced, and the controller agreed RUNNING     -> PENDING_CONTROLLED_SHUTDOWN   wants to go:
+    the controller moves its leaderships away any         -> SHUTTING_DOWN
+
+The heartbeat is a task of its own and waits for nothing but its own answer. When the controller
+says that it does not know our epoch (it fenced and forgot us, or we are behind), the broker
+registers again with the same incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+from uuid import UUID
+
+from node.membership.controller_calls import ControllerCaller
+from quorum.image.features import ranges_to_wire
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    ApiError,
+    DuplicateBrokerRegistrationError,
+    ErrorCode,
+    FatalError,
+    InconsistentClusterIdError,
+    error_for,
+    raise_for,
+)
+from tidemark.types import random_uuid
+from tidemark.v1 import controller_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_RETRY_MS = 200
+_REGISTER_TIMEOUT_MS = 5_000
+_SHUTDOWN_HEARTBEAT_MS = 100
+_CATCH_UP_HEARTBEAT_MS = 100
+
+
+class BrokerState(enum.IntEnum):
+    """Kafka's numbers."""
+
+    NOT_RUNNING = 0
+    STARTING = 1
+    RECOVERY = 2
+    RUNNING = 3
+    PENDING_CONTROLLED_SHUTDOWN = 6
+    SHUTTING_DOWN = 7
+
+
+class BrokerLifecycle:
+    """One per broker. `run` is its task; `unfenced` and `may_stop` are what others wait for."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        directory_ids: list[UUID],
+        previous_broker_epoch: int,
+        client: ControllerCaller,
+        metadata_offset: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._cluster_id = cluster_id
+        self._directory_ids = directory_ids
+        self.previous_broker_epoch = previous_broker_epoch
+        self._client = client
+        self._metadata_offset = metadata_offset
+        self._ready = False
+        self._wake = asyncio.Event()
+        self.incarnation_id = random_uuid()
+        self.state = BrokerState.NOT_RUNNING
+        self.broker_epoch = -1
+        self.offline_directories: set[UUID] = set()
+        self.failures_told = asyncio.Event()
+        self.registered = asyncio.Event()
+        self.caught_up = asyncio.Event()
+        self.unfenced = asyncio.Event()
+        self.fenced = asyncio.Event()
+        self.fenced.set()
+        self.may_stop = asyncio.Event()
+        self.on_registered: Callable[[int], None] = lambda _: None
+
+    def set_ready(self) -> None:
+        """Logs are recovered and the image is applied: the broker wants to serve."""
+        self._ready = True
+        self._wake.set()
+
+    def directory_failed(self, directory_id: UUID) -> None:
+        """A log directory went offline: the next heartbeat, sent at once, says so, and so does
+        every other one. `failures_told` is set when the controller has heard of all of them."""
+        self.offline_directories.add(directory_id)
+        self.failures_told.clear()
+        self._wake.set()
+
+    async def wait_until_told(self) -> None:
+        """Raises FatalError where the controller does not hear of failed directories in
+        log.dir.failure.timeout.ms: it would leave us leaderships that we can not serve."""
+        timeout_ms = self._config.log_dir_failure_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.failures_told.wait()
+        except TimeoutError as error:
+            raise FatalError(
+                "the controller could not be told of a failed log directory in "
+                f"log.dir.failure.timeout.ms ({timeout_ms})"
+            ) from error
+
+    async def run(self) -> None:
+        """Registers, then sends heartbeats for ever. Raises FatalError when it can not register at
+        all."""
+        self.state = BrokerState.STARTING
+        await self._register(self._config.initial_broker_registration_timeout_ms)
+        self.state = BrokerState.RECOVERY
+        while True:
+            self._wake.clear()
+            interval_ms = await self._heartbeat()
+            await self._pause(interval_ms)
+
+    async def begin_controlled_shutdown(self) -> None:
+        """Asks to go; returns when the controller lets us, or does not answer for a session's
+        time."""
+        if self.state is not BrokerState.RUNNING:
+            return
+        self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
+        self._wake.set()
+        timeout_s = 2 * self._config.broker_session_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.may_stop.wait()
+        except TimeoutError:
+            log.warning("the controller did not let us go in %.0f s: going anyway", timeout_s)
+        self.state = BrokerState.SHUTTING_DOWN
+
+    def _set_fenced(self, fenced: bool) -> None:
+        entered, left = (self.fenced, self.unfenced) if fenced else (self.unfenced, self.fenced)
+        left.clear()
+        entered.set()
+
+    async def _pause(self, interval_ms: int) -> None:
+        try:
+            async with asyncio.timeout(interval_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _register(self, timeout_ms: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1000
+        told = ""
+        while True:
+            try:
+                response = await self._client.call(
+                    "RegisterBroker", self._registration(), _REGISTER_TIMEOUT_MS
+                )
+                raise_for(response.error_code, response.error_message)
+            except InconsistentClusterIdError as error:
+                raise FatalError(
+                    f"the controllers belong to another cluster than this node "
+                    f"({self._cluster_id}): {error}"
+                ) from error
+            except ApiError as error:
+                # DUPLICATE_BROKER_REGISTRATION: our earlier process' session has to run out first.
+                if not (error.retriable or isinstance(error, DuplicateBrokerRegistrationError)):
+                    raise FatalError(f"the controller refused this broker: {error}") from error
+                if deadline is not None and loop.time() >= deadline:
+                    raise FatalError(
+                        f"could not register with the controllers in {timeout_ms} ms: {error}; "
+                        "check controller.quorum.voters and that they run"
+                    ) from error
+                if str(error) != told:  # it is tried five times a second
+                    told = str(error)
+                    log.info("registration failed (%s), trying again", error)
+                await asyncio.sleep(_RETRY_MS / 1000)
+                continue
+            self._took_epoch(response.broker_epoch)
+            return
+
+    def _took_epoch(self, broker_epoch: int) -> None:
+        log.info("registered with broker epoch %d", broker_epoch)
+        self.broker_epoch = broker_epoch
+        self.registered.set()
+        self.on_registered(broker_epoch)
+
+    def _registration(self) -> pb.RegisterBrokerRequest:
+        config = self._config
+        request = pb.RegisterBrokerRequest(
+            broker_id=config.node_id,
+            cluster_id=self._cluster_id,
+            incarnation_id=self.incarnation_id.bytes,
+            rack=config.broker_rack,
+            log_dirs=[
+                directory.bytes
+                for directory in self._directory_ids
+                if directory not in self.offline_directories
+            ],
+            previous_broker_epoch=self.previous_broker_epoch,
+            features=ranges_to_wire(),
+        )
+        advertised = config.advertised_endpoints()
+        for name in config.broker_listeners():
+            endpoint = advertised[name]
+            host = endpoint.host or "localhost"
+            request.listeners.add(name=name, host=host, port=endpoint.port)
+        return request
+
+    async def _heartbeat(self) -> int:
+        """Sends one; gives the time to the next (ms)."""
+        request = pb.BrokerHeartbeatRequest(
+            broker_id=self._config.node_id,
+            broker_epoch=self.broker_epoch,
+            current_metadata_offset=self._metadata_offset(),
+            want_fence=not self._ready,
+            want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
+            offline_log_dirs=sorted(directory.bytes for directory in self.offline_directories),
+        )
+        try:
+            response = await self._client.call(
+                "BrokerHeartbeat", request, self._config.broker_session_timeout_ms // 2 + 1
+            )
+            if response.error_code != ErrorCode.NONE:
+                raise error_for(response.error_code, response.error_message)
+        except ApiError as error:
+            return await self._heartbeat_failed(error)
+        if len(request.offline_log_dirs) == len(self.offline_directories):
+            self.failures_told.set()
+        return self._took_answer(response)
+
+    async def _heartbeat_failed(self, error: ApiError) -> int:
+        if error.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
+            log.warning("%s: registering again", error)
+            self._set_fenced(True)
+            await self._register(None)
+        else:
+            log.info("heartbeat failed: %s", error)
+        return _RETRY_MS
+
+    def _took_answer(self, response: pb.BrokerHeartbeatResponse) -> int:
+        if response.is_caught_up:
+            self.caught_up.set()
+        if response.should_shut_down:
+            self.may_stop.set()
+        if response.is_fenced:
+            if self.unfenced.is_set():
+                if self.state is BrokerState.RUNNING:
+                    log.warning("the controller fenced this broker")
+                self._set_fenced(True)
+        elif self._ready and not self.unfenced.is_set():
+            if self.state is BrokerState.RECOVERY:
+                self.state = BrokerState.RUNNING
+            self._set_fenced(False)
+        if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+            return _SHUTDOWN_HEARTBEAT_MS
+        if not self.unfenced.is_set():
+            return _CATCH_UP_HEARTBEAT_MS
+        return self._config.broker_heartbeat_interval_ms

@@ -1,0 +1,142 @@
+"""A partition as this node hosts it: the pure core, its log, and who waits for it to move.
+
+Three kinds of waiting: followers' fetches wait for the log's end, consumers' fetches for the high
+watermark, produces with acks=all for the high watermark to pass their records. Waiters are plain
+futures, or the watches of fetch sessions; whoever waits takes itself out again. Nothing here
+awaits, so a change of role, an append and a wake-up are atomic to every other task of the loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from commitlog.log.log import Log
+from node.partition.core import Partition, Role
+from tidemark.config import TopicConfig
+from tidemark.errors import ErrorCode
+from tidemark.types import TopicIdPartition, TopicPartition
+
+
+class Wakeable(Protocol):
+    """A future, or what wants to hear of each wake-up."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: None, /) -> None: ...
+
+
+class PendingAck(NamedTuple):
+    """A produce that waits until all in-sync replicas have everything below `required_offset`."""
+
+    required_offset: int
+    leader_epoch: int
+    answer: Callable[[ErrorCode], None]
+
+
+@dataclass(slots=True, eq=False)
+class HostedPartition:
+    """One replica of this node. `offline` tells why its log can not be used; then every request
+    fails with it."""
+
+    core: Partition
+    log: Log
+    config: TopicConfig
+    offline: str = ""
+    deleted: bool = False
+    data_waiters: set[Wakeable] = field(default_factory=set)
+    commit_waiters: set[Wakeable] = field(default_factory=set)
+    acks: deque[PendingAck] = field(default_factory=deque)
+    on_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
+    unsettled: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
+    told_start: int = 0  # the log start that `start_moved` told last
+    _nudged_base: int = 0
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.log.topic_partition
+
+    @property
+    def topic_id(self) -> UUID:
+        return self.core.identity.topic_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.core.role is Role.LEADER
+
+    def appended(self, now_ms: int) -> None:
+        """After an append as leader: moves the core, wakes followers' fetches and whoever the
+        watermark concerns."""
+        if self.core.on_append(self.log.log_end_offset, now_ms):
+            self.committed()
+        self.unsettled.add(self)
+        _wake(self.data_waiters)
+
+    def committed(self) -> None:
+        """The high watermark moved: tells the log, wakes consumers, answers produces."""
+        self.log.update_high_watermark(self.core.high_watermark)
+        _wake(self.commit_waiters)
+        self.answer_acks()
+        if self.on_copyable is not None:
+            self._nudge_tier(self.on_copyable)
+
+    def _nudge_tier(self, on_copyable: Callable[[TopicIdPartition], None]) -> None:
+        """A rolled segment is wholly below the high watermark now: it may be copied."""
+        base = self.log.active_segment.base_offset
+        if self._nudged_base < base <= self.core.high_watermark:
+            self._nudged_base = base
+            on_copyable(self.core.identity)
+
+    def start_moved(self) -> None:
+        """The log's start moved: the followers have to know, and somebody may wait until they
+        do."""
+        self.told_start = self.log.log_start_offset
+        _wake(self.commit_waiters)
+
+    def isr_shrank(self) -> None:
+        """A follower that was taken out comes back with its next fetch, if that is looked at."""
+        _wake(self.data_waiters)
+
+    def role_changed(self) -> None:
+        """Everybody who waits must look again; produces of an older epoch fail."""
+        self.answer_acks()
+        _wake(self.data_waiters)
+        _wake(self.commit_waiters)
+
+    def answer_acks(self) -> None:
+        """Answers produces in the order of their offsets, up to the first that still has to
+        wait."""
+        while self.acks:
+            first = self.acks[0]
+            state = self.core.ack_state(first.required_offset, first.leader_epoch)
+            if not state.done:
+                return
+            self.acks.popleft()
+            first.answer(state.error)
+
+    def stop(self) -> None:
+        """The replica is gone from this node: nobody waits any longer."""
+        self.deleted = True
+        self._send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def fail(self, reason: str) -> None:
+        """Its log can not be used any more: whoever waits, and comes, hears KAFKA_STORAGE_ERROR."""
+        self.offline = reason
+        self._send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _send_away(self, code: ErrorCode) -> None:
+        while self.acks:
+            self.acks.popleft().answer(code)
+        _wake(self.data_waiters)
+        _wake(self.commit_waiters)
+
+
+def _wake(waiters: set[Wakeable]) -> None:
+    if waiters:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        waiters.clear()

@@ -1,0 +1,77 @@
+"""The partitions a node hosts, looked up by whoever serves a request, with the errors Kafka gives
+for what is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+from node.partition.hosted import HostedPartition
+from tidemark.errors import (
+    FatalError,
+    InconsistentTopicIdError,
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.types import TopicPartition
+
+
+class PartitionRegistry:
+    """Hosted partitions by name. `leader_in_image` tells (leader, epoch) of any partition of the
+    cluster, or None."""
+
+    def __init__(self, node_id: int, on_fatal: Callable[[FatalError], None]) -> None:
+        self.node_id = node_id
+        self.fatal = on_fatal
+        self.leader_in_image: Callable[[TopicPartition], tuple[int, int] | None] = lambda _: None
+        self.topic_name: Callable[[UUID], str | None] = lambda _: None
+        self.offline: dict[TopicPartition, str] = {}  # logs that could not be opened
+        self._hosted: dict[TopicPartition, HostedPartition] = {}
+
+    def __iter__(self) -> Iterator[HostedPartition]:
+        return iter(list(self._hosted.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def add(self, hosted: HostedPartition) -> None:
+        assert hosted.topic_partition not in self._hosted, "hosted twice"
+        self._hosted[hosted.topic_partition] = hosted
+
+    def remove(self, topic_partition: TopicPartition) -> HostedPartition | None:
+        return self._hosted.pop(topic_partition, None)
+
+    def find(self, topic_partition: TopicPartition) -> HostedPartition | None:
+        return self._hosted.get(topic_partition)
+
+    def get(self, topic: str, partition: int, topic_id: bytes = b"") -> HostedPartition:
+        """The hosted partition, by name or id; raises what Kafka's ReplicaManager would.
+
+        UnknownTopicOrPartitionError / UnknownTopicIdError: nobody knows it;
+        NotLeaderOrFollowerError: others host it; InconsistentTopicIdError: another topic of that
+        name; KafkaStorageError: its disk failed.
+        """
+        if not topic and topic_id:
+            named = self.topic_name(UUID(bytes=bytes(topic_id))) if len(topic_id) == 16 else None
+            if named is None:
+                raise UnknownTopicIdError("this node knows no topic of that id (yet)")
+            topic = named
+        key = TopicPartition(topic, partition)
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            if key in self.offline:
+                raise KafkaStorageError(f"{key} is offline: {self.offline[key]}")
+            if self.leader_in_image(key) is None:
+                raise UnknownTopicOrPartitionError(f"{key}: no such topic or partition (yet)")
+            raise NotLeaderOrFollowerError(f"node {self.node_id} holds no replica of {key}")
+        if topic_id and bytes(topic_id) != hosted.topic_id.bytes:
+            raise InconsistentTopicIdError(f"{key} has another topic id here")
+        if hosted.offline:
+            raise KafkaStorageError(hosted.offline)
+        return hosted
+
+    def leader_of(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """(leader, epoch) as this node knows them, for answers that send the caller elsewhere."""
+        return self.leader_in_image(TopicPartition(topic, partition))

@@ -1,0 +1,1 @@
+"""Replication between brokers: leaders and followers made of the metadata, the ISR, fetchers."""

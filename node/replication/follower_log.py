@@ -1,0 +1,121 @@
+"""What a follower does to its log when a leader answers: append, cut where histories part, or begin
+anew.
+
+Pure decisions over a `Log`, no network. Truncation follows the epochs (KIP-101, KIP-279, KIP-595):
+the leader names the epoch and end offset where the follower's last epoch ended; the follower cuts
+to the smaller of both ends, or, when it does not know that epoch, to the end of its own epoch
+before it and lets the next fetch ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from node.partition.hosted import HostedPartition
+from tidemark.records import iter_batches
+from tidemark.wire import FetchPartitionData
+
+Payload = bytes | bytearray | memoryview
+
+log = logging.getLogger(__name__)
+
+
+def last_fetched_epoch(hosted: HostedPartition) -> int | None:
+    """The epoch of the last record of the follower's log, for the divergence check."""
+    epoch: int | None = hosted.log.epochs.latest_epoch
+    return epoch
+
+
+def append(
+    hosted: HostedPartition, answer: FetchPartitionData, request_epoch: int, now_ms: int
+) -> int:
+    """Appends whole batches of the leader's answer and takes over its watermark; gives the bytes
+    appended.
+
+    Batches of an epoch newer than the one the request was made in are left for a later fetch
+    (KAFKA-18723).
+    """
+    payload = answer.payload
+    appended = 0
+    if payload:
+        _make_room(hosted, payload, request_epoch)
+        # A log that was compacted once has gaps for ever, whatever its policy says today.
+        info = hosted.log.append_as_follower(
+            payload, now_ms, gaps_allowed=True, epoch_max=request_epoch
+        )
+        appended = info.size_bytes
+    core = hosted.core
+    core.log_end_offset = hosted.log.log_end_offset
+    if core.on_leader_high_watermark(answer.high_watermark):
+        hosted.log.update_high_watermark(core.high_watermark)
+    start = min(answer.log_start_offset, core.high_watermark)
+    if start > hosted.log.log_start_offset:
+        hosted.log.increment_log_start_offset(start)
+    return appended
+
+
+def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int) -> None:
+    """An empty log begins where the first batch does: the leader's start, which it was set to, is
+    within a batch after DeleteRecords. The start is taken over again with the answer.
+    """
+    end = hosted.log.log_end_offset
+    if hosted.log.log_start_offset != end:
+        return
+    for _, header in iter_batches(payload):
+        if header.partition_leader_epoch <= request_epoch and (
+            header.base_offset < end <= header.last_offset
+        ):
+            restart_at(hosted, header.base_offset)
+        return
+
+
+def truncate_to_divergence(hosted: HostedPartition, epoch: int, end_offset: int) -> int:
+    """Cuts the log where it left the leader's history; gives the new end offset."""
+    local_end = hosted.log.log_end_offset
+    if end_offset < 0:
+        target = hosted.core.high_watermark
+    elif epoch < 0:
+        target = min(end_offset, local_end)
+    else:
+        own = hosted.log.end_offset_for_epoch(epoch)
+        if own is None:
+            target = min(end_offset, local_end)
+        elif own[0] == epoch:
+            target = min(own[1], end_offset, local_end)
+        else:
+            target = min(own[1], local_end)  # an epoch the leader knows and we do not: ask again
+    truncate(hosted, target)
+    return target
+
+
+def truncate(hosted: HostedPartition, offset: int) -> None:
+    """Cuts the follower's log to end at `offset` (or, below its start, empties it there)."""
+    watermark = hosted.core.high_watermark
+    if offset < watermark:
+        log.warning(
+            "%s: truncating to %d, below the high watermark %d",
+            hosted.topic_partition,
+            offset,
+            watermark,
+        )
+    if offset < hosted.log.local_log_start_offset:
+        hosted.log.truncate_fully_and_start_at(offset)
+    else:
+        hosted.log.truncate_to(offset)
+    settle(hosted)
+
+
+def restart_at(hosted: HostedPartition, offset: int) -> None:
+    """Empties the log: the leader begins only at `offset`."""
+    log.info("%s: starting anew at %d", hosted.topic_partition, offset)
+    hosted.log.truncate_fully_and_start_at(offset)
+    settle(hosted)
+
+
+def settle(hosted: HostedPartition) -> None:
+    """After the log was cut or rebuilt: the core's offsets follow it."""
+    core = hosted.core
+    core.on_truncate(hosted.log.log_end_offset, core.high_watermark)
+    if core.high_watermark < hosted.log.log_start_offset:
+        core.high_watermark = min(hosted.log.log_start_offset, core.log_end_offset)
+    hosted.log.update_high_watermark(core.high_watermark)

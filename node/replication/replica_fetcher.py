@@ -1,0 +1,366 @@
+"""Follower fetchers: one task per peer node that leads something we follow, all its partitions in
+one long-polling request.
+
+A peer that keeps a session (node.serving.fetch_session) is told only of partitions that are new,
+moved, or were in its last answer; one that does not is told of all, each time.
+
+A partition is FETCHING, DELAYED (backing off after an error) or BUSY (asking the leader where to go
+on: out of range, or bootstrapping from the tier). An answer counts only if the partition is still
+followed in the leader epoch of the request; what arrives late is dropped. The divergence check
+rides on each fetch (`last_fetched_epoch`, KIP-595), so no separate truncation phase is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from node.partition.hosted import HostedPartition
+from node.replication import follower_log
+from node.replication.client import ReplicationClient
+from node.replication.tier_bootstrap import TierBootstrap, leader_offset
+from node.runtime.clock import Clock
+from node.runtime.tasks import spawn
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    ErrorCode,
+    FatalError,
+    InvalidFetchSessionEpochError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    TidemarkError,
+    error_for,
+)
+from tidemark.types import Endpoint, TopicPartition
+from tidemark.v1 import log_pb2 as pb
+from tidemark.wire import FetchPartitionData, FetchResponse
+
+log = logging.getLogger(__name__)
+
+_GRAIN_S = 0.001  # what is due within this is due now
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One partition of a fetcher. `epoch` is the leader epoch in which it is followed."""
+
+    hosted: HostedPartition
+    epoch: int
+    retry_at: float = 0.0  # the loop's time; 0: now
+    busy: bool = False
+
+
+class PeerFetcher:
+    """Fetches from one peer, in one task."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        client: ReplicationClient,
+        broker_epoch: Callable[[], int],
+        bootstrap: TierBootstrap | None,
+        on_fatal: Callable[[FatalError], None],
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._cluster_id = cluster_id
+        self.client = client
+        self._broker_epoch = broker_epoch
+        self._bootstrap = bootstrap
+        self._on_fatal = on_fatal
+        self._followed: dict[TopicPartition, _Followed] = {}
+        self._session_id = 0
+        self._in_session: dict[TopicPartition, _Followed] = {}
+        self._unsent: dict[TopicPartition, _Followed] = {}  # what the session has to hear of
+        self._resting: dict[TopicPartition, _Followed] = {}  # delayed or busy: not fetched
+        self._leaving: set[TopicPartition] = set()  # those the session may have to forget
+        self._changed = asyncio.Event()
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._fetch: asyncio.Task[FetchResponse] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(self._followed)
+
+    def follow(self, hosted: HostedPartition) -> None:
+        """Begins (or goes on) to follow in the partition's current leader epoch."""
+        key = hosted.topic_partition
+        known = self._followed.get(key)
+        if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
+            return
+        self._followed[key] = self._unsent[key] = _Followed(hosted, hosted.core.leader_epoch)
+        self._resting.pop(key, None)
+        self._interrupt()
+
+    def unfollow(self, topic_partition: TopicPartition) -> None:
+        if self._followed.pop(topic_partition, None) is not None:
+            self._unsent.pop(topic_partition, None)
+            self._resting.pop(topic_partition, None)
+            self._leaving.add(topic_partition)
+            self._changed.set()
+
+    def start(self) -> None:
+        self._task = spawn("fetcher", self._run(), self._on_fatal)
+
+    async def stop(self) -> None:
+        tasks = [t for t in (self._task, *self._side_tasks) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.client.close()
+
+    def _interrupt(self) -> None:
+        """A parked fetch does not know of a new partition: ask again with it."""
+        self._changed.set()
+        if self._fetch is not None and not self._fetch.done():
+            self._fetch.cancel()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            now = loop.time()
+            self._rouse(now + _GRAIN_S)
+            if len(self._resting) == len(self._followed):
+                await self._wait_for_work(now)
+                continue
+            try:
+                await self._fetch_once()
+            except FatalError:
+                raise
+            except InvalidFetchSessionEpochError:
+                self._end_session()
+            except (TidemarkError, OSError) as error:
+                level = logging.INFO if isinstance(error, NetworkError) else logging.WARNING
+                log.log(level, "fetch failed: %s", error)
+                self._end_session()
+                for item in self._awake():
+                    self._delay(item)
+
+    def _rouse(self, due: float) -> None:
+        """Those whose rest is over are fetched again."""
+        for key, item in list(self._resting.items()):
+            if not item.busy and item.retry_at < due:
+                del self._resting[key]
+                self._unsent[key] = item
+
+    def _awake(self) -> list[_Followed]:
+        return [item for key, item in self._followed.items() if key not in self._resting]
+
+    def _end_session(self) -> None:
+        """The next request names everything."""
+        self._session_id = 0
+        self._in_session = {}
+        self._leaving.clear()
+
+    async def _wait_for_work(self, now: float) -> None:
+        later = [f.retry_at for f in self._followed.values() if not f.busy]
+        timeout = max(0.0, min(later) - now) if later else None
+        # Not wait_for: in Python 3.11 it can lose a cancellation that comes with the event.
+        try:
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _delay(self, item: _Followed) -> None:
+        loop = asyncio.get_running_loop()
+        item.retry_at = loop.time() + self._config.replica_fetch_backoff_ms / 1000
+        self._rest(item)
+
+    def _rest(self, item: _Followed) -> None:
+        key = item.hosted.topic_partition
+        if self._followed.get(key) is item:
+            self._resting[key] = item
+            self._unsent.pop(key, None)
+            self._leaving.add(key)
+
+    async def _fetch_once(self) -> None:
+        request = self._request()
+        timeout_ms = request.max_wait_ms + self._config.request_timeout_ms
+        self._fetch = asyncio.ensure_future(self.client.fetch(request, timeout_ms))
+        try:
+            await asyncio.wait((self._fetch,))
+            if self._fetch.cancelled():
+                self._end_session()  # interrupted: the set of partitions changed
+                return
+            response = self._fetch.result()
+        finally:
+            self._fetch.cancel()
+        if response.error_code != ErrorCode.NONE:
+            raise error_for(response.error_code, response.error_message)
+        asked, self._session_id = self._in_session, response.session_id
+        if not self._session_id:
+            self._end_session()
+        for answer in response.responses:
+            key = TopicPartition(answer.topic, answer.partition_index)
+            item = asked.get(key)
+            if item is not None and self._is_current(item):
+                self._unsent[key] = item
+                self._take(item, answer)
+
+    def _is_current(self, item: _Followed) -> bool:
+        """Is it still followed, here, in the epoch the request was made in?"""
+        hosted = item.hosted
+        return (
+            self._followed.get(hosted.topic_partition) is item
+            and not hosted.is_leader
+            and not hosted.deleted
+            and hosted.core.leader_epoch == item.epoch
+        )
+
+    def _request(self) -> pb.ReplicaFetchRequest:
+        """Everything that is fetched, or what the session does not know yet."""
+        config = self._config
+        request = pb.ReplicaFetchRequest(
+            replica_id=config.node_id,
+            replica_epoch=self._broker_epoch(),
+            cluster_id=self._cluster_id,
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            session_id=self._session_id,
+        )
+        if self._session_id:
+            for key in self._leaving & self._in_session.keys():
+                if key in self._resting or key not in self._followed:
+                    del self._in_session[key]
+                    request.forgotten.add(topic=key.topic, partition=key.partition)
+            self._leaving.clear()
+            named = list(self._unsent.values())
+        else:
+            named = self._awake()
+        self._unsent.clear()
+        for item in named:
+            self._in_session[item.hosted.topic_partition] = item
+            self._add(request, item)
+        return request
+
+    def _add(self, request: pb.ReplicaFetchRequest, item: _Followed) -> None:
+        hosted = item.hosted
+        last_epoch = follower_log.last_fetched_epoch(hosted)
+        request.partitions.add(
+            topic=hosted.topic_partition.topic,
+            topic_id=hosted.topic_id.bytes,
+            partition=hosted.topic_partition.partition,
+            current_leader_epoch=item.epoch,
+            fetch_offset=hosted.log.log_end_offset,
+            last_fetched_epoch=-1 if last_epoch is None else last_epoch,
+            log_start_offset=hosted.log.log_start_offset,
+            partition_max_bytes=self._config.replica_fetch_max_bytes,
+            high_watermark=hosted.core.high_watermark,
+        )
+
+    def _take(self, item: _Followed, answer: FetchPartitionData) -> None:
+        code = answer.error_code
+        hosted = item.hosted
+        try:
+            if code == ErrorCode.NONE and answer.diverging_epoch is not None:
+                epoch, end_offset = answer.diverging_epoch
+                target = follower_log.truncate_to_divergence(hosted, epoch, end_offset)
+                log.info("%s: truncated to %d", hosted.topic_partition, target)
+            elif code == ErrorCode.NONE:
+                follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
+                item.retry_at = 0.0
+            elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._aside(item, self._find_range(item))
+            elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
+                self._aside(item, self._from_tier(item))
+            else:
+                log.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
+                self._delay(item)
+        except FatalError:
+            raise
+        except TidemarkError as error:
+            log.warning("%s: %s", hosted.topic_partition, error)
+            self._delay(item)
+
+    # --- asking the leader where to go on ------------------------------------------------------
+
+    def _aside(self, item: _Followed, work: Awaitable[None]) -> None:
+        """Does the work in a task of its own; the other partitions go on fetching."""
+        item.busy = True
+        self._rest(item)
+
+        async def run() -> None:
+            try:
+                await work
+            except FatalError:
+                raise
+            except (TidemarkError, OSError) as error:
+                log.warning("%s: %s", item.hosted.topic_partition, error)
+                self._delay(item)
+            finally:
+                item.busy = False
+                self._changed.set()
+
+        task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+    async def _find_range(self, item: _Followed) -> None:
+        """Out of range: cut what the leader does not have, or begin anew where it begins."""
+        timeout_ms = self._config.request_timeout_ms
+        latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
+        if latest.offset < item.hosted.log.log_end_offset:
+            if self._is_current(item):
+                follower_log.truncate(item.hosted, latest.offset)
+            return
+        earliest = await leader_offset(self.client, item.hosted, item.epoch, -2, timeout_ms)
+        if earliest.offset <= item.hosted.log.log_end_offset:
+            raise OffsetOutOfRangeError("the leader's range moved meanwhile; fetching again")
+        if self._is_current(item):
+            follower_log.restart_at(item.hosted, earliest.offset)
+
+    async def _from_tier(self, item: _Followed) -> None:
+        if self._bootstrap is None:
+            raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
+        await self._bootstrap.run(
+            self.client, item.hosted, item.epoch, lambda: self._is_current(item)
+        )
+
+
+class FetcherManager:
+    """The fetchers of a node, by peer. A peer's fetcher ends when nothing is followed there any
+    more."""
+
+    def __init__(self, make: Callable[[Endpoint], PeerFetcher]) -> None:
+        self._make = make
+        self._peers: dict[int, tuple[Endpoint, PeerFetcher]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def follow(self, hosted: HostedPartition, leader: int, endpoint: Endpoint) -> None:
+        """Follows `leader`, at `endpoint`, and nobody else."""
+        self.unfollow(hosted.topic_partition, keep=leader)
+        known = self._peers.get(leader)
+        if known is not None and known[0] != endpoint:
+            self._drop(leader)
+            known = None
+        if known is None:
+            fetcher = self._make(endpoint)
+            self._peers[leader] = (endpoint, fetcher)
+            fetcher.start()
+        self._peers[leader][1].follow(hosted)
+
+    def unfollow(self, topic_partition: TopicPartition, keep: int | None = None) -> None:
+        for peer, (_, fetcher) in list(self._peers.items()):
+            if peer != keep:
+                fetcher.unfollow(topic_partition)
+                if not fetcher.partitions:
+                    self._drop(peer)
+
+    def _drop(self, peer: int) -> None:
+        _, fetcher = self._peers.pop(peer)
+        task = asyncio.ensure_future(fetcher.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def stop(self) -> None:
+        for peer in list(self._peers):
+            self._drop(peer)
+        await asyncio.gather(*self._stopping, return_exceptions=True)

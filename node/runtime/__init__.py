@@ -1,0 +1,1 @@
+"""The process around a node: clocks, tasks, directories, health."""

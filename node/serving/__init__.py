@@ -1,0 +1,1 @@
+"""What a broker's listener answers: produce, fetch, offsets, metadata, administration."""

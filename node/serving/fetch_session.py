@@ -1,0 +1,217 @@
+"""What one follower fetches over one call that stays open: the leader remembers it, so that a
+request and its answer name only what changed (KIP-227).
+
+Kafka numbers sessions and their requests, and keeps a bounded cache of them; here the call is the
+session, begins with a full request and ends with the call. The id only tells a follower that its
+call is another one by now. A thousand idle partitions so cost nothing while one of them is busy.
+
+A partition is looked at when the request names it, when its log moved or its ISR shrank since the
+last look, or when it could not be settled (bytes left over by the response's limit; a follower
+outside of the ISR). Nothing goes over all of them.
+It is answered when there is something to tell: records, an error, a diverging epoch, or another
+watermark or log start than was told last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from node.partition.hosted import HostedPartition
+from node.partition.replica_state import Pulse
+from tidemark.errors import InvalidFetchSessionEpochError
+from tidemark.types import TopicPartition
+from tidemark.wire import FetchPartitionData
+
+_ids = itertools.count(1)
+
+
+class Replica(NamedTuple):
+    """A follower that fetches: its node id and broker epoch."""
+
+    node_id: int
+    broker_epoch: int
+
+
+class FetchPartition(NamedTuple):
+    """One partition of a fetch; None where the request says -1."""
+
+    topic: str
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int | None = None
+    last_fetched_epoch: int | None = None
+    log_start_offset: int = -1
+    topic_id: bytes = b""
+
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class _Watch:
+    """Stands among a partition's waiters; what wakes them marks the partition in the session."""
+
+    __slots__ = ("_mark", "hosted")
+
+    def __init__(self, hosted: HostedPartition, mark: Callable[[], None]) -> None:
+        self.hosted = hosted
+        self._mark = mark
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _: None) -> None:
+        self._mark()
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """Belongs to the event loop; `close` it with its call."""
+
+    id: int = 0
+    pulse: Pulse = field(default_factory=Pulse)
+    _replica: Replica | None = None
+    _wanted: dict[TopicPartition, FetchPartition] = field(default_factory=dict)
+    _data: dict[TopicPartition, _Watch] = field(default_factory=dict)
+    _commits: dict[TopicPartition, _Watch] = field(default_factory=dict)
+    _moved: dict[TopicPartition, None] = field(default_factory=dict)  # to look at, in this order
+    _committed: dict[TopicPartition, None] = field(default_factory=dict)  # a watermark to tell
+    _told: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    _waiter: asyncio.Future[None] | None = None
+
+    def begin(
+        self,
+        replica: Replica,
+        session_id: int,
+        named: Sequence[FetchPartition],
+        forgotten: Iterable[TopicPartition],
+    ) -> None:
+        """A request: everything (id 0), or what changed. InvalidFetchSessionEpochError for a
+        change of something else than this session."""
+        if session_id == 0:
+            self.close()
+            self.id, self._replica = next(_ids), replica
+        elif session_id != self.id or replica != self._replica:
+            raise InvalidFetchSessionEpochError("begin the session anew with a full fetch")
+        for key in forgotten:
+            self._forget(key)
+        for item in named:
+            self._wanted[item.key] = item
+            self._moved[item.key] = None
+
+    def take(self) -> list[FetchPartition]:
+        """What has to be looked at now."""
+        moved, self._moved = self._moved, {}
+        return [self._wanted[key] for key in moved if key in self._wanted]
+
+    def look_again(self, item: FetchPartition) -> None:
+        """There is more to do for it with the next request."""
+        self._moved[item.key] = None
+
+    def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
+        """Hears of what happens to the partition from now on."""
+        key = item.key
+        data = self._data.get(key)
+        if data is None or data.hosted is not hosted:
+            self._unwatch(key)
+            self._data[key] = data = _Watch(hosted, lambda: self._on_data(key))
+            self._commits[key] = _Watch(hosted, lambda: self._on_commit(key))
+        hosted.data_waiters.add(data)
+        hosted.commit_waiters.add(self._commits[key])
+        assert self._replica is not None, "a session begins with a request"
+        hosted.core.remotes[self._replica.node_id].pulse = self.pulse
+
+    async def wait(self, until: float) -> None:
+        """Until a partition's log moved, or the loop's time is `until`."""
+        if self._moved:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        handle = loop.call_at(until, self._wake)
+        try:
+            await self._waiter
+        finally:
+            handle.cancel()
+            self._waiter = None
+
+    def answers(
+        self, looked_at: dict[TopicPartition, FetchPartitionData]
+    ) -> list[FetchPartitionData]:
+        """What there is to tell of those looked at, and of whose watermark moved."""
+        committed, self._committed = self._committed, {}
+        for key in committed:
+            watch = self._commits.get(key)
+            if watch is None:
+                continue
+            watch.hosted.commit_waiters.add(watch)
+            answer = looked_at.get(key)
+            if answer is None and self._told.get(key) != positions_of(watch.hosted):
+                looked_at[key] = answer = FetchPartitionData(key.topic, key.partition)
+            if answer is not None and not answer.error_code:
+                set_positions(answer, watch.hosted)  # it moved after it was looked at
+        return [answer for key, answer in looked_at.items() if self._is_news(key, answer)]
+
+    def _is_news(self, key: TopicPartition, answer: FetchPartitionData) -> bool:
+        if answer.error_code:
+            self._told.pop(key, None)
+            return True
+        positions = (answer.high_watermark, answer.log_start_offset)
+        news = bool(answer.records) or answer.diverging_epoch is not None
+        if self._told.get(key) != positions:
+            self._told[key] = positions
+            news = True
+        return news
+
+    def _on_data(self, key: TopicPartition) -> None:
+        self._moved[key] = None
+        self._wake()
+
+    def _on_commit(self, key: TopicPartition) -> None:
+        self._committed[key] = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _forget(self, key: TopicPartition) -> None:
+        self._wanted.pop(key, None)
+        self._moved.pop(key, None)
+        self._told.pop(key, None)
+        self._unwatch(key)
+
+    def _unwatch(self, key: TopicPartition) -> None:
+        data, commit = self._data.pop(key, None), self._commits.pop(key, None)
+        if data is not None and commit is not None:
+            data.hosted.data_waiters.discard(data)
+            commit.hosted.commit_waiters.discard(commit)
+            assert self._replica is not None, "a session begins with a request"
+            core = data.hosted.core
+            state = core.remotes.get(self._replica.node_id)
+            if state is not None and state.pulse is self.pulse:
+                state.look_up_pulse(core.log_end_offset)
+                state.pulse = None
+
+    def close(self) -> None:
+        """Takes all watches away; a later request has to be a full one."""
+        self.id = 0
+        for key in list(self._wanted):
+            self._forget(key)
+        self._moved.clear()
+        self._committed.clear()
+
+
+def positions_of(hosted: HostedPartition) -> tuple[int, int]:
+    """What a follower has to know besides the records: high watermark and log start."""
+    return hosted.core.high_watermark, hosted.log.log_start_offset
+
+
+def set_positions(answer: FetchPartitionData, hosted: HostedPartition) -> None:
+    """The offsets that every answer tells."""
+    answer.high_watermark = hosted.core.high_watermark
+    answer.last_stable_offset = min(hosted.log.last_stable_offset, hosted.core.high_watermark)
+    answer.log_start_offset = hosted.log.log_start_offset

@@ -1,0 +1,415 @@
+"""gRPC services `Log` and `Replication`: from wire messages to the replica manager and back.
+
+Produce and Fetch go through the hand-made codec of `tidemark.wire` in generic handlers: payloads
+stay byte slices of the request or of the log, no protobuf object holds them. All else is small and
+uses protobuf. Errors are codes per partition; a call itself fails only when the node can not serve
+at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import grpc
+
+from node.replication.hosting import ReplicaManager
+from node.serving.fetch_session import FetchPartition, FetchSession, Replica
+from node.serving.fetching import FetchParams
+from node.serving.metadata_answers import metadata_response
+from node.serving.plain_records import to_plain
+from node.serving.produce import ProduceResult
+from node.serving.producer_ids import ProducerIdManager
+from node.serving.record_deletion import RecordDeleter
+from node.serving.request_memory import RequestMemory
+from quorum.services.admin_service import ImageSource
+from tidemark import wire
+from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
+from tidemark.types import TopicPartition
+from tidemark.v1 import log_pb2 as pb
+from tidemark.wire.exchange import Answer, answer_each, answer_in_order
+
+log = logging.getLogger(__name__)
+
+Context = Any
+_FETCH_WAIT_MS_MAX = 60_000
+
+
+class LogService:
+    """Serves both services of one broker."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        images: ImageSource,
+        producer_ids: ProducerIdManager,
+        memory: RequestMemory,
+        cluster_id: str,
+        controller_id: Any,
+        listener: str,
+        request_timeout_ms: int,
+        fetch_max_bytes: int,
+    ) -> None:
+        self._replicas = replicas
+        self._images = images
+        self._producer_ids = producer_ids
+        self._memory = memory
+        self._cluster_id = cluster_id
+        self._controller_id = controller_id
+        self._listener = listener
+        self._request_timeout_ms = request_timeout_ms
+        self._fetch_max_bytes = fetch_max_bytes
+        self._open_calls: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[bytes]] = set()  # produces that wait for memory
+        self._deleter = RecordDeleter(replicas.partitions)
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        """What a server adds (`add_generic_rpc_handlers`)."""
+        return (
+            grpc.method_handlers_generic_handler(
+                "tidemark.v1.Log",
+                {
+                    "Produce": grpc.unary_unary_rpc_method_handler(self.produce),
+                    "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
+                    "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
+                    "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
+                    "Metadata": _unary(self.metadata, pb.MetadataRequest),
+                    "DeleteRecords": _unary(self.delete_records, pb.DeleteRecordsRequest),
+                    "InitProducerId": _unary(self.init_producer_id, pb.InitProducerIdRequest),
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                "tidemark.v1.Replication",
+                {
+                    "Fetch": _fetch_handler(self.replica_fetch, pb.ReplicaFetchRequest),
+                    "FetchStream": grpc.stream_stream_rpc_method_handler(
+                        self.replica_fetch_stream,
+                        request_deserializer=pb.ReplicaFetchRequest.FromString,
+                    ),
+                    "OffsetForLeaderEpoch": _unary(
+                        self.offset_for_leader_epoch, pb.OffsetForLeaderEpochRequest
+                    ),
+                },
+            ),
+        )
+
+    # --- produce and fetch ---------------------------------------------------------------------
+
+    async def produce(self, payload: bytes, context: Context) -> bytes:
+        """Appends and waits as `acks` says; within the bounds of requests under way."""
+        answer = self._produce(payload, context)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def produce_stream(self, requests: Any, context: Context) -> None:
+        """Produce requests of one client, answered in their order."""
+        work = answer_in_order(context, lambda payload: self._produce(payload, context))
+        await self._until_stopped(context, work)
+
+    def _produce(self, payload: bytes, context: Context) -> Answer:
+        """At once, where neither memory nor replicas have to be waited for."""
+        try:
+            request = wire.decode_produce_request(payload)
+        except ApiError as error:
+            return _refuse(context, error)
+        if request.timeout_ms <= 0:
+            request.timeout_ms = self._request_timeout_ms
+        # None overtakes those that are about to queue for memory: it may be the same producer's.
+        taken = None if self._later else self._memory.take(len(payload))
+        if taken is not None:
+            return self._produce_within(request, taken)
+        task = asyncio.ensure_future(self._produce_later(request, len(payload)))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        return task
+
+    async def _produce_later(self, request: wire.ProduceRequest, size_bytes: int) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        try:
+            taken = await self._memory.acquire(size_bytes, request.timeout_ms)
+        except ApiError as error:
+            failed = [
+                ProduceResult(item.topic, item.index, code_of(error), str(error))
+                for item in request.partition_data
+            ]
+            return _produce_response(failed)
+        finally:
+            self._later.discard(task)
+        answer = self._produce_within(request, taken)
+        return answer if isinstance(answer, bytes) else await answer
+
+    def _produce_within(
+        self, request: wire.ProduceRequest, taken_bytes: int
+    ) -> bytes | asyncio.Future[bytes]:
+        """Appends, and gives the memory back when the answer is there, or nobody wants it."""
+        try:
+            produced = self._replicas.producer.begin(request.acks, request.partition_data)
+        except BaseException:
+            self._memory.release(taken_bytes)
+            raise
+        if produced.is_done:
+            self._memory.release(taken_bytes)
+            return _produce_response(produced.results)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not answer.done():
+                answer.set_result(_produce_response(produced.results))
+
+        def ended(_: asyncio.Future[bytes]) -> None:
+            produced.abandon()
+            self._memory.release(taken_bytes)
+
+        produced.when_done(request.timeout_ms, end)
+        answer.add_done_callback(ended)
+        return answer
+
+    async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
+        """A consumer's long poll."""
+        params = FetchParams(
+            max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
+            min_bytes=request.min_bytes,
+            max_bytes=self._limit(request.max_bytes),
+            read_committed=request.isolation_level == 1,
+        )
+        answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
+        if request.plain_records:
+            for answer, item in zip(answers, request.partitions, strict=True):
+                to_plain(answer, item.fetch_offset)
+        return wire.encode_fetch_response(wire.FetchResponse(answers))
+
+    async def replica_fetch(
+        self,
+        request: pb.ReplicaFetchRequest,
+        context: Context,
+        session: FetchSession | None = None,
+    ) -> bytes:
+        """A follower's long poll; a node of another cluster is told so."""
+        if request.cluster_id and request.cluster_id != self._cluster_id:
+            return wire.encode_fetch_response(
+                wire.FetchResponse(
+                    [],
+                    ErrorCode.INCONSISTENT_CLUSTER_ID,
+                    f"this node is of cluster {self._cluster_id}, not {request.cluster_id}",
+                )
+            )
+        params = FetchParams(
+            max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
+            min_bytes=request.min_bytes,
+            max_bytes=self._limit(request.max_bytes),
+            replica=Replica(request.replica_id, request.replica_epoch),
+        )
+        wanted = _wanted(request.partitions)
+        if session is None:
+            answers = await self._replicas.fetcher.fetch(params, wanted)
+            return wire.encode_fetch_response(wire.FetchResponse(answers))
+        forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
+        assert params.replica is not None
+        try:
+            session.begin(params.replica, request.session_id, wanted, forgotten)
+        except ApiError as error:
+            return wire.encode_fetch_response(
+                wire.FetchResponse([], int(code_of(error)), str(error))
+            )
+        answers = await self._replicas.fetcher.fetch_changes(params, session)
+        return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session.id))
+
+    async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
+        """A follower's fetches, one after another, in one session."""
+        session = FetchSession()
+        work = answer_each(context, lambda request: self.replica_fetch(request, context, session))
+        try:
+            await self._until_stopped(context, work)
+        finally:
+            session.close()
+
+    async def _until_stopped(self, context: Context, work: Coroutine[Any, Any, None]) -> None:
+        """Serves a call that stays open; the stop of the node ends it with UNAVAILABLE."""
+        task = asyncio.ensure_future(work)
+        self._open_calls.add(task)
+        try:
+            await asyncio.wait((task,))
+            if task.cancelled():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "this node is stopping")
+            task.result()
+        finally:
+            self._open_calls.discard(task)
+            task.cancel()
+
+    def end_open_calls(self) -> None:
+        """Before the server stops, which would wait for them in vain."""
+        for task in self._open_calls:
+            task.cancel()
+
+    def _limit(self, max_bytes: int) -> int:
+        return min(max_bytes, self._fetch_max_bytes) if max_bytes > 0 else self._fetch_max_bytes
+
+    # --- the small calls -----------------------------------------------------------------------
+
+    async def list_offsets(
+        self, request: pb.ListOffsetsRequest, context: Context
+    ) -> pb.ListOffsetsResponse:
+        response = pb.ListOffsetsResponse()
+        answers = await asyncio.gather(
+            *(self._list_offset(request, item) for item in request.partitions)
+        )
+        response.partitions.extend(answers)
+        return response
+
+    async def _list_offset(
+        self, request: pb.ListOffsetsRequest, item: pb.ListOffsetsRequest.ListOffsetsPartition
+    ) -> pb.ListOffsetsResponse.PartitionResponse:
+        answer = pb.ListOffsetsResponse.PartitionResponse(
+            topic=item.topic,
+            partition_index=item.partition_index,
+            timestamp=-1,
+            offset=-1,
+            leader_epoch=-1,
+        )
+        try:
+            found = await self._replicas.offsets.list_offset(
+                item.topic,
+                item.partition_index,
+                item.timestamp,
+                current_leader_epoch=_known(item.current_leader_epoch),
+                from_replica=request.replica_id > 0,
+                read_committed=request.isolation_level == 1,
+            )
+        except ApiError as error:
+            answer.error_code = int(code_of(error))  # type: ignore[assignment]
+            answer.error_message = str(error)
+            return answer
+        if found.offset is not None:
+            answer.offset = found.offset
+        if found.timestamp_ms is not None:
+            answer.timestamp = found.timestamp_ms
+        if found.leader_epoch is not None:
+            answer.leader_epoch = found.leader_epoch
+        return answer
+
+    async def metadata(self, request: pb.MetadataRequest, context: Context) -> pb.MetadataResponse:
+        return metadata_response(
+            self._images.image, request, self._cluster_id, self._controller_id(), self._listener
+        )
+
+    async def init_producer_id(
+        self, request: pb.InitProducerIdRequest, context: Context
+    ) -> pb.InitProducerIdResponse:
+        """An id for an idempotent producer; transactions are refused by name."""
+        try:
+            if request.transactional_id:
+                raise UnsupportedVersionError("transactions are not supported by this node yet")
+            producer_id = await self._producer_ids.generate()
+        except ApiError as error:
+            return pb.InitProducerIdResponse(
+                error_code=int(code_of(error)),  # type: ignore[arg-type]
+                error_message=str(error),
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        return pb.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+    async def delete_records(
+        self, request: pb.DeleteRecordsRequest, context: Context
+    ) -> pb.DeleteRecordsResponse:
+        """Moves log starts up (KIP-107); waits for the replicas on live brokers."""
+        timeout_ms = request.timeout_ms if request.timeout_ms > 0 else self._request_timeout_ms
+
+        async def one(
+            item: pb.DeleteRecordsRequest.DeleteRecordsPartition,
+        ) -> pb.DeleteRecordsResponse.PartitionResult:
+            result = pb.DeleteRecordsResponse.PartitionResult(
+                topic=item.topic, partition_index=item.partition_index, low_watermark=-1
+            )
+            try:
+                result.low_watermark = await self._deleter.delete(
+                    item.topic, item.partition_index, item.offset, timeout_ms
+                )
+            except ApiError as error:
+                result.error_code = int(code_of(error))  # type: ignore[assignment]
+                result.error_message = str(error)
+            return result
+
+        results = await asyncio.gather(*map(one, request.partitions))
+        return pb.DeleteRecordsResponse(partitions=results)
+
+    async def offset_for_leader_epoch(
+        self, request: pb.OffsetForLeaderEpochRequest, context: Context
+    ) -> pb.OffsetForLeaderEpochResponse:
+        response = pb.OffsetForLeaderEpochResponse()
+        for item in request.partitions:
+            answer = response.partitions.add(
+                topic=item.topic, partition=item.partition, leader_epoch=-1, end_offset=-1
+            )
+            try:
+                found = self._replicas.offsets.epoch_end(
+                    item.topic, item.partition, _known(item.current_leader_epoch), item.leader_epoch
+                )
+            except ApiError as error:
+                answer.error_code = int(code_of(error))  # type: ignore[assignment]
+                continue
+            if found is not None:
+                answer.leader_epoch, answer.end_offset = found
+        return response
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchPartition]:
+    return [
+        FetchPartition(
+            item.topic,
+            item.partition,
+            item.fetch_offset,
+            item.partition_max_bytes,
+            _known(item.current_leader_epoch),
+            _known(item.last_fetched_epoch),
+            item.log_start_offset,
+            item.topic_id,
+        )
+        for item in partitions
+    ]
+
+
+async def _refuse(context: Context, error: ApiError) -> bytes:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    raise error
+
+
+def _produce_response(results: Sequence[ProduceResult]) -> bytes:
+    response = pb.ProduceResponse()
+    for result in results:
+        answer = response.responses.add(
+            topic=result.topic,
+            index=result.index,
+            error_code=int(result.error_code),
+            error_message=result.error_message,
+            base_offset=result.base_offset,
+            log_append_time_ms=result.log_append_time_ms,
+            log_start_offset=result.log_start_offset,
+        )
+        if result.current_leader is not None:
+            answer.current_leader.leader_id = result.current_leader[0]
+            answer.current_leader.leader_epoch = result.current_leader[1]
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+# Without a deserializer gRPC hands over the request's bytes, without a serializer it sends bytes as
+# they are.
+
+
+def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
+
+
+def _unary(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(
+        method,
+        request_deserializer=request.FromString,
+        response_serializer=lambda response: response.SerializeToString(),
+    )

@@ -1,0 +1,213 @@
+"""Produce: append to the leader's log, then wait as `acks` says.
+
+Path of a request: check the leader, the ISR (acks=all) and the sizes -> `Log.append_as_leader`
+(CRC, sequences, offsets: no record is decoded) -> followers' parked fetches wake -> their next
+fetch moves the high watermark -> the request is answered. The outcome of each partition is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from node.partition.hosted import HostedPartition, PendingAck
+from node.partition.registry import PartitionRegistry
+from node.runtime.clock import Clock
+from node.serving.plain_records import to_batch
+from tidemark.errors import (
+    ApiError,
+    ErrorCode,
+    FatalError,
+    InvalidRequiredAcksError,
+    KafkaStorageError,
+    StorageError,
+    code_of,
+)
+from tidemark.wire import PartitionProduceData
+
+log = logging.getLogger(__name__)
+
+ACKS_ALL = -1
+_ACKS = (0, 1, ACKS_ALL)
+
+
+@dataclass(slots=True)
+class ProduceResult:
+    """What the answer says of one partition; offsets are -1 where there is none."""
+
+    topic: str
+    index: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    current_leader: tuple[int, int] | None = None
+
+
+class Produced:
+    """One request that was appended: its results, in order, and which of them still wait for
+    replicas. They are final when it `is_done`.
+    """
+
+    __slots__ = ("_end", "_timer", "results", "waiting")
+
+    def __init__(self, results: list[ProduceResult]) -> None:
+        self.results = results
+        self.waiting: set[int] = set()
+        self._end: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.waiting
+
+    def when_done(self, timeout_ms: int, end: Callable[[], None]) -> None:
+        """Calls `end` when all replicas have answered, or after `timeout_ms`."""
+        self._end = end
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0, timeout_ms) / 1000, self._expire, timeout_ms)
+
+    def abandon(self) -> None:
+        """Nobody waits any more; the records stay where they are."""
+        self.waiting.clear()
+        self._end = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def answered(self, position: int, code: ErrorCode) -> None:
+        """The replicas of one partition have its records, or never will."""
+        if position not in self.waiting:
+            return
+        if code != ErrorCode.NONE:
+            result = self.results[position]
+            result.error_code = code
+            result.base_offset = -1
+        self.waiting.discard(position)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        if not self.waiting and self._end is not None:
+            end = self._end
+            self.abandon()
+            end()
+
+    def _expire(self, timeout_ms: int) -> None:
+        for position in self.waiting:
+            result = self.results[position]
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            result.error_message = (
+                f"{result.topic}-{result.index}: the in-sync replicas did not all have the records "
+                f"after {timeout_ms} ms; they may still get them"
+            )
+            result.base_offset = -1
+        self.waiting.clear()
+        self._look_for_end()
+
+
+class Producer:
+    """The produce side of a node's partitions."""
+
+    def __init__(self, partitions: PartitionRegistry, clock: Clock) -> None:
+        self._partitions = partitions
+        self._clock = clock
+
+    async def produce(
+        self, acks: int, timeout_ms: int, data: Sequence[PartitionProduceData]
+    ) -> list[ProduceResult]:
+        """One result per partition, in order. With acks=all it waits at most `timeout_ms` for the
+        replicas."""
+        produced = self.begin(acks, data)
+        if not produced.is_done:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            produced.when_done(timeout_ms, functools.partial(_resolve, done))
+            try:
+                await done
+            finally:
+                produced.abandon()
+        return produced.results
+
+    def begin(self, acks: int, data: Sequence[PartitionProduceData]) -> Produced:
+        """Appends; what has to wait for replicas is not done yet."""
+        results = [ProduceResult(item.topic, item.index) for item in data]
+        produced = Produced(results)
+        if acks not in _ACKS:
+            for result in results:
+                _fail(result, InvalidRequiredAcksError(f"acks={acks}: use 0, 1 or -1 (all)"))
+            return produced
+        wait = produced if acks == ACKS_ALL else None
+        for position, item in enumerate(data):
+            self._append(position, item, results[position], wait)
+        return produced
+
+    def _append(
+        self,
+        position: int,
+        item: PartitionProduceData,
+        result: ProduceResult,
+        wait: Produced | None,
+    ) -> None:
+        try:
+            hosted = self._partitions.get(item.topic, item.index, item.topic_id)
+            self._append_to(hosted, position, item, result, wait)
+        except FatalError as error:
+            self._partitions.fatal(error)
+            _fail(result, KafkaStorageError(str(error)))
+        except ApiError as error:
+            _fail(result, error)
+            result.current_leader = self._partitions.leader_of(item.topic, item.index)
+        except (OSError, StorageError) as error:
+            log.error("append to %s-%d failed: %s", item.topic, item.index, error)
+            _fail(result, KafkaStorageError(f"{item.topic}-{item.index}: {error}"))
+
+    def _append_to(
+        self,
+        hosted: HostedPartition,
+        position: int,
+        item: PartitionProduceData,
+        result: ProduceResult,
+        wait: Produced | None,
+    ) -> None:
+        core = hosted.core
+        core.check_leader()
+        if wait is not None:
+            core.check_enough_replicas()
+        now_ms = self._clock.wall_ms()
+        records = item.records
+        if item.plain_records:
+            records = to_batch(item.plain_records, now_ms)
+        info = hosted.log.append_as_leader(records, core.leader_epoch, now_ms)
+        result.base_offset = info.first_offset
+        result.log_append_time_ms = info.log_append_time_ms
+        result.log_start_offset = hosted.log.log_start_offset
+        if wait is not None:
+            _park(hosted, position, info.last_offset + 1, wait)
+        hosted.appended(self._clock.mono_ms())
+        if wait is not None:
+            hosted.answer_acks()
+
+
+def _park(hosted: HostedPartition, position: int, required: int, wait: Produced) -> None:
+    wait.waiting.add(position)
+    answer = functools.partial(wait.answered, position)
+    pending = PendingAck(required, hosted.core.leader_epoch, answer)
+    if hosted.acks and hosted.acks[-1].required_offset > required:
+        # A duplicate of an idempotent producer asks for offsets that are older than the newest.
+        hosted.acks = type(hosted.acks)(
+            sorted([*hosted.acks, pending], key=lambda ack: ack.required_offset)
+        )
+    else:
+        hosted.acks.append(pending)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(result: ProduceResult, error: ApiError) -> None:
+    result.error_code = code_of(error)
+    result.error_message = str(error)

@@ -1,0 +1,46 @@
+"""Producer ids: handed out one by one from blocks that the controller allocates (KIP-730).
+
+A block is used up before the next is asked for, and only one request for a block is under way. What
+is left of a block when the process ends is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.membership.controller_calls import ControllerCaller
+from tidemark.errors import BrokerNotAvailableError, raise_for
+from tidemark.v1 import controller_pb2 as pb
+
+_TIMEOUT_MS = 15_000
+
+
+class ProducerIdManager:
+    """`broker_epoch` is set by the lifecycle when the broker has registered."""
+
+    def __init__(self, broker_id: int, client: ControllerCaller) -> None:
+        self._broker_id = broker_id
+        self._client = client
+        self._next = 0
+        self._end = 0
+        self._lock = asyncio.Lock()
+        self.broker_epoch = -1
+
+    async def generate(self) -> int:
+        """A producer id nobody had before; raises the controller's error when there is no block to
+        be had, and BrokerNotAvailableError (retriable) before the broker is registered.
+        """
+        async with self._lock:
+            if self._next >= self._end:
+                if self.broker_epoch < 0:
+                    raise BrokerNotAvailableError("this broker has not registered yet; try again")
+                request = pb.AllocateProducerIdsRequest(
+                    broker_id=self._broker_id, broker_epoch=self.broker_epoch
+                )
+                response = await self._client.call("AllocateProducerIds", request, _TIMEOUT_MS)
+                raise_for(response.error_code, response.error_message)
+                self._next = response.producer_id_start
+                self._end = response.producer_id_start + response.producer_id_len
+            found = self._next
+            self._next += 1
+            return found

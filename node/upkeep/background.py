@@ -1,0 +1,177 @@
+"""What a broker does on the side: retention, compaction, checkpoints, flushes, purges, expiry of
+producers, ISR shrinking.
+
+Each has its own period (Kafka's settings), and looks only at logs that changed since, or whose time
+has come (`commitlog.log.changes`): a pass over partitions that nobody uses does nothing at all.
+Work on logs happens on the event loop in small slices, one log at a time with a breath between,
+since appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs,
+removal of deleted files) runs in a bounded pool of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from commitlog.cleaner.manager import LogCleaner
+from commitlog.log.log import Log
+from commitlog.log.retention import RetentionSchedule
+from commitlog.manager.manager import LogManager
+from node.partition.registry import PartitionRegistry
+from node.replication.hosting import ReplicaManager
+from node.replication.isr import IsrKeeper
+from node.runtime.clock import Clock
+from node.runtime.tasks import OnFatal, cancel_all, every, spawn
+from node.upkeep.cleaning import CleanerWorkers
+from tidemark.config import ServerConfig
+from tidemark.errors import FatalError, StorageError
+
+log = logging.getLogger(__name__)
+
+_PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
+_NEVER_MS = 2**63 - 1
+_TELL_STARTS_MS = 5_000
+
+
+class BackgroundWork:
+    """Started when the broker hosts logs, stopped before they are closed."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: LogManager,
+        replicas: ReplicaManager,
+        isr: IsrKeeper,
+        clock: Clock,
+        on_fatal: OnFatal,
+    ) -> None:
+        self._config = config
+        self._logs = logs
+        self._replicas = replicas
+        self._partitions: PartitionRegistry = replicas.partitions
+        self._isr = isr
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._pool = ThreadPoolExecutor(config.background_threads, "background")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._retention = RetentionSchedule(logs.changes.reader())
+        self._with_producers = logs.changes.reader()
+        self._with_starts = logs.changes.reader()
+        self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
+        self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
+
+    def start(self) -> None:
+        config = self._config
+        self._cleaners.start()
+        self._begin("retention", config.log_retention_check_interval_ms, self.retention)
+        self._begin("purge", min(config.log_segment_delete_delay_ms + 1, 30_000), self.purge)
+        self._begin(
+            "high-watermark checkpoint",
+            config.replica_high_watermark_checkpoint_interval_ms,
+            self.checkpoint_high_watermarks,
+        )
+        self._begin(
+            "recovery-point checkpoint",
+            config.log_flush_offset_checkpoint_interval_ms,
+            self.checkpoint_recovery_points,
+        )
+        if config.log_flush_scheduler_interval_ms < _NEVER_MS:
+            self._begin("flush", config.log_flush_scheduler_interval_ms, self.flush_due)
+        self._begin(
+            "log-start checkpoint",
+            config.log_flush_start_offset_checkpoint_interval_ms,
+            self.checkpoint_log_starts,
+        )
+        self._begin(
+            "producer expiry",
+            min(_PRODUCER_EXPIRY_INTERVAL_MS, config.producer_id_expiration_ms),
+            self.expire_producers,
+        )
+        self._begin("tell log starts", _TELL_STARTS_MS, self.tell_log_starts)
+        self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
+        self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Settings were altered while the broker runs."""
+        if config.producer_id_expiration_ms != self._config.producer_id_expiration_ms:
+            self._logs.set_producer_expiration(config.producer_id_expiration_ms)
+        self._config = config
+        self._cleaners.reconfigure(config)
+
+    def _begin(self, name: str, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
+
+    async def stop(self) -> None:
+        await self._cleaners.stop()
+        await cancel_all(*self._tasks)
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+
+    async def retention(self) -> None:
+        """One pass over the logs that changed or expire (retention.ms, retention.bytes, log start,
+        local retention).
+
+        A log that is being cleaned waits for the next pass.
+        """
+        for changed in self._retention.take(self._clock.wall_ms(), self._logs.by_partition):
+            hosted = self._partitions.find(changed.topic_partition)
+            if hosted is None or hosted.offline or hosted.deleted:
+                continue  # it counts as changed once it is hosted
+            if self.cleaner.is_cleaning(changed.topic_partition):
+                self._retention.again(changed)
+                continue
+            self._expire(changed)
+            await asyncio.sleep(0)
+
+    def _expire(self, expiring: Log) -> None:
+        now_ms = self._clock.wall_ms()
+        try:
+            expiring.delete_expired(now_ms)
+            self._retention.looked_at(expiring, now_ms)
+        except StorageError as error:
+            log.error("retention of %s: %s", expiring.topic_partition, error)
+            self._retention.again(expiring)
+
+    async def expire_producers(self) -> None:
+        """Forgets producers that were silent for producer.id.expiration.ms."""
+        for changed in self._with_producers.take():
+            changed.producers.remove_expired(self._clock.wall_ms())
+            if changed.producers.producers:
+                self._with_producers.again((changed,))
+            await asyncio.sleep(0)
+
+    async def tell_log_starts(self) -> None:
+        """Has followers hear of log starts that retention or the tier moved."""
+        for changed in self._with_starts.take():
+            hosted = self._partitions.find(changed.topic_partition)
+            if hosted is not None and hosted.told_start != changed.log_start_offset:
+                hosted.start_moved()
+
+    async def purge(self) -> None:
+        """Removes files whose delete delay is over."""
+        await self._in_pool(lambda: self._logs.purge_deleted(self._clock.wall_ms()))
+
+    async def checkpoint_high_watermarks(self) -> None:
+        await self._in_pool(self._logs.checkpoint_high_watermarks)
+
+    async def checkpoint_recovery_points(self) -> None:
+        await self._in_pool(self._logs.checkpoint_recovery_points)
+
+    async def flush_due(self) -> None:
+        """Flushes the logs whose flush.ms is over, besides the recovery-point checkpoints."""
+        await self._in_pool(self._logs.flush_due)
+
+    async def checkpoint_log_starts(self) -> None:
+        await self._in_pool(self._logs.checkpoint_log_start_offsets)
+
+    async def shrink(self) -> None:
+        self._isr.shrink()
+
+    async def _in_pool(self, work: Callable[[], object]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            log.error("background work failed, it is tried again: %s", error)

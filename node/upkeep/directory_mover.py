@@ -1,0 +1,297 @@
+"""Moves replicas between the log directories of a broker (KIP-113, KIP-858): what an operator asks
+for, and the workers that do it (Kafka's AlterReplicaLogDirsManager and its threads).
+
+    asked -> copying   a future log is made and copied in pieces, in a pool and within
+                       replica.alter.log.dirs.io.max.bytes.per.second
+          -> caught up cleaning of the log is held, what came meanwhile is copied too
+          -> promised  the controller notes the new directory (AssignReplicasToDirs) before the log
+                       is there: should the disk fail right after the swap, it knows whose leader
+                       is gone
+          -> swapped   `DirectoryMoves.swap`, on the event loop, which owns the logs
+
+Requests and replication go on all the time: it is the same log before and after. Whoever deletes
+the log, or takes its directory offline, takes its future log out of `LogManager.moves`; a worker
+looks there before and after everything it waits for, so a cancelled move ends by itself, and a
+promise that is not kept is taken back. A move found at start goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+from commitlog.cleaner.manager import LogCleaner
+from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.names import FUTURE_SUFFIX, NAME_BYTES_MAX
+from commitlog.manager.manager import LogManager
+from commitlog.moves.future_log import FutureLog, Piece
+from node.partition.registry import PartitionRegistry
+from node.runtime.tasks import OnFatal, cancel_all, spawn
+from quorum.image.types import LOST_DIRECTORY
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    FatalError,
+    InvalidTopicError,
+    KafkaStorageError,
+    LogDirNotFoundError,
+    ReplicaNotAvailableError,
+    StorageError,
+    TidemarkError,
+)
+from tidemark.types import TopicIdPartition, TopicPartition
+
+log = logging.getLogger(__name__)
+
+SWAP_BYTES_MAX = 1 << 20
+"""At most so much is copied within a swap, while the event loop waits."""
+PREFERRED_MAX = 10_000
+_LOOK_AGAIN_S = 0.1
+_UNIQUE_CHARACTERS = 33  # the point and the 32 digits in a future log's name
+
+
+class TellDirectory(Protocol):
+    """`DirectoryAssignments.submit`."""
+
+    def __call__(
+        self,
+        identity: TopicIdPartition,
+        directory_id: UUID,
+        done: Callable[[], None] | None = None,
+    ) -> None: ...
+
+
+Copied = tuple[int, int | None]
+RunPiece = Callable[[Callable[[], Copied]], Awaitable[Copied]]
+
+
+class Pace:
+    """Holds all moves of a node together to a rate, which may change at any time."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._turn = asyncio.Lock()
+
+    async def spend(self, size_bytes: int) -> None:
+        """Returns when so many bytes are within the rate, one caller after the other."""
+        async with self._turn:
+            while size_bytes > 0:
+                rate = self.bytes_per_second
+                await asyncio.sleep(min(1.0, size_bytes / rate))  # then the rate may be another one
+                size_bytes -= rate
+
+
+class DirectoryMover:
+    """One per broker. `alter` is what the RPC asks for; `start` when the logs are open, `stop`
+    before they are closed."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        logs: LogManager,
+        partitions: PartitionRegistry,
+        cleaner: LogCleaner,
+        tell_directory: TellDirectory,
+        on_fatal: OnFatal,
+        run_piece: RunPiece | None = None,
+    ) -> None:
+        """`run_piece` runs the copying of a piece; by default in a pool of threads."""
+        self._logs = logs
+        self._partitions = partitions
+        self._cleaner = cleaner
+        self._tell_directory = tell_directory
+        self._on_fatal = on_fatal
+        self._threads = config.num_replica_alter_log_dirs_threads or len(logs.directories)
+        self._pace = Pace(config.replica_alter_log_dirs_io_max_bytes_per_second)
+        self._pool = ThreadPoolExecutor(self._threads, "directory-move")
+        self._run_piece = run_piece or self._in_pool
+        self._wake = asyncio.Event()
+        self._at_work: set[FutureLog] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Moves that an earlier process began go on."""
+        for number in range(self._threads):
+            self._tasks.append(spawn(f"directory move {number}", self._work(), self._on_fatal))
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Settings were altered while the broker runs."""
+        self._pace.bytes_per_second = config.replica_alter_log_dirs_io_max_bytes_per_second
+
+    async def stop(self) -> None:
+        """Moves under way go on after the next start."""
+        await cancel_all(*self._tasks)
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+
+    # --- what is asked for
+
+    def alter(self, topic_partition: TopicPartition, path: str) -> None:
+        """Begins to move the replica to the directory; ends a move where it goes elsewhere, or the
+        replica is there already.
+
+        LogDirNotFoundError: log.dirs has no such directory; KafkaStorageError: it, or the replica,
+        is offline, or it has not the room, or can not be written; InvalidTopicError: the name is
+        too long for a future log (KAFKA-4893); ReplicaNotAvailableError: this node has no such
+        replica, but when it gets one its log will be made there.
+        """
+        if len(f"{topic_partition}{FUTURE_SUFFIX}") + _UNIQUE_CHARACTERS > NAME_BYTES_MAX:
+            raise InvalidTopicError(f"the name of {topic_partition} is too long to be moved")
+        target = self._directory(path)
+        moves = self._logs.moves
+        under_way = moves.destination_of(topic_partition)
+        if under_way is target:
+            return
+        moves.cancel(topic_partition)
+        hosted = self._partitions.find(topic_partition)
+        if topic_partition in self._partitions.offline or (hosted is not None and hosted.offline):
+            raise KafkaStorageError(f"{topic_partition} is offline: it can not be moved")
+        if hosted is None:
+            self._prefer(topic_partition, target)
+            raise ReplicaNotAvailableError(
+                f"this node has no replica of {topic_partition} yet; it will be made in {path}"
+            )
+        if self._logs.directory_of(topic_partition) is target:
+            return
+        try:
+            self._check_room(hosted.log.size_bytes, target)
+            moves.begin(hosted.log, target)
+        except StorageError as error:
+            raise KafkaStorageError(f"{topic_partition} can not be moved: {error}") from error
+        self._wake.set()
+        log.info("%s: moving to %s", topic_partition, target.path)
+
+    def _check_room(self, size_bytes: int, target: LogDirectory) -> None:
+        """A disk that a move fills would go offline, with all that is on it."""
+        moves = self._logs.moves
+        coming = sum(
+            future.bytes_left
+            for future in moves.all()
+            if moves.destination_of(future.topic_partition) is target
+        )
+        free_bytes = target.usage().free_bytes
+        if free_bytes < size_bytes + coming:
+            raise StorageError(
+                f"{target.path} has {free_bytes} bytes free, {size_bytes + coming} are needed"
+            )
+
+    def _directory(self, path: str) -> LogDirectory:
+        wanted = Path(path).absolute()
+        for directory in self._logs.directories:
+            if Path(directory.path).absolute() == wanted:
+                if not directory.is_online:
+                    raise KafkaStorageError(str(directory.state.offline()))
+                return directory
+        known = ", ".join(directory.path for directory in self._logs.directories)
+        raise LogDirNotFoundError(f"log.dirs of this node has no {path}, only {known}")
+
+    def _prefer(self, topic_partition: TopicPartition, target: LogDirectory) -> None:
+        preferred = self._logs.moves.preferred
+        preferred.pop(topic_partition, None)
+        while len(preferred) >= PREFERRED_MAX:  # the oldest wish is the least likely one to matter
+            del preferred[next(iter(preferred))]
+        preferred[topic_partition] = target
+
+    # --- the workers
+
+    async def _work(self) -> None:
+        while True:
+            waiting = (f for f in self._logs.moves.all() if f not in self._at_work)
+            future = next(waiting, None)
+            if future is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self._at_work.add(future)
+            try:
+                await self._move(future)
+            except FatalError:
+                raise
+            except (TidemarkError, OSError) as error:
+                log.error("%s: its move ends: %s", future.topic_partition, error)
+                if self._is_current(future):
+                    self._logs.moves.cancel(future.topic_partition)
+            finally:
+                self._at_work.discard(future)
+
+    def _is_current(self, future: FutureLog) -> bool:
+        return self._logs.moves.get(future.topic_partition) is future
+
+    async def _move(self, future: FutureLog) -> None:
+        """Copies until the log can be swapped, and swaps it; returns early where the move was
+        cancelled."""
+        topic_partition = future.topic_partition
+        states = self._cleaner.states
+        await self._copy(future)
+        states.pause(topic_partition)  # or a cleaner might rewrite as fast as we copy
+        try:
+            await self._copy(future)
+            await self._promise(future)
+            while self._is_current(future):
+                await self._copy(future)
+                if (piece := future.sync_piece()) is not None:
+                    await self._run(future, piece)
+                if self._is_current(future) and future.bytes_left <= SWAP_BYTES_MAX:
+                    self._logs.moves.swap(topic_partition)
+        finally:
+            states.resume(topic_partition)
+            self._take_back(future)
+
+    async def _copy(self, future: FutureLog) -> None:
+        """Copies pieces, until what is left may be copied within the swap."""
+        while self._is_current(future) and (piece := future.next_piece()) is not None:
+            if not piece.finishes and future.bytes_left <= SWAP_BYTES_MAX:
+                return
+            await self._run(future, piece)
+
+    async def _run(self, future: FutureLog, piece: Piece) -> None:
+        before = piece.begin
+        try:
+            result = await self._run_piece(piece.run)
+        except (TidemarkError, OSError) as error:
+            if isinstance(error, FatalError) or future.still_fits(piece):
+                raise
+            return  # its segment went meanwhile: the next piece is another one
+        future.take(piece, result)
+        await self._pace.spend(result[0] - before)
+
+    async def _in_pool(self, work: Callable[[], Copied]) -> Copied:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _promise(self, future: FutureLog) -> None:
+        """Has the controller note the new directory; returns when it did, or the move is over."""
+        told = asyncio.Event()
+        target = self._logs.moves.destination_of(future.topic_partition)
+        while self._is_current(future) and not told.is_set():
+            hosted = self._partitions.find(future.topic_partition)
+            if hosted is not None and not future.is_promised:
+                if target is None or target.directory_id is None:
+                    return
+                future.is_promised = True
+                self._tell_directory(hosted.core.identity, target.directory_id, told.set)
+            try:
+                async with asyncio.timeout(_LOOK_AGAIN_S):
+                    await told.wait()
+            except TimeoutError:
+                continue
+
+    def _take_back(self, future: FutureLog) -> None:
+        """After a promise that was not kept the controller hears where the replica really is, but
+        for a newer move, which has told its own."""
+        if not future.is_promised:
+            return
+        future.is_promised = False
+        newer = self._logs.moves.get(future.topic_partition)
+        if newer is not None and newer.is_promised:
+            return
+        hosted = self._partitions.find(future.topic_partition)
+        home = self._logs.directory_of(future.topic_partition)
+        if hosted is None:
+            return
+        if home is None and self._logs.lost_in(future.topic_partition) is not None:
+            self._tell_directory(hosted.core.identity, LOST_DIRECTORY)
+        elif home is not None and home.directory_id is not None:
+            self._tell_directory(hosted.core.identity, home.directory_id)

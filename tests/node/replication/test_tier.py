@@ -1,0 +1,221 @@
+"""The node and the tier (KIP-405): reads below the local log, followers that begin above it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from commitlog.log.log import Log
+from commitlog.types import TimestampOffset
+from node.serving.fetch_session import Replica
+from tests import virtual_time
+from tests.node.cluster import Cluster, batch, values_of
+from tidemark.errors import ErrorCode, OffsetOutOfRangeError
+from tidemark.records import iter_batches
+from tidemark.types import TopicIdPartition
+from tidemark.v1 import log_pb2
+
+
+class FakeTier:
+    """An object store that all nodes share; `archive` does at once what the copy task would."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int, int, bytes]] = []  # first, next, epoch, bytes
+        self.epochs: tuple[tuple[int, int], ...] = ()
+        self.asked: list[tuple[int, int]] = []
+        self.stopped: list[tuple[TopicIdPartition, bool]] = []
+        self.leaders: dict[TopicIdPartition, int] = {}
+        self.read_time_s = 0.0
+        self.failing = 0
+        self.nudges = 0
+
+    def archive(self, log: Log, now_ms: int) -> None:
+        """All rolled segments go to the tier; local retention then drops them."""
+        for segment in log.segments[:-1]:
+            found = log.read(segment.base_offset, 1 << 30)
+            for position, header in iter_batches(found.records):
+                raw = bytes(found.records[position : position + header.size_bytes])
+                entry = (header.base_offset, header.next_offset, header.partition_leader_epoch, raw)
+                if entry not in self.batches:
+                    self.batches.append(entry)
+            log.highest_remote_offset = segment.next_offset - 1
+        self.epochs = log.epochs.entries()
+        log.delete_expired(now_ms)
+
+    def on_leadership_change(
+        self,
+        leaders: Mapping[TopicIdPartition, tuple[Log, int]],
+        followers: Mapping[TopicIdPartition, Log],
+    ) -> None:
+        self.leaders |= {partition: epoch for partition, (_, epoch) in leaders.items()}
+
+    def segment_rolled(self, partition: TopicIdPartition) -> None:
+        self.nudges += 1
+
+    async def stop_partitions(
+        self, partitions: Collection[TopicIdPartition], delete_remote: bool
+    ) -> None:
+        self.stopped += [(partition, delete_remote) for partition in partitions]
+
+    async def read(
+        self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
+    ) -> bytes:
+        await asyncio.sleep(self.read_time_s)
+        found = b"".join(raw for _, end, _, raw in self.batches if end > offset)
+        if not found:
+            raise OffsetOutOfRangeError(f"offset {offset} is not in the tier")
+        return found
+
+    async def offset_for_timestamp(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        for first, _, epoch, raw in self.batches:
+            for _, header in iter_batches(raw):
+                if header.max_timestamp_ms >= timestamp_ms and first < log.local_log_start_offset:
+                    return TimestampOffset(header.max_timestamp_ms, first, epoch)
+        return None
+
+    async def fetch_aux_state(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> Any:
+        self.asked.append((leader_epoch, offset))
+        if self.failing:
+            self.failing -= 1
+            raise OffsetOutOfRangeError("the tier does not have it yet")
+        epochs = [entry for entry in self.epochs if entry[1] < offset]
+        return SimpleNamespace(epochs=epochs, producer_snapshot=None, start_offset=offset)
+
+
+async def tiered(cluster: Cluster, tier: FakeTier, leader: int = 1) -> None:
+    """Offsets 0 to 5 in six segments, of which the leader keeps only what is active."""
+    cluster.create_topic(
+        remote_storage_enable="true", local_retention_bytes="1", retention_bytes="100000000"
+    )
+    cluster.cut |= {(3, 1)}
+    cluster.change(isr=(1, 2))
+    node = cluster.nodes[leader]
+    for number in range(6):
+        stamp = 1_000 * (number + 1)
+        await node.produce(raw=batch(f"v{number}", timestamp_ms=stamp))
+        if number < 5:
+            node.hosted().log.roll()
+        if number == 2:
+            cluster.change(leader=1)
+            await cluster.settle((1, 2))
+    tier.archive(node.hosted().log, node.clock.wall_ms())
+    assert node.hosted().log.local_log_start_offset == 5
+    assert node.hosted().log.log_start_offset == 0
+
+
+def scenario(test: Callable[[Cluster, FakeTier], Awaitable[None]]) -> None:
+    async def main() -> None:
+        tier = FakeTier()
+        cluster = Cluster(tier)
+        cluster.start(1, 2, 3)
+        await tiered(cluster, tier)
+        await test(cluster, tier)
+        running = list(cluster.nodes.values())
+        await cluster.stop()
+        assert [node.fatal for node in running] == [[] for _ in running]
+
+    virtual_time.run(main())
+
+
+def test_a_consumer_reads_below_the_local_log_from_the_tier() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        answer = await cluster.nodes[1].fetch(1)
+        assert values_of(answer.payload)[0] == "v1"
+        assert answer.log_start_offset == 0
+        assert await cluster.nodes[1].read_all() == [f"v{n}" for n in range(6)]
+
+    scenario(test)
+
+
+def test_the_tier_is_nudged_when_a_rolled_segment_is_committed() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        await cluster.nodes[1].produce("after what retention rolled")
+        before = tier.nudges
+        await cluster.nodes[1].produce("in the active segment")
+        assert tier.nudges == before
+        cluster.nodes[1].hosted().log.roll()
+        await cluster.nodes[1].produce("in a new one")
+        assert tier.nudges == before + 1
+
+    scenario(test)
+
+
+def test_a_slow_store_answers_late_but_its_read_is_done_once() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        tier.read_time_s = 40
+        answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
+        assert (answer.error_code, len(answer.payload)) == (ErrorCode.NONE, 0)
+        answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
+        assert values_of(answer.payload)[0] == "v1"
+        assert asyncio.get_running_loop().time() < 45
+
+    scenario(test)
+
+
+def test_a_follower_is_sent_to_the_tier() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        epoch = cluster.partition.leader_epoch
+        answer = await cluster.nodes[1].fetch(0, replica=Replica(3, 99), current_leader_epoch=epoch)
+        assert answer.error_code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE
+
+    scenario(test)
+
+
+def test_a_new_follower_builds_its_epochs_from_the_tier_and_fetches_on() -> None:
+    """KIP-405, follower scenario 1; the tier lags at first."""
+
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        tier.failing = 2
+        cluster.cut.clear()
+        await cluster.settle()
+        follower, leader = cluster.nodes[3].hosted().log, cluster.nodes[1].hosted().log
+        assert (follower.local_log_start_offset, follower.log_start_offset) == (5, 0)
+        assert follower.epochs.entries() == leader.epochs.entries()
+        assert set(tier.asked) == {(1, 5)}  # the epoch of offset 4 on the leader
+        await asyncio.sleep(2)
+        assert set(cluster.partition.isr) == {1, 2, 3}
+
+    scenario(test)
+
+
+def test_a_follower_far_behind_drops_its_log_and_begins_above_the_tier() -> None:
+    """KIP-405, follower scenario 2: it becomes a leader that serves the tier's part as well."""
+
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        assert cluster.nodes[3].hosted().log.log_end_offset < 5
+        cluster.cut.clear()
+        await cluster.settle()
+        await asyncio.sleep(2)
+        cluster.change(leader=3)
+        assert await cluster.nodes[3].read_all() == [f"v{n}" for n in range(6)]
+        assert tier.leaders[cluster.nodes[3].hosted().core.identity] == 2
+
+    scenario(test)
+
+
+def test_timestamps_and_special_offsets_cover_both_tiers() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        request = log_pb2.ListOffsetsRequest()
+        for timestamp in (-1, -2, -4, -5, 2_500, 6_000, 7_000):
+            request.partitions.add(
+                topic="flights", partition_index=0, current_leader_epoch=-1, timestamp=timestamp
+            )
+        answers = (await cluster.nodes[1].service.list_offsets(request, None)).partitions
+        assert [a.offset for a in answers] == [6, 0, 5, 4, 2, 5, -1]
+
+    scenario(test)
+
+
+def test_a_deleted_topic_leaves_the_tier_and_only_the_leader_deletes() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        cluster.delete_topic()
+        await asyncio.sleep(1)
+        assert sorted(deleted for _, deleted in tier.stopped) == [False, False, True]
+
+    scenario(test)
