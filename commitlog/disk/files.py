@@ -1,7 +1,7 @@
 """The file system as a log sees it: the `Directory` and `File` protocols, and the operating
 system's implementation.
 
-This module alone calls `os` (ARCHITECTURE.md section 2), so that the same log runs over a disk and,
+This module alone calls `os` (DESIGN.md), so that the same log runs over a disk and,
 in tests and simulation, over `commitlog.disk.memory_files.MemoryDirectory`, which loses on
 `crash()` what was not synced. One suite of contract tests holds both.
 
@@ -11,7 +11,7 @@ The contract:
 - `File.append` writes all of its buffers or none: when the disk is full the partial tail is cut off
   again and StorageError is raised.
 - A failed fsync raises FatalError and is never retried: the kernel may have dropped the dirty pages
-  already, a second fsync would lie (ARCHITECTURE.md section 3, rule 4). Every later fsync of that
+  already, a second fsync would lie (RULES.md rule 4). Every later fsync of that
   file fails too. (In a broker's log directory it is the directory that stops, not the process:
   `commitlog.disk.log_directory`.)
 - Names are single path components.

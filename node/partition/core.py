@@ -408,7 +408,7 @@ class Partition:
         return _DONE
 
     def validate(self) -> None:
-        """Asserts the invariants (reliability I9 and KIP-497)."""
+        """Asserts the invariants of one partition (RULES.md I9, KIP-497)."""
         assert self.high_watermark <= max(self.log_end_offset, 0), "high watermark beyond the log"
         assert self.isr <= set(self.replicas) | {self.node_id}, "ISR outside the replicas"
         if self.role is Role.LEADER:

@@ -3,7 +3,7 @@
 It holds the image as it will be when everything appended so far is committed, and generates each
 change from it; whoever drives it (`QuorumController`) appends the records, hands them back to
 `replay`, and gives the answer on commit. On a loss of leadership the image is dropped: what was not
-committed never was (ARCHITECTURE section 3, rule 7).
+committed never was (RULES.md rule 7).
 
     inactive --activate(image, epoch)--> active --deactivate()--> inactive
 

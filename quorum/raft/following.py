@@ -2,8 +2,8 @@
 leader.
 
 At most one fetch is under way. A voter fetches only when its whole log is durable, since its fetch
-offset acknowledges everything below it (ARCHITECTURE section 3, rule 1). Source: KIP-595 "Fetch",
-KIP-630 "FetchSnapshot".
+offset acknowledges everything below it (RULES.md rule 1). Source: KIP-595 "Fetch", KIP-630
+"FetchSnapshot".
 """
 
 from __future__ import annotations

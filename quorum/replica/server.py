@@ -4,7 +4,7 @@ only.
 Events wait in one queue; each is given to `Replica.step`, and its effects are carried out (persist
 -> send -> apply) before the next one. Files are synced on a pool of one thread: the event loop
 never waits for an fsync of the log. Where persisting fails the replica stops for good, and `fatal`
-fails: the process has to end (ARCHITECTURE section 3, rule 4).
+fails: the process has to end (RULES.md rule 4).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Bugs planted on purpose: the simulator must catch each of them, or its checks are worth
-nothing (reliability layer 6).
+nothing. Rules are those of RULES.md.
 """
 
 from __future__ import annotations

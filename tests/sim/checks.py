@@ -1,4 +1,4 @@
-"""The invariants I1-I9 of the quorum, checked as things happen; each names itself in its message.
+"""RULES.md I1-I9 for the quorum, checked as things happen; each names itself in its message.
 
 I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote
 per epoch; I3 the high watermark never goes back, and a majority of voters holds everything below it

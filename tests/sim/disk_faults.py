@@ -3,7 +3,7 @@
 Silent faults (a flipped bit in a checkpoint, an older copy, an empty disk) come with a restart.
 Loud ones come while the node runs: a failed fsync (EIO) of the log, of quorum-state, of a
 checkpoint or of the directory, or a full disk. Whatever must be durable then stops the process
-(ARCHITECTURE section 3, rule 4); a checkpoint that did not fit is left out.
+(RULES.md rule 4); a checkpoint that did not fit is left out.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def endpoint_of(node_id: int) -> Endpoint:
 
 
 class Image:
-    """The state machine: keys and values; its digest stands for the metadata image (I8)."""
+    """The state machine: keys and values; its digest stands for the metadata image (RULES.md I8)."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -316,7 +316,7 @@ class SimNode:
         self.world.seen["write torn"] += self.disk.disk.torn_appends - before[1]
 
     def disk_failed(self, error: Exception) -> None:
-        """What persists failed: the process stops (rule 4), and is started again later."""
+        """What persists failed: the process stops (RULES.md rule 4), and is started again later."""
         if isinstance(error, RaftInvariantError) or not self.world.is_planned(self, error):
             raise error
         self.crash()

@@ -302,7 +302,7 @@ class QuorumFetchRequest(_message.Message):
     current_leader_epoch: _builtins.int
     """the fetcher's epoch"""
     fetch_offset: _builtins.int
-    """a voter's is durable: all below it is fsynced (ARCHITECTURE section 3, rule 1)"""
+    """a voter's is durable: all below it is fsynced (RULES.md rule 1)"""
     last_fetched_epoch: _builtins.int
     """epoch of the record before fetch_offset; 0 with an empty log"""
     high_watermark: _builtins.int

@@ -126,9 +126,7 @@ class RemoteLogMetadataCache:
         )
 
     def validate(self) -> None:
-        """Asserts what always holds (I10: no overlap that hides one finished segment in
-        another).
-        """
+        """Asserts that no finished segment of an epoch hides another one (RULES.md I10)."""
         for epoch, ranges in self._by_epoch.items():
             ranges.validate()
             for first, last, identity in ranges.entries:

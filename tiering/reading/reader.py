@@ -3,7 +3,7 @@
 By offset: the leader epoch of the offset in the local lineage, the finished segment that holds it,
 the segment's offset index, a big range of its log. A reader that goes on where it stopped has the
 next chunks read ahead, across the border of a segment too. What is returned are whole batches, the
-very bytes the local log held (I10).
+very bytes the local log held (RULES.md I10).
 
 A read has its own deadline (remote.log.reader.timeout.ms). A caller that leaves earlier does not
 stop the loading, whose result waits in the cache. Too many reads at once are refused

@@ -1,11 +1,10 @@
 """The copy task of a leader, and the follower's task that learns what the leader copied (KIP-405).
 
 For each rolled segment in turn: COPY_SEGMENT_STARTED is recorded, the files go up,
-COPY_SEGMENT_FINISHED is recorded; only then may local retention have the segment (ARCHITECTURE
-section 3, rule 10). A passing failure leaves the copy begun: the next pass goes on with the same
-id, so an outage of the store does not fill the metadata topic. Any other failure deletes what went
-up. A copy under way when the leadership is lost is finished: what it holds lies below the last
-stable offset.
+COPY_SEGMENT_FINISHED is recorded; only then may local retention have the segment (RULES.md rule
+10). A passing failure leaves the copy begun: the next pass goes on with the same id, so an outage
+of the store does not fill the metadata topic. Any other failure deletes what went up. A copy under
+way when the leadership is lost is finished: what it holds lies below the last stable offset.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 Order: copies that will never be finished go; the plan is made with what the tier holds known (a
 fresh leader would delete too much otherwise); the log start moves; segments are deleted from the
-oldest on. A reader that is refused an offset sees the new log start already (ARCHITECTURE section
-3, rule 10).
+oldest on. A reader that is refused an offset sees the new log start already (RULES.md
+rule 10).
 """
 
 from __future__ import annotations

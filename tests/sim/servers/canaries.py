@@ -37,7 +37,7 @@ class _AnswersBeforeCommit(QuorumController):
 
 
 class AnswersBeforeCommit(Servers):
-    """A change is answered when it is appended, not when it is committed (rule 7)."""
+    """A change is answered when it is appended, not when it is committed (RULES.md rule 7)."""
 
     controller = _AnswersBeforeCommit
 
@@ -55,7 +55,7 @@ class _LeavesOutOfSnapshots(MetadataLoader):
 
 
 class LeavesOutOfSnapshots(Servers):
-    """A node that loads a checkpoint misses its last record (I8)."""
+    """A node that loads a checkpoint misses its last record (RULES.md I8)."""
 
     loader = _LeavesOutOfSnapshots
 

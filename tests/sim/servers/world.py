@@ -1,7 +1,7 @@
 """A cluster of the real servers under one seed: faults for a while, clients all the while, then
 healing, and what must hold.
 
-Invariants I1-I9 as in `tests.sim.checks`, after every event of every replica; besides: a change
+RULES.md I1-I9 as in `tests.sim.checks`, after every event of every replica; besides: a change
 that was acknowledged is in every image in the end, and the answers of all clients are explained by
 one order of their changes; the image at an offset is the same on every node; in every image a
 partition's leader is in its ISR and in service with its directory, and the ISR within its replicas;
@@ -113,7 +113,7 @@ class ServerWorld:
                 self.checks.on_vote_granted(self.nodes[voter_id], request.epoch, request.candidate)
 
     def image_published(self, node: ServerNode, image: MetadataImage) -> None:
-        """I8, and what must hold of every image."""
+        """RULES.md I8, and the rules of every image (I9)."""
         digest = hashlib.sha256(b"\n".join(image.values())).hexdigest()
         known = self._digests.setdefault(image.offset, digest)
         if known != digest:
@@ -136,7 +136,7 @@ class ServerWorld:
             for index, partition in topic.partitions.items():
                 if partition.leader == request.broker_id:
                     with self.watch():
-                        raise Violation(f"I10 {topic.name}-{index} is led by {partition.leader}")
+                        raise Violation(f"I9 {topic.name}-{index} is led by {partition.leader}")
 
     def process_ended(self, node: ServerNode, error: Exception) -> None:
         """A server says that its process must stop: for a planned fault of its disk, or a bug."""
