@@ -1,9 +1,9 @@
 """Moving partitions to other brokers while they serve (KIP-455).
 
 One record adds the new replicas; when the ISR holds all of them, whichever change brought that
-about also trims the ones to remove (the first rule of `partition_change`). A cancel takes the added ones out
-again. A new target may be given while an older one is under way: what counts as added is judged
-against the replicas from before both.
+about also trims the ones to remove (the first rule of `partition_change`). A cancel takes the added
+ones out again. A new target may be given while an older one is under way: what counts as added is
+judged against the replicas from before both.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def endpoint_of(node_id: int) -> Endpoint:
 
 
 class Image:
-    """The state machine: keys and values; its digest stands for the metadata image (RULES.md I8)."""
+    """The state machine: keys and values; its digest stands for the image (RULES.md I8)."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
