@@ -24,7 +24,7 @@ from node.partition.registry import PartitionRegistry
 from node.replication.client import GrpcReplicationClient
 from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
-from node.replication.replica_fetcher import FetcherManager, PeerFetcher
+from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.clock import Clock
 from node.runtime.health import Health
@@ -35,7 +35,7 @@ from node.serving.log_service import LogService
 from node.serving.offsets import OffsetFinder
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.request_memory import RequestMemory
-from node.serving.tier_reads import RemoteReads
+from node.serving.tier_reads import TierReads
 from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
@@ -49,7 +49,7 @@ from tidemark.v1 import admin_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 from tiering.manager import RemoteLogManager
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 5
 _STILL_STARTING = (
@@ -103,7 +103,7 @@ class BrokerServer:
         self.isr = IsrKeeper(
             config.node_id, partitions, self._client, clock, config.request_timeout_ms
         )
-        self._remote_reads = RemoteReads(
+        self._remote_reads = TierReads(
             tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
         )
         self.replicas = ReplicaManager(
@@ -111,7 +111,7 @@ class BrokerServer:
             self._logs,
             partitions,
             self.isr,
-            FetcherManager(self._make_fetcher),
+            ReplicaFetchers(self._make_fetcher),
             tier,
             self._remote_reads,
             OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
@@ -143,11 +143,11 @@ class BrokerServer:
             self._on_fatal,
         )
 
-    def _make_fetcher(self, endpoint: Endpoint) -> PeerFetcher:
+    def _make_fetcher(self, endpoint: Endpoint) -> ReplicaFetcher:
         bootstrap = None
         if self._tier is not None:
             bootstrap = TierBootstrap(self._tier, self._config.request_timeout_ms)
-        return PeerFetcher(
+        return ReplicaFetcher(
             self._config,
             self._storage.cluster_id,
             GrpcReplicationClient(endpoint),
@@ -218,7 +218,7 @@ class BrokerServer:
             await self._health.set(False)
             await server.start()
             self._servers.append(server)
-            log.info("listener %s answers on %s", name, bound.address)
+            logger.info("listener %s answers on %s", name, bound.address)
 
     def _log_service(self, listener: str) -> LogService:
         return LogService(
@@ -255,7 +255,7 @@ class BrokerServer:
         await self.lifecycle.registered.wait()
         await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
         # The first produce of many records would load the kernels on the loop, for a second or two.
-        notice = asyncio.get_running_loop().call_later(_PATIENCE_S, log.info, _STILL_STARTING)
+        notice = asyncio.get_running_loop().call_later(_PATIENCE_S, logger.info, _STILL_STARTING)
         try:
             await asyncio.gather(
                 asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels)
@@ -277,7 +277,7 @@ class BrokerServer:
         while True:
             await self.lifecycle.unfenced.wait()
             await self._health.set(True)
-            log.info("broker %d is ready", self._config.node_id)
+            logger.info("broker %d is ready", self._config.node_id)
             await self.lifecycle.fenced.wait()
             await self._health.set(False)
 

@@ -24,7 +24,7 @@ from quorum.services.controller_server import ControllerServer
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GARBAGE_THRESHOLDS = (50_000, 20, 50)
 """One request for many partitions makes thousands of objects and hardly a cycle: with Python's own
@@ -164,7 +164,7 @@ class Server:
 async def _serve(config: ServerConfig) -> None:
     server = Server(config)
     await server.start()
-    log.info("node %d is up (%s)", config.node_id, ",".join(config.process_roles))
+    logger.info("node %d is up (%s)", config.node_id, ",".join(config.process_roles))
     await server.run_until_stopped()
 
 

@@ -30,11 +30,11 @@ from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
-from tiering.tasks.partition import HostedPartition
+from tiering.tasks.partition import TieredPartition
 
 __all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NOT_READY_POLL_MS = 200  # while the metadata is still being read after a start
 
@@ -56,7 +56,7 @@ class RemoteLogManager:
         self._storage = storage
         self._metadata = metadata
         self._random = rng or random.Random()
-        self._hosted: dict[TopicIdPartition, HostedPartition] = {}
+        self._hosted: dict[TopicIdPartition, TieredPartition] = {}
         self._running = False
         self.metrics = metrics = RemoteMetrics()
         if cache_directory is None:
@@ -132,7 +132,7 @@ class RemoteLogManager:
                 try:
                     await self._expirer.delete_all(hosted)
                 except TidemarkError as error:
-                    _log.warning("remote segments of %s are left: %s", partition, error)
+                    logger.warning("remote segments of %s are left: %s", partition, error)
                     failed = error
                     continue
             del self._hosted[partition]
@@ -140,7 +140,7 @@ class RemoteLogManager:
         if failed is not None:
             raise failed
 
-    def segment_rolled(self, partition: TopicIdPartition) -> None:
+    def segment_copyable(self, partition: TopicIdPartition) -> None:
         """A nudge: this partition has something new to copy (or to delete locally)."""
         hosted = self._hosted.get(partition)
         if hosted is not None:
@@ -214,7 +214,7 @@ class RemoteLogManager:
         if known is not None and known.log is log and known.is_leader == (leader_epoch is not None):
             known.leader_epoch = leader_epoch
             return
-        hosted = HostedPartition(partition, log, leader_epoch)
+        hosted = TieredPartition(partition, log, leader_epoch)
         if known is not None:
             known.retire()
             hosted.succeed(known)
@@ -222,7 +222,7 @@ class RemoteLogManager:
         if self._running:
             self._begin(hosted)
 
-    def _begin(self, hosted: HostedPartition) -> None:
+    def _begin(self, hosted: TieredPartition) -> None:
         if hosted.is_leader:
             work = [(self._copier.copy, True), (self._expirer.expire, False)]
         else:
@@ -232,8 +232,8 @@ class RemoteLogManager:
 
     async def _repeat(
         self,
-        hosted: HostedPartition,
-        work: Callable[[HostedPartition], Awaitable[None]],
+        hosted: TieredPartition,
+        work: Callable[[TieredPartition], Awaitable[None]],
         wakes: bool,
     ) -> None:
         """Passes until the partition's role changes; `wakes`: a nudge begins one at once."""
@@ -246,7 +246,7 @@ class RemoteLogManager:
                 failures = 0
             except (TidemarkError, OSError) as error:
                 failures += 1
-                _log.warning("tier of %s: %s", hosted.partition, error)
+                logger.warning("tier of %s: %s", hosted.partition, error)
             wait_ms = self._wait_ms(hosted.partition, failures)
             await _wait(hosted.nudged if wakes and not failures else hosted.retired, wait_ms)
 
@@ -269,7 +269,7 @@ async def _wait(event: asyncio.Event, timeout_ms: float) -> None:
         return
 
 
-async def _cancel(hosted: HostedPartition) -> None:
+async def _cancel(hosted: TieredPartition) -> None:
     tasks, hosted.tasks = hosted.tasks, []
     for task in tasks:
         task.cancel()

@@ -37,7 +37,7 @@ class SegmentView(Protocol):
     def max_timestamp_ms(self) -> int: ...
 
 
-class LogView(Protocol):
+class CleanableLog(Protocol):
     """What the choice looks at of a log; the last segment is the active one."""
 
     @property
@@ -72,7 +72,7 @@ class Cleanable:
         return self.dirty_bytes / total if total else 0.0
 
 
-def cleanable(log: LogView, checkpoint: int | None, now_ms: int) -> Cleanable:
+def cleanable(log: CleanableLog, checkpoint: int | None, now_ms: int) -> Cleanable:
     """How much of a log can be cleaned; `checkpoint` is where the last cleaning ended.
 
     A checkpoint outside of the log (it was cut, or its start moved) counts as the log's start.
@@ -105,7 +105,7 @@ def _holder(segments: Sequence[SegmentView], offset: int) -> SegmentView | None:
     return found
 
 
-def _end_offset(log: LogView, first_dirty: int, now_ms: int) -> int:
+def _end_offset(log: CleanableLog, first_dirty: int, now_ms: int) -> int:
     """The base offset of the first segment that may not be cleaned."""
     segments = log.segments
     limit = min(log.last_stable_offset, segments[-1].base_offset)
@@ -126,7 +126,7 @@ def qualifies(found: Cleanable, config: TopicConfig) -> bool:
     return found.is_overdue or found.dirty_ratio > config.min_cleanable_dirty_ratio
 
 
-def is_settled(found: Cleanable, log: LogView) -> bool:
+def is_settled(found: Cleanable, log: CleanableLog) -> bool:
     """Can a log that does not qualify only do so after a change, however much time passes? Not
     where segments wait for min.compaction.lag.ms, or dirty records for max.compaction.lag.ms.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from commitlog.cleaner.cleaning import CleanedGroup, Cleaning
     from commitlog.cleaner.offset_map import OffsetMap
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 RETRY_MS = 60_000
@@ -65,7 +65,7 @@ class LogCleaner:
             try:
                 self._checkpoints |= OffsetCheckpoint(directory, CLEANER_CHECKPOINT).read()
             except StorageError as error:
-                _log.warning("%s: every log counts as dirty", error)
+                logger.warning("%s: every log counts as dirty", error)
         logs.on_cut = self.log_cut
         logs.on_removed = self.log_removed
         logs.on_moved = self.log_moved
@@ -170,17 +170,17 @@ class LogCleaner:
         if isinstance(error, FatalError):
             raise error
         if isinstance(error, CleaningAbortedError) or not counts:
-            _log.info("%s: cleaning aborted", partition)
+            logger.info("%s: cleaning aborted", partition)
         elif isinstance(error, (StorageError, OSError)):  # a full disk may have room later
             self._retry_at_ms[partition] = self._now_ms() + RETRY_MS
-            _log.error("%s: cleaning failed, it is tried again: %s", partition, error)
+            logger.error("%s: cleaning failed, it is tried again: %s", partition, error)
         elif isinstance(error, TidemarkError):
             self._give_up(partition, error)
         elif error is None:
             self._checkpoints[partition] = cleaning.end_offset
             self._write(self._logs.directory_of(partition))
             stats = cleaning.stats
-            _log.info(
+            logger.info(
                 "%s: cleaned up to %d, %d bytes of %d left, %d segments of %d",
                 partition,
                 cleaning.end_offset,
@@ -192,7 +192,7 @@ class LogCleaner:
 
     def _give_up(self, partition: TopicPartition, error: BaseException) -> None:
         self.uncleanable[partition] = str(error)
-        _log.error("%s is not compacted any more until the node restarts: %s", partition, error)
+        logger.error("%s is not compacted any more until the node restarts: %s", partition, error)
 
     def clean_once(self) -> Cleaning | None:
         """Chooses a log and cleans it, here and now; None where nothing qualifies."""
@@ -256,4 +256,4 @@ class LogCleaner:
             try:
                 OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
             except StorageError as error:  # costs a cleaning after the restart
-                _log.error("%s", error)
+                logger.error("%s", error)

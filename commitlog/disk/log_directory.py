@@ -31,7 +31,7 @@ from commitlog.disk.files import (
 )
 from tidemark.errors import StorageError, TidemarkError
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class DirectoryState:
             if self.failure:
                 return
             self.failure = reason
-        _log.error(
+        logger.error(
             "log directory %s fails, nothing in it is touched any more: %s",
             self._root.path,
             reason,

@@ -35,7 +35,7 @@ Keep = Literal["nothing", "random", "everything"]
 
 
 @dataclass
-class _Change:
+class _UnsyncedChange:
     """One change since the last sync, and how to take it back."""
 
     undo: Callable[[], None]
@@ -45,14 +45,14 @@ class _Change:
 @dataclass
 class _FileNode:
     data: bytearray = field(default_factory=bytearray)
-    journal: list[_Change] = field(default_factory=list)
+    journal: list[_UnsyncedChange] = field(default_factory=list)
     modified_ms: int = 0
 
 
 @dataclass
 class _DirectoryNode:
     entries: dict[str, _FileNode | _DirectoryNode] = field(default_factory=dict)
-    journal: list[_Change] = field(default_factory=list)
+    journal: list[_UnsyncedChange] = field(default_factory=list)
     locks: set[str] = field(default_factory=set)
 
 
@@ -110,7 +110,7 @@ class MemoryDisk:
                 del node.data[position + whole :]
         node.journal.clear()
 
-    def _take_back(self, journal: list[_Change], keep: Keep) -> list[_Change]:
+    def _take_back(self, journal: list[_UnsyncedChange], keep: Keep) -> list[_UnsyncedChange]:
         kept = {"nothing": 0, "everything": len(journal)}.get(keep, -1)
         if kept < 0:
             kept = self.random.randint(0, len(journal))
@@ -181,7 +181,7 @@ class MemoryFile:
         def undo() -> None:
             del node.data[start:]
 
-        node.journal.append(_Change(undo, (start, len(data))))
+        node.journal.append(_UnsyncedChange(undo, (start, len(data))))
 
     def pread(self, size: int, position: int) -> bytes:
         node = self._use()
@@ -205,7 +205,7 @@ class MemoryFile:
         def undo() -> None:
             node.data[position : position + inside] = old
 
-        node.journal.append(_Change(undo))
+        node.journal.append(_UnsyncedChange(undo))
         if inside < len(data):
             self._extend(node, data[inside:])
 
@@ -220,7 +220,7 @@ class MemoryFile:
         def undo() -> None:
             node.data += tail
 
-        node.journal.append(_Change(undo))
+        node.journal.append(_UnsyncedChange(undo))
 
     def fsync(self) -> None:
         node = self._use()
@@ -343,7 +343,7 @@ class MemoryDirectory:
             if replaced is not None:
                 entries[new] = replaced
 
-        self._node.journal.append(_Change(undo))
+        self._node.journal.append(_UnsyncedChange(undo))
 
     def write_atomic(self, name: str, data: bytes) -> None:
         write_atomic(self, name, data)
@@ -426,7 +426,7 @@ class MemoryDirectory:
         def undo() -> None:
             del entries[name]
 
-        self._node.journal.append(_Change(undo))
+        self._node.journal.append(_UnsyncedChange(undo))
 
     def _unbind(self, name: str) -> None:
         entries = self._node.entries
@@ -435,4 +435,4 @@ class MemoryDirectory:
         def undo() -> None:
             entries[name] = node
 
-        self._node.journal.append(_Change(undo))
+        self._node.journal.append(_UnsyncedChange(undo))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from commitlog.dump.kafka_schema import Field, Reader, Schema, read_all
+from commitlog.dump.kafka_schema import Field, Schema, SchemaReader, read_all
 from tidemark.errors import CorruptMessageError
 
 FRAME_VERSION = 1
@@ -143,7 +143,7 @@ def is_kafkas(value: bytes) -> bool:
 def metadata_text(value: bytes) -> str:
     """A record of Kafka's as its JSON; CorruptMessageError, also for a type that is not known."""
 
-    def read(reader: Reader) -> dict[str, Any]:
+    def read(reader: SchemaReader) -> dict[str, Any]:
         reader.varint()  # the frame's version, which `is_kafkas` looked at
         kind, version = reader.varint(), reader.varint()
         if kind not in RECORDS:

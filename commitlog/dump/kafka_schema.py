@@ -33,7 +33,7 @@ class Field:
     tag: int | None = None
 
 
-class Reader:
+class SchemaReader:
     """Walks over one message; CorruptMessageError where it ends early or says nonsense."""
 
     def __init__(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Reader:
                 tag, size = self.varint(), self.varint()
                 data = self.take(size)
                 if tag in tagged:
-                    inner = Reader(data)
+                    inner = SchemaReader(data)
                     found[tagged[tag].name] = inner.value(tagged[tag].kind, version, True)
         return {field.name: found[field.name] for field in present if field.name in found}
 
@@ -109,9 +109,9 @@ class Reader:
         return self.number(_NUMBERS[kind])
 
 
-def read_all(data: bytes, read: Callable[[Reader], Any]) -> Any:
+def read_all(data: bytes, read: Callable[[SchemaReader], Any]) -> Any:
     """What `read` makes of a message, which must end there."""
-    reader = Reader(data)
+    reader = SchemaReader(data)
     found = read(reader)
     if reader.left:
         raise CorruptMessageError(f"{reader.left} bytes are left behind the message")

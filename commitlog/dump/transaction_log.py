@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from commitlog.dump.kafka_schema import Field, Reader, Schema, read_all
+from commitlog.dump.kafka_schema import Field, Schema, SchemaReader, read_all
 
 _KEY: Schema = (Field("transactionalId", "str"),)
 _VALUE: Schema = (
@@ -31,7 +31,7 @@ _VERSION_MAX = 1
 def key_text(data: bytes) -> str:
     """A record's key as Kafka's JSON; CorruptMessageError."""
 
-    def read(reader: Reader) -> dict[str, Any]:
+    def read(reader: SchemaReader) -> dict[str, Any]:
         kind = reader.number(">h")
         known = kind == 0
         fields = reader.struct(_KEY, 0, flexible=False) if known else reader.take(reader.left)
@@ -43,7 +43,7 @@ def key_text(data: bytes) -> str:
 def value_text(data: bytes) -> str:
     """A record's value as Kafka's JSON; CorruptMessageError."""
 
-    def read(reader: Reader) -> dict[str, Any]:
+    def read(reader: SchemaReader) -> dict[str, Any]:
         version = reader.number(">h")
         if not 0 <= version <= _VERSION_MAX:
             reader.take(reader.left)

@@ -26,21 +26,21 @@ class Noted(Protocol):
     def add(self, log: Log, /) -> None: ...
 
 
-class _Nobody:
+class _Untracked:
     """Of logs that no manager has: the metadata log's, those of a copy under way."""
 
     def add(self, log: Log, /) -> None:
         """Nobody has to know."""
 
 
-NOBODY: Noted = _Nobody()
+UNTRACKED: Noted = _Untracked()
 
 
 class Changes:
     """The changes of all logs of a node."""
 
     def __init__(self) -> None:
-        self.fresh: set[Log] = set()
+        self.unread: set[Log] = set()
         self._readers: list[ChangeReader] = []
         self._lock = threading.Lock()
 
@@ -52,21 +52,21 @@ class Changes:
 
     def note(self, logs: Iterable[Log]) -> None:
         """As if these logs had changed."""
-        self.fresh.update(logs)
+        self.unread.update(logs)
 
     def take(self, reader: ChangeReader) -> set[Log]:
         """For `ChangeReader.take`."""
         with self._lock:
             moved = []
-            while self.fresh:  # one by one: logs add themselves meanwhile
-                moved.append(self.fresh.pop())
+            while self.unread:  # one by one: logs add themselves meanwhile
+                moved.append(self.unread.pop())
             for each in self._readers:
                 each.waiting.update(moved)
             taken, reader.waiting = reader.waiting, set()
         return taken
 
     def give_back(self, reader: ChangeReader, logs: Iterable[Log]) -> None:
-        """For `ChangeReader.again`."""
+        """For `ChangeReader.put_back`."""
         with self._lock:
             reader.waiting.update(logs)
 
@@ -82,6 +82,6 @@ class ChangeReader:
         """The logs that changed since the last call, and those given back."""
         return self._changes.take(self)
 
-    def again(self, logs: Iterable[Log]) -> None:
+    def put_back(self, logs: Iterable[Log]) -> None:
         """These are not settled: they come again with the next `take`."""
         self._changes.give_back(self, logs)

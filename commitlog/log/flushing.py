@@ -85,7 +85,7 @@ class FlushPasses:
                         log.flush(log.active_segment.base_offset)
                 waiting.discard(log)
         finally:
-            self._rolled.again(waiting)
+            self._rolled.put_back(waiting)
 
     def flush_due(self, now_ms: int, is_open: Callable[[Log], bool]) -> None:
         """Flushes the logs whose flush.ms is over; those where it is not yet wait for it."""
@@ -102,4 +102,4 @@ class FlushPasses:
                         log.last_flush_ms = now_ms
                     waiting.discard(log)
         finally:
-            self._unflushed.again(waiting)
+            self._unflushed.put_back(waiting)

@@ -54,7 +54,7 @@ from tidemark.errors import CorruptMessageError
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _LEFTOVERS = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX, ".tmp")
 _INDEXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
@@ -126,7 +126,7 @@ def load_segments(
     end = loaded.segments[-1].next_offset if loaded.segments else 0
     if clean or not first or recovery_point is None or recovery_point <= end:
         return loaded
-    _log.warning("%s ends below its recovery point: all is checked", directory.path)
+    logger.warning("%s ends below its recovery point: all is checked", directory.path)
     again = _recover(directory, loaded.segments, 0, epochs, None)
     return Loaded(
         again.segments,
@@ -153,7 +153,7 @@ def _find_epochs(epochs: LeaderEpochCache, segments: list[Segment]) -> None:
             for header in segment.headers():
                 epochs.on_batch(header.partition_leader_epoch, header.base_offset)
         except CorruptMessageError as error:  # what is behind it can not be read, either
-            _log.error("%s/%s: %s", segment.directory.path, segment.log_file, error)
+            logger.error("%s/%s: %s", segment.directory.path, segment.log_file, error)
 
 
 def _is_loss(begin: int, recovery_point: int | None) -> bool:
@@ -194,7 +194,7 @@ def _recover(
         if segment.base_offset < expected:
             break
         if segment.base_offset > expected and _is_loss(expected, recovery_point):
-            _log.warning(
+            logger.warning(
                 "%s: offsets %d to %d are lost", directory.path, expected, segment.base_offset - 1
             )
             break
@@ -205,7 +205,7 @@ def _recover(
         keep += 1
         expected = segment.next_offset
         if cut:
-            _log.warning(
+            logger.warning(
                 "%s/%s: cut %d bytes behind the last sound batch (offset %d)",
                 directory.path,
                 segment.log_file,
@@ -217,7 +217,7 @@ def _recover(
     # Newest first, and before the cut: what a crash leaves is the log's beginning, still damaged
     # where it was, or the next start would take a gap for one that was there before.
     for segment in reversed(removed):
-        _log.warning("%s: removing %s behind the end", directory.path, segment.log_file)
+        logger.warning("%s: removing %s behind the end", directory.path, segment.log_file)
         cut_bytes += segment.size_bytes
         remove_segment(directory, segment)
     kept = segments[:keep]

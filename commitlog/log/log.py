@@ -22,7 +22,7 @@ from uuid import UUID
 from commitlog.disk.checkpoints import check_topic_id
 from commitlog.disk.files import Directory
 from commitlog.log import invariants, lookup, retention
-from commitlog.log.changes import NOBODY
+from commitlog.log.changes import UNTRACKED
 from commitlog.log.flushing import PendingFlush
 from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.loader import load_segments, replay_producers
@@ -46,7 +46,7 @@ from tidemark.config import TopicConfig
 from tidemark.errors import FatalError, OffsetOutOfRangeError
 from tidemark.types import TopicPartition
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _DAY_MS = 86_400_000
 
 
@@ -70,7 +70,7 @@ class Log:
         self.highest_remote_offset = -1
         self.on_truncation: Callable[[Log], None] | None = None
         self.on_roll: Callable[[Log, bool], None] = lambda _, __: None
-        self.changed = NOBODY  # it adds itself there after each change
+        self.changed = UNTRACKED  # it adds itself there after each change
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()

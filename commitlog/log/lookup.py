@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SCRATCH_BYTES = 64 << 10
 _scratch: list[memoryview] = []  # to read into; as many as threads looked up at the same time
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TimestampFences:
@@ -66,7 +66,7 @@ def offset_for_timestamp(
         try:
             found = _first_in_segment(segment, timestamp_ms, start)
         except (CorruptIndexError, CorruptMessageError) as error:
-            _log.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
+            logger.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
             segment.rebuild_indexes()
             found = _first_in_segment(segment, timestamp_ms, start)
         if found is not None:

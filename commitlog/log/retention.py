@@ -27,7 +27,7 @@ from tidemark.types import TopicPartition
 if TYPE_CHECKING:
     from commitlog.log.log import Log
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Breach = Callable[[Segment], bool]
 
@@ -97,9 +97,9 @@ class RetentionSchedule:
             self._due[topic_partition] = due_ms
             heapq.heappush(self._heap, (due_ms, topic_partition))
 
-    def again(self, log: Log) -> None:
+    def put_back(self, log: Log) -> None:
         """It could not be looked at: it comes with the next pass."""
-        self._changed.again((log,))
+        self._changed.put_back((log,))
 
 
 def _below_log_start(log: Log) -> Breach:
@@ -165,7 +165,7 @@ def _delete(
     # and without its epoch an offset is not found in the tier.
     log.epochs.flush()
     log.drop_oldest(count, now_ms)
-    _log.info("%s: deleted %d segments by %s", log.topic_partition, count, reason)
+    logger.info("%s: deleted %d segments by %s", log.topic_partition, count, reason)
     return [
         DeletedSegment(
             segment.base_offset,

@@ -32,7 +32,7 @@ from commitlog.segment.segment import (
 )
 from tidemark.errors import FatalError, StorageError
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
@@ -126,7 +126,7 @@ def finish_swaps(directory: Directory) -> None:
         end = _next_offset(directory, base)
         replaced = [b for b in _bases(directory, LOG_SUFFIX) if base <= b < max(end, base + 1)]
         remove_files(directory, replaced, "")
-        _log.info("%s: finishing the swap of %d (%s)", directory.path, base, replaced)
+        logger.info("%s: finishing the swap of %d (%s)", directory.path, base, replaced)
     if swaps:
         directory.fsync()
         for base in swaps:

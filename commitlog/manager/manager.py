@@ -42,7 +42,7 @@ from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
 from tidemark.types import METADATA_TOPIC, TopicPartition, uuid_to_text
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class LogManager:
@@ -169,7 +169,7 @@ class LogManager:
                 try:
                     epochs.add(self._open(directory))
                 except LogDirectoryOfflineError as error:
-                    _log.error("%s", error)
+                    logger.error("%s", error)
                     epochs.add(-1)
         except BaseException:
             self._release()
@@ -222,7 +222,7 @@ class LogManager:
                 self._lost[topic_partition] = directory
                 return
             except StorageError as error:
-                _log.error("can not open %s: %s", topic_partition, error)
+                logger.error("can not open %s: %s", topic_partition, error)
                 self._failed[topic_partition] = error
                 self._unopened.add(directory.path)
                 return
@@ -236,7 +236,7 @@ class LogManager:
         self.checkpoints.prune(directory, {topic_partition for topic_partition, _ in found})
         if not directory.is_online:
             return
-        _log.info(
+        logger.info(
             "%s: %d logs opened after %s stop",
             directory.path,
             len(found),
@@ -269,10 +269,10 @@ class LogManager:
                 f"{topic_partition} is in {home.path} and in {directory.path}; remove the older one"
             )
         if current == [directory]:
-            _log.warning("%s in %s is not current: set aside", topic_partition, home.path)
+            logger.warning("%s in %s is not current: set aside", topic_partition, home.path)
             self.set_aside(topic_partition)
             return True
-        _log.warning("%s in %s is not current: set aside", topic_partition, directory.path)
+        logger.warning("%s in %s is not current: set aside", topic_partition, directory.path)
         directory.rename(name, unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX))
         directory.fsync()
         return False
@@ -280,7 +280,7 @@ class LogManager:
     def _add(self, log: Log, directory: LogDirectory) -> None:
         log.on_truncation = self._on_truncation
         log.on_roll = self._on_roll
-        log.changed = self.changes.fresh
+        log.changed = self.changes.unread
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
         self.changes.note((log,))
@@ -314,7 +314,7 @@ class LogManager:
                     try:
                         CleanShutdown(directory).write(broker_epoch)
                     except LogDirectoryOfflineError as error:
-                        _log.error("%s", error)
+                        logger.error("%s", error)
         finally:
             self._release()
 
@@ -322,7 +322,7 @@ class LogManager:
         try:
             log.close(clean)
         except LogDirectoryOfflineError as error:
-            _log.error("%s is not closed cleanly: %s", log.topic_partition, error)
+            logger.error("%s is not closed cleanly: %s", log.topic_partition, error)
             log.close(clean=False)
 
     def _release(self) -> None:
@@ -517,7 +517,7 @@ class LogManager:
                 if not log.deleted_files or not self._is_open(log):
                     waiting.discard(log)
         finally:
-            self._purgeable.again(waiting)
+            self._purgeable.put_back(waiting)
         return purged
 
     def _is_open(self, log: Log) -> bool:

@@ -33,7 +33,7 @@ from commitlog.log.log import Log
 from tidemark.errors import StorageError
 from tidemark.types import TopicPartition
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def _log_start(log: Log) -> int | None:
@@ -80,7 +80,7 @@ class LogCheckpoints:
         except LogDirectoryOfflineError:
             raise
         except StorageError as error:
-            _log.warning("%s", error)
+            logger.warning("%s", error)
             found = {}
             self._unsaved.add((name, directory))
         self._entries[name][directory] = dict(found)

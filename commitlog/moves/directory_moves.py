@@ -38,7 +38,7 @@ from commitlog.disk.files import Directory
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, parse_directory_name, parse_future_name, unique_name
 from commitlog.log.log import Log
-from commitlog.moves.future_log import MOVES_FILE, FutureLog, Moves
+from commitlog.moves.future_log import MOVES_FILE, FutureLog, Lineage
 from commitlog.segment.segment import Segment
 from tidemark.errors import StorageError, TidemarkError
 from tidemark.types import METADATA_TOPIC, TopicPartition
@@ -46,7 +46,7 @@ from tidemark.types import METADATA_TOPIC, TopicPartition
 if TYPE_CHECKING:
     from commitlog.manager.manager import LogManager
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DirectoryMoves:
@@ -94,9 +94,9 @@ class DirectoryMoves:
         lineages: dict[str, list[tuple[int, LogDirectory]]] = {}
         for home in homes:
             try:
-                moves = Moves.read(home.subdirectory(name, create=False))
+                moves = Lineage.read(home.subdirectory(name, create=False))
             except StorageError as error:
-                _log.error("%s", error)
+                logger.error("%s", error)
                 continue
             if moves is not None:
                 lineages.setdefault(moves.lineage, []).append((moves.count, home))
@@ -104,7 +104,7 @@ class DirectoryMoves:
             newest = max(count for count, _ in found)
             for count, home in found:
                 if count < newest:
-                    _log.warning(
+                    logger.warning(
                         "%s moved away from %s: the log left there goes", topic_partition, home.path
                     )
                     with suppress(StorageError):
@@ -115,11 +115,11 @@ class DirectoryMoves:
         own name: it never went on there."""
         directory = home.subdirectory(str(topic_partition), create=False)
         try:
-            moves = Moves.read(directory)
+            moves = Lineage.read(directory)
         except LogDirectoryOfflineError:
             raise
         except StorageError as error:
-            _log.error("%s", error)
+            logger.error("%s", error)
             return
         if moves is not None and moves.is_left:
             if topic_partition in self._found:
@@ -141,9 +141,11 @@ class DirectoryMoves:
                     self._remove(topic_partition, home, name)
                 else:
                     self._add(FutureLog.resume(current, home, name), home)
-                    _log.info("%s: its move to %s goes on", topic_partition, home.path)
+                    logger.info("%s: its move to %s goes on", topic_partition, home.path)
             except StorageError as error:
-                _log.error("%s: its move to %s is given up: %s", topic_partition, home.path, error)
+                logger.error(
+                    "%s: its move to %s is given up: %s", topic_partition, home.path, error
+                )
                 with suppress(StorageError):
                     self._remove(topic_partition, home, name)
 
@@ -156,7 +158,7 @@ class DirectoryMoves:
         if manager.is_gone(topic_partition) and not manager.is_known_in(topic_partition, home):
             self._remove(topic_partition, home, name)
             return
-        _log.error("%s was being moved to %s: its log is missing", topic_partition, home.path)
+        logger.error("%s was being moved to %s: its log is missing", topic_partition, home.path)
         self._orphans[topic_partition] = (home, name)
 
     def check_source(self, topic_partition: TopicPartition) -> None:
@@ -183,7 +185,7 @@ class DirectoryMoves:
                 " directory that is missing. Give that back; or, to go on without its last"
                 f" records, remove {directory.path}/{MOVES_FILE}, and restart the node"
             )
-        moves = Moves.read(directory)
+        moves = Lineage.read(directory)
         if moves is not None:
             moves.after(2).write(directory)
         del self._left[topic_partition]
@@ -241,7 +243,7 @@ class DirectoryMoves:
         try:
             self._remove(topic_partition, home, future.name)
         except StorageError as error:
-            _log.warning("%s: %s is left behind: %s", topic_partition, future.name, error)
+            logger.warning("%s: %s is left behind: %s", topic_partition, future.name, error)
 
     def drop_offline(self) -> None:
         """Directories failed: moves into them are over, and those out of them lose their source."""
@@ -280,17 +282,17 @@ class DirectoryMoves:
         for segment in left:
             segment.close()
         del self._futures[topic_partition], self._homes[topic_partition]
-        _log.info("%s moved from %s to %s", topic_partition, source.path, target.path)
+        logger.info("%s moved from %s to %s", topic_partition, source.path, target.path)
         try:
             self._remove(topic_partition, source, str(topic_partition))
         except StorageError as error:
-            _log.warning("%s is left in %s: %s", topic_partition, source.path, error)
+            logger.warning("%s is left in %s: %s", topic_partition, source.path, error)
 
     def _rename(self, future: FutureLog, target: LogDirectory) -> Directory:
         """Step 3, behind the mark. Where it fails the current log outranks whatever is in the
         target."""
         name = str(future.topic_partition)
-        moves = Moves.read(future.current.directory)
+        moves = Lineage.read(future.current.directory)
         assert moves is not None, "a future log's source has its lineage"
         moves.after(0, is_left=True).write(future.current.directory)
         try:

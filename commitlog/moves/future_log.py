@@ -6,7 +6,7 @@ meanwhile, so a copy is a segment's bytes up to where it ended when the piece wa
 next piece. Segments, indexes and producer snapshots become the same files; so nothing of the log
 has to be made anew, and the `Log` itself goes on in the new directory (`Log.move_to`).
 
-    pieces     `next_piece` (owner of the log) -> `Piece.run` (any thread; every batch's CRC is
+    pieces     `next_piece` (owner of the log) -> `CopyPiece.run` (any thread; every batch's CRC is
                checked) -> `take` (owner). A segment that was cut, cleaned or deleted meanwhile is
                seen by its object (and its count of cuts) and copied again, or not at all.
     complete   the owner copies what is left, at once: afterwards both directories hold the same
@@ -41,7 +41,7 @@ class SourceError(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class Lineage:
     """Which log this is, and how often it moved: of two logs with one `lineage` the one that moved
     more often is the current one. A log that was never to be moved has none. `is_left`: it may go
     on elsewhere, so that alone it may lack records."""
@@ -51,7 +51,7 @@ class Moves:
     is_left: bool = False
 
     @classmethod
-    def read(cls, directory: Directory) -> Moves | None:
+    def read(cls, directory: Directory) -> Lineage | None:
         """What a log's directory says; StorageError where it can not be understood."""
         if not directory.exists(MOVES_FILE):
             return None
@@ -65,7 +65,7 @@ class Moves:
         left = f" {_LEFT}" if self.is_left else ""
         directory.write_atomic(MOVES_FILE, f"{self.lineage} {self.count}{left}\n".encode())
 
-    def after(self, moves: int, *, is_left: bool = False) -> Moves:
+    def after(self, moves: int, *, is_left: bool = False) -> Lineage:
         """So many moves later."""
         return replace(self, count=self.count + moves, is_left=is_left)
 
@@ -86,7 +86,7 @@ class _Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CopyPiece:
     """Bytes of one segment to copy; all that `run` needs, in whatever thread."""
 
     copied: _Copied
@@ -192,9 +192,9 @@ class FutureLog:
         future = cls(
             current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
         )
-        moves = Moves.read(current.directory)
+        moves = Lineage.read(current.directory)
         if moves is None:
-            moves = Moves(uuid4().hex, 0)
+            moves = Lineage(uuid4().hex, 0)
             moves.write(current.directory)
         moves.after(1).write(future.directory)
         home.fsync()
@@ -206,8 +206,8 @@ class FutureLog:
         where it is the copy of another log.
         """
         future = cls(current, home, name)
-        moves = Moves.read(current.directory)
-        if moves is None or Moves.read(future.directory) != moves.after(1):
+        moves = Lineage.read(current.directory)
+        if moves is None or Lineage.read(future.directory) != moves.after(1):
             raise StorageError(f"{future.directory.path} is no copy of {current.directory.path}")
         names = set(future.directory.list())
         kept = {MOVES_FILE}
@@ -282,7 +282,7 @@ class FutureLog:
 
     # --- pieces
 
-    def next_piece(self) -> Piece | None:
+    def next_piece(self) -> CopyPiece | None:
         """The next one to copy, oldest first; None where the log has nothing more."""
         self._drop_what_went()
         for segment in self.current.segments:
@@ -296,7 +296,7 @@ class FutureLog:
                 return self._piece(copied, segment.size_bytes, finishes=segment.is_rolled)
         return None
 
-    def sync_piece(self) -> Piece | None:
+    def sync_piece(self) -> CopyPiece | None:
         """Syncs what is copied of the active segment, so that `complete` has little to sync."""
         self._drop_what_went()
         copied = self._copied.get(self.current.active_segment.base_offset)
@@ -304,11 +304,11 @@ class FutureLog:
 
     def _piece(
         self, copied: _Copied, end: int, *, finishes: bool = False, syncs: bool = False
-    ) -> Piece:
+    ) -> CopyPiece:
         source, target = self.current.directory, self.directory
-        return Piece(copied, source, target, copied.size_bytes, end, finishes, syncs)
+        return CopyPiece(copied, source, target, copied.size_bytes, end, finishes, syncs)
 
-    def take(self, piece: Piece, result: tuple[int, int | None]) -> None:
+    def take(self, piece: CopyPiece, result: tuple[int, int | None]) -> None:
         """Takes over what `piece.run` gave; what no longer fits is dropped with the next piece."""
         end, following = result
         copied = piece.copied
@@ -319,7 +319,7 @@ class FutureLog:
             copied.finished = True
             self._snapshots.add(copied.next_offset)
 
-    def still_fits(self, piece: Piece) -> bool:
+    def still_fits(self, piece: CopyPiece) -> bool:
         """Is the segment of this piece still the log's? Where not, its failure means nothing."""
         return any(piece.copied.is_of(segment) for segment in self.current.segments)
 

@@ -40,7 +40,7 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMetadata:
+class ProducerBatch:
     """One of the last batches of a producer."""
 
     last_sequence: int
@@ -66,13 +66,13 @@ class ProducerEntry:
     coordinator_epoch: int = -1
     last_timestamp_ms: int = -1
     current_txn_first_offset: int | None = None
-    batches: deque[BatchMetadata] = field(default_factory=lambda: deque(maxlen=RETAINED_BATCHES))
+    batches: deque[ProducerBatch] = field(default_factory=lambda: deque(maxlen=RETAINED_BATCHES))
 
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else -1
 
-    def find_duplicate(self, header: Header) -> BatchMetadata | None:
+    def find_duplicate(self, header: Header) -> ProducerBatch | None:
         """The retained batch with the same epoch and sequences."""
         if header.producer_epoch != self.producer_epoch:
             return None
@@ -90,7 +90,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     body = bytearray()
     count = 0
     for entry in entries:
-        last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, 0, -1)
+        last = entry.batches[-1] if entry.batches else ProducerBatch(-1, -1, 0, -1)
         first = entry.current_txn_first_offset
         body += _ENTRY.pack(
             entry.producer_id,
@@ -127,7 +127,7 @@ def decode_snapshot(data: bytes, name: str = "producer snapshot") -> list[Produc
             producer_id, epoch, coordinator, timestamp, first if first >= 0 else None
         )
         if offset >= 0:
-            entry.batches.append(BatchMetadata(sequence, offset, delta, timestamp))
+            entry.batches.append(ProducerBatch(sequence, offset, delta, timestamp))
         entries.append(entry)
     return entries
 
@@ -167,7 +167,7 @@ class ProducerStateManager:
 
     # --- appends
 
-    def find_duplicate(self, header: Header) -> BatchMetadata | None:
+    def find_duplicate(self, header: Header) -> ProducerBatch | None:
         """Was this batch of an idempotent producer appended before (among its last five)?"""
         entry = self.producers.get(header.producer_id)
         return entry.find_duplicate(header) if entry else None
@@ -211,7 +211,7 @@ class ProducerStateManager:
         if header.is_control:
             return self._end(entry, header, ended) if ended else None
         entry.batches.append(
-            BatchMetadata(
+            ProducerBatch(
                 header.last_sequence,
                 header.last_offset,
                 header.last_offset_delta,
@@ -451,7 +451,7 @@ def _after(header: Header, known: ProducerEntry, ended: EndTransaction | None) -
         if ended is not None:
             entry.current_txn_first_offset = None
         return entry
-    entry.batches.append(BatchMetadata(header.last_sequence, header.last_offset, 0, -1))
+    entry.batches.append(ProducerBatch(header.last_sequence, header.last_offset, 0, -1))
     if header.is_transactional and entry.current_txn_first_offset is None:
         entry.current_txn_first_offset = header.base_offset
     return entry

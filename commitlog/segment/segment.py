@@ -44,7 +44,7 @@ from tidemark.records.header import CODEC_MASK
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -311,7 +311,7 @@ class Segment:
             self.time_index.load()
             self._learn_end()
         except (CorruptIndexError, CorruptMessageError) as error:
-            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            logger.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
             self.rebuild_indexes()
 
     def _learn_end(self) -> None:
@@ -380,7 +380,7 @@ class Segment:
                 self._index(header, header.position)
                 self._sound_end = header.end_position
         except CorruptMessageError as error:
-            _log.error("%s/%s: %s", self.directory.path, self.log_file, error)
+            logger.error("%s/%s: %s", self.directory.path, self.log_file, error)
         self._forget_positions()
         if self.is_rolled:
             self.finish_indexes()
@@ -514,7 +514,7 @@ class Segment:
         try:
             return self._find(offset)
         except (CorruptIndexError, CorruptMessageError) as error:
-            _log.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            logger.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
             self.rebuild_indexes()
             return self._find(offset)
 

@@ -28,7 +28,7 @@ from commitlog.types import AbortedTransaction
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NEVER_MS = 1 << 62
 _CHUNK_BYTES = 1 << 20
@@ -104,11 +104,11 @@ def check_transactions(
         if not is_whole or entries == wanted:
             return
     except CorruptIndexError as error:
-        _log.warning("%s: %s", directory.path, error)
+        logger.warning("%s: %s", directory.path, error)
     if _are_of_before_a_cleaning(entries, wanted):
-        _log.info("%s/%s: made anew of what the cleaner left", directory.path, index.name)
+        logger.info("%s/%s: made anew of what the cleaner left", directory.path, index.name)
     else:
-        _log.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
+        logger.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
     index.reset()
     for aborted in wanted:
         index.append(aborted)

@@ -18,7 +18,7 @@ from tidemark.errors import ApiError, ErrorCode, raise_for
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import controller_pb2 as pb
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PARTITIONS_PER_REQUEST = 2_250  # Kafka's limit: such a request stays below 64 KiB
 _TIMEOUT_MS = 10_000
@@ -91,7 +91,7 @@ class DirectoryAssignments:
             )
             raise_for(response.error_code, response.error_message)
         except ApiError as error:
-            log.info("telling the directories of %d replicas failed: %s", len(batch), error)
+            logger.info("telling the directories of %d replicas failed: %s", len(batch), error)
             return False
         answers = {
             (bytes(p.topic_id), p.partition_index): ErrorCode(p.error_code)
@@ -114,7 +114,7 @@ class DirectoryAssignments:
                 sent.done()
             return True
         name = "no answer" if code is None else code.name
-        log.info("%s: the controller did not note its directory: %s", identity, name)
+        logger.info("%s: the controller did not note its directory: %s", identity, name)
         if code not in _NOT_OURS:
             # tried again behind the others, which a directory it does not know must not hold up
             self._waiting[identity] = self._waiting.pop(identity)

@@ -16,7 +16,7 @@ from tidemark.config import ServerConfig, altered_server
 from tidemark.errors import TidemarkError
 from tidemark.types import ConfigResource, ConfigResourceType
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Listener = Callable[[ServerConfig], None]
 
@@ -43,7 +43,7 @@ class DynamicSettings:
                 image.broker_configs(self._static.node_id),
             )
         except TidemarkError as error:
-            log.error("settings of this broker: %s; using server.properties", error)
+            logger.error("settings of this broker: %s; using server.properties", error)
             config = self._static
         if config != self.current:
             self.current = config

@@ -35,7 +35,7 @@ from tidemark.errors import (
 from tidemark.types import random_uuid
 from tidemark.v1 import controller_pb2 as pb
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RETRY_MS = 200
 _REGISTER_TIMEOUT_MS = 5_000
@@ -43,7 +43,7 @@ _SHUTDOWN_HEARTBEAT_MS = 100
 _CATCH_UP_HEARTBEAT_MS = 100
 
 
-class BrokerState(enum.IntEnum):
+class LifecycleState(enum.IntEnum):
     """Kafka's numbers."""
 
     NOT_RUNNING = 0
@@ -75,7 +75,7 @@ class BrokerLifecycle:
         self._ready = False
         self._wake = asyncio.Event()
         self.incarnation_id = random_uuid()
-        self.state = BrokerState.NOT_RUNNING
+        self.state = LifecycleState.NOT_RUNNING
         self.broker_epoch = -1
         self.offline_directories: set[UUID] = set()
         self.failures_told = asyncio.Event()
@@ -115,9 +115,9 @@ class BrokerLifecycle:
     async def run(self) -> None:
         """Registers, then sends heartbeats for ever. Raises FatalError when it can not register at
         all."""
-        self.state = BrokerState.STARTING
+        self.state = LifecycleState.STARTING
         await self._register(self._config.initial_broker_registration_timeout_ms)
-        self.state = BrokerState.RECOVERY
+        self.state = LifecycleState.RECOVERY
         while True:
             self._wake.clear()
             interval_ms = await self._heartbeat()
@@ -126,17 +126,17 @@ class BrokerLifecycle:
     async def begin_controlled_shutdown(self) -> None:
         """Asks to go; returns when the controller lets us, or does not answer for a session's
         time."""
-        if self.state is not BrokerState.RUNNING:
+        if self.state is not LifecycleState.RUNNING:
             return
-        self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
+        self.state = LifecycleState.PENDING_CONTROLLED_SHUTDOWN
         self._wake.set()
         timeout_s = 2 * self._config.broker_session_timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_s):
                 await self.may_stop.wait()
         except TimeoutError:
-            log.warning("the controller did not let us go in %.0f s: going anyway", timeout_s)
-        self.state = BrokerState.SHUTTING_DOWN
+            logger.warning("the controller did not let us go in %.0f s: going anyway", timeout_s)
+        self.state = LifecycleState.SHUTTING_DOWN
 
     def _set_fenced(self, fenced: bool) -> None:
         entered, left = (self.fenced, self.unfenced) if fenced else (self.unfenced, self.fenced)
@@ -176,14 +176,14 @@ class BrokerLifecycle:
                     ) from error
                 if str(error) != told:  # it is tried five times a second
                     told = str(error)
-                    log.info("registration failed (%s), trying again", error)
+                    logger.info("registration failed (%s), trying again", error)
                 await asyncio.sleep(_RETRY_MS / 1000)
                 continue
             self._took_epoch(response.broker_epoch)
             return
 
     def _took_epoch(self, broker_epoch: int) -> None:
-        log.info("registered with broker epoch %d", broker_epoch)
+        logger.info("registered with broker epoch %d", broker_epoch)
         self.broker_epoch = broker_epoch
         self.registered.set()
         self.on_registered(broker_epoch)
@@ -217,7 +217,7 @@ class BrokerLifecycle:
             broker_epoch=self.broker_epoch,
             current_metadata_offset=self._metadata_offset(),
             want_fence=not self._ready,
-            want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
+            want_shut_down=self.state is LifecycleState.PENDING_CONTROLLED_SHUTDOWN,
             offline_log_dirs=sorted(directory.bytes for directory in self.offline_directories),
         )
         try:
@@ -234,11 +234,11 @@ class BrokerLifecycle:
 
     async def _heartbeat_failed(self, error: ApiError) -> int:
         if error.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
-            log.warning("%s: registering again", error)
+            logger.warning("%s: registering again", error)
             self._set_fenced(True)
             await self._register(None)
         else:
-            log.info("heartbeat failed: %s", error)
+            logger.info("heartbeat failed: %s", error)
         return _RETRY_MS
 
     def _took_answer(self, response: pb.BrokerHeartbeatResponse) -> int:
@@ -248,14 +248,14 @@ class BrokerLifecycle:
             self.may_stop.set()
         if response.is_fenced:
             if self.unfenced.is_set():
-                if self.state is BrokerState.RUNNING:
-                    log.warning("the controller fenced this broker")
+                if self.state is LifecycleState.RUNNING:
+                    logger.warning("the controller fenced this broker")
                 self._set_fenced(True)
         elif self._ready and not self.unfenced.is_set():
-            if self.state is BrokerState.RECOVERY:
-                self.state = BrokerState.RUNNING
+            if self.state is LifecycleState.RECOVERY:
+                self.state = LifecycleState.RUNNING
             self._set_fenced(False)
-        if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+        if self.state is LifecycleState.PENDING_CONTROLLED_SHUTDOWN:
             return _SHUTDOWN_HEARTBEAT_MS
         if not self.unfenced.is_set():
             return _CATCH_UP_HEARTBEAT_MS

@@ -50,8 +50,8 @@ class HostedPartition:
     data_waiters: set[Wakeable] = field(default_factory=set)
     commit_waiters: set[Wakeable] = field(default_factory=set)
     acks: deque[PendingAck] = field(default_factory=deque)
-    on_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
-    unsettled: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
+    segment_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
+    watched: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
     told_start: int = 0  # the log start that `start_moved` told last
     _nudged_base: int = 0
 
@@ -72,7 +72,7 @@ class HostedPartition:
         watermark concerns."""
         if self.core.on_append(self.log.log_end_offset, now_ms):
             self.committed()
-        self.unsettled.add(self)
+        self.watched.add(self)
         _wake(self.data_waiters)
 
     def committed(self) -> None:
@@ -80,15 +80,15 @@ class HostedPartition:
         self.log.update_high_watermark(self.core.high_watermark)
         _wake(self.commit_waiters)
         self.answer_acks()
-        if self.on_copyable is not None:
-            self._nudge_tier(self.on_copyable)
+        if self.segment_copyable is not None:
+            self._nudge_tier(self.segment_copyable)
 
-    def _nudge_tier(self, on_copyable: Callable[[TopicIdPartition], None]) -> None:
+    def _nudge_tier(self, segment_copyable: Callable[[TopicIdPartition], None]) -> None:
         """A rolled segment is wholly below the high watermark now: it may be copied."""
         base = self.log.active_segment.base_offset
         if self._nudged_base < base <= self.core.high_watermark:
             self._nudged_base = base
-            on_copyable(self.core.identity)
+            segment_copyable(self.core.identity)
 
     def start_moved(self) -> None:
         """The log's start moved: the followers have to know, and somebody may wait until they

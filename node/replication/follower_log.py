@@ -17,7 +17,7 @@ from tidemark.wire import FetchPartitionData
 
 Payload = bytes | bytearray | memoryview
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def last_fetched_epoch(hosted: HostedPartition) -> int | None:
@@ -92,7 +92,7 @@ def truncate(hosted: HostedPartition, offset: int) -> None:
     """Cuts the follower's log to end at `offset` (or, below its start, empties it there)."""
     watermark = hosted.core.high_watermark
     if offset < watermark:
-        log.warning(
+        logger.warning(
             "%s: truncating to %d, below the high watermark %d",
             hosted.topic_partition,
             offset,
@@ -107,7 +107,7 @@ def truncate(hosted: HostedPartition, offset: int) -> None:
 
 def restart_at(hosted: HostedPartition, offset: int) -> None:
     """Empties the log: the leader begins only at `offset`."""
-    log.info("%s: starting anew at %d", hosted.topic_partition, offset)
+    logger.info("%s: starting anew at %d", hosted.topic_partition, offset)
     hosted.log.truncate_fully_and_start_at(offset)
     settle(hosted)
 

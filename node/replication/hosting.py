@@ -22,13 +22,13 @@ from node.partition.core import BrokerView, Partition, Registration
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
-from node.replication.replica_fetcher import FetcherManager
+from node.replication.replica_fetcher import ReplicaFetchers
 from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all, spawn
-from node.serving.fetching import Fetcher
+from node.serving.fetching import FetchHandler
 from node.serving.offsets import OffsetFinder
-from node.serving.produce import Producer
-from node.serving.tier_reads import RemoteReads
+from node.serving.produce import ProduceHandler
+from node.serving.tier_reads import TierReads
 from quorum.image import (
     EMPTY_IMAGE,
     ConfigResource,
@@ -42,7 +42,7 @@ from tidemark.config import ServerConfig, TopicConfig, effective_topic_config, s
 from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicIdPartition, TopicPartition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TOPIC = ConfigResourceType.TOPIC
 
@@ -56,7 +56,7 @@ class TierFollower(Protocol):
         followers: Mapping[TopicIdPartition, Log],
     ) -> None: ...
 
-    def segment_rolled(self, partition: TopicIdPartition) -> None: ...
+    def segment_copyable(self, partition: TopicIdPartition) -> None: ...
 
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool
@@ -72,9 +72,9 @@ class ReplicaManager:
         logs: LogManager,
         partitions: PartitionRegistry,
         isr: IsrKeeper,
-        fetchers: FetcherManager,
+        fetchers: ReplicaFetchers,
         tier: TierFollower | None,
-        remote_reads: RemoteReads,
+        remote_reads: TierReads,
         offsets: OffsetFinder,
         clock: Clock,
     ) -> None:
@@ -92,8 +92,8 @@ class ReplicaManager:
         self.isr = isr
         self.image: MetadataImage = EMPTY_IMAGE
         self.brokers: dict[int, BrokerView] = {}
-        self.producer = Producer(partitions, clock)
-        self.fetcher = Fetcher(partitions, isr, remote_reads, clock)
+        self.producer = ProduceHandler(partitions, clock)
+        self.fetcher = FetchHandler(partitions, isr, remote_reads, clock)
         self.offsets = offsets
         self.tell_directory: Callable[[TopicIdPartition, UUID], None] = lambda _identity, _id: None
         partitions.leader_in_image = self._leader_in_image
@@ -135,15 +135,15 @@ class ReplicaManager:
         """Once at start: logs that no partition of the image claims."""
         node_id = self._config.node_id
         strays = []
-        for tail in self._logs.logs():
-            topic = self.image.topics.get(tail.topic_partition.topic)
+        for log in self._logs.logs():
+            topic = self.image.topics.get(log.topic_partition.topic)
             registration = None
-            if topic is not None and tail.topic_id in (None, topic.topic_id):
-                registration = topic.partitions.get(tail.topic_partition.partition)
+            if topic is not None and log.topic_id in (None, topic.topic_id):
+                registration = topic.partitions.get(log.topic_partition.partition)
             if registration is None or node_id not in registration.replicas:
-                strays.append(tail.topic_partition)
+                strays.append(log.topic_partition)
         for topic_partition in strays:
-            log.warning("%s is in no topic of this node: set aside as stray", topic_partition)
+            logger.warning("%s is in no topic of this node: set aside as stray", topic_partition)
             self._logs.set_aside(topic_partition)
 
     def _reconcile(
@@ -165,7 +165,7 @@ class ReplicaManager:
         except FatalError:
             raise
         except (StorageError, OSError) as error:
-            log.error("%s is offline: %s", identity.topic_partition, error)
+            logger.error("%s is offline: %s", identity.topic_partition, error)
             self.partitions.offline[identity.topic_partition] = str(error)
             self._tell_lost(identity, registration, error)
             return
@@ -208,16 +208,16 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             lag_max_ms=self._config.replica_lag_time_max_ms,
         )
-        tail = self._logs.get_or_create(
+        log = self._logs.get_or_create(
             identity.topic_partition,
             identity.topic_id,
             config,
             assigned=registration.directory_of(self._config.node_id),
             may_hold_data=self._may_hold_data(identity.topic_partition, registration),
         )
-        hosted = HostedPartition(core, tail, config, unsettled=self.isr.unsettled)
+        hosted = HostedPartition(core, log, config, watched=self.isr.watched)
         self._set_nudge(hosted)
-        core.on_truncate(tail.log_end_offset, max(tail.high_watermark, tail.log_start_offset))
+        core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
         self.partitions.add(hosted)
         return hosted
 
@@ -279,13 +279,13 @@ class ReplicaManager:
         self._fetchers.unfollow(hosted.topic_partition)
         if new_epoch:
             hosted.log.epochs.assign(hosted.core.leader_epoch, hosted.log.log_end_offset)
-            log.info(
+            logger.info(
                 "%s: leading in epoch %d from offset %d",
                 hosted.topic_partition,
                 hosted.core.leader_epoch,
                 hosted.log.log_end_offset,
             )
-        self.isr.unsettled.add(hosted)
+        self.isr.watched.add(hosted)
         self.isr.submit(hosted.core.maybe_recover())
         hosted.core.maybe_advance_high_watermark(self._clock.mono_ms())
         hosted.committed()
@@ -343,16 +343,16 @@ class ReplicaManager:
             except FatalError:
                 raise
             except TidemarkError as error:
-                log.warning("leaving the tier with %s: %s", identity, error)
+                logger.warning("leaving the tier with %s: %s", identity, error)
             await asyncio.sleep(backoff_ms / 1000)
             backoff_ms = min(
                 2 * backoff_ms, self._config.remote_log_manager_task_retry_backoff_max_ms
             )
 
     def _offline(self, hosted: HostedPartition, error: Exception) -> None:
-        log.error("%s is offline: %s", hosted.topic_partition, error)
+        logger.error("%s is offline: %s", hosted.topic_partition, error)
         self._fetchers.unfollow(hosted.topic_partition)
-        hosted.on_copyable = None
+        hosted.segment_copyable = None
         hosted.fail(f"{hosted.topic_partition} is offline: {error}")
         self._tell_tier_to_leave(hosted.core.identity, delete_remote=False)
 
@@ -397,12 +397,12 @@ class ReplicaManager:
                 self._config, image.broker_configs(None), image.broker_configs(self._config.node_id)
             )
         except TidemarkError as error:
-            log.error("settings of this broker: %s; using server.properties", error)
+            logger.error("settings of this broker: %s; using server.properties", error)
             return server_defaults(self._config)
 
     def _set_nudge(self, hosted: HostedPartition) -> None:
         tiered = self._tier is not None and hosted.config.remote_storage_enable
-        hosted.on_copyable = self._tier.segment_rolled if self._tier and tiered else None
+        hosted.segment_copyable = self._tier.segment_copyable if self._tier and tiered else None
 
     def topic_config(self, topic: str, image: MetadataImage) -> TopicConfig:
         """The topic's effective settings, one object for all of its partitions; a setting that this
@@ -415,7 +415,7 @@ class ReplicaManager:
             config = effective_topic_config(
                 self._defaults,
                 own,
-                lambda error: log.error(
+                lambda error: logger.error(
                     "settings of topic %s: %s; its default counts", topic, error
                 ),
             )

@@ -21,7 +21,7 @@ from tidemark.errors import ApiError, ErrorCode, code_of
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import controller_pb2 as pb
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RETRY_BACKOFF_MS = 100
 _STALE_EPOCH_BACKOFF_MS = 500
@@ -55,7 +55,7 @@ class IsrKeeper:
         self._request_timeout_ms = request_timeout_ms
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
-        self.unsettled: set[HostedPartition] = set()  # those that `shrink` looks at
+        self.watched: set[HostedPartition] = set()  # those that `shrink` looks at
         self.broker_epoch = -1  # set by the lifecycle when the broker has registered
 
     def on_follower_fetch(
@@ -73,7 +73,7 @@ class IsrKeeper:
             replica.node_id, replica.broker_epoch, fetch_offset, log_start_offset, now_ms
         )
         if fetch_offset != core.log_end_offset:
-            self.unsettled.add(hosted)
+            self.watched.add(hosted)
         if replica.node_id not in core.isr:
             self.submit(core.maybe_expand_isr(replica.node_id))
         if moved:
@@ -84,21 +84,21 @@ class IsrKeeper:
         that. Those that are out of the ISR and stay behind hold the high watermark no more either:
         no request of the others may tell, where sessions name only what is new.
 
-        Only `unsettled` partitions are looked at: those that took a record or a registration, or
+        Only `watched` partitions are looked at: those that took a record or a registration, or
         that a follower fetched below the end, until all their replicas are at the end."""
         now_ms = self._clock.mono_ms()
-        for hosted in list(self.unsettled):
+        for hosted in list(self.watched):
             if not hosted.is_leader or hosted.offline or hosted.deleted:
-                self.unsettled.discard(hosted)
+                self.watched.discard(hosted)
                 continue
             proposal = hosted.core.maybe_shrink_isr(now_ms)
             if proposal is not None:
-                log.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
+                logger.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
             self.submit(proposal)
             if hosted.core.maybe_advance_high_watermark(now_ms):
                 hosted.committed()
             if hosted.core.is_settled:
-                self.unsettled.discard(hosted)
+                self.watched.discard(hosted)
 
     def submit(self, proposal: IsrProposal | None) -> None:
         """Puts a proposal into the next request."""
@@ -143,7 +143,7 @@ class IsrKeeper:
         return backoff_ms
 
     def _all_failed(self, batch: dict[TopicIdPartition, IsrProposal], code: ErrorCode) -> int:
-        log.info("AlterPartition failed with %s", code.name)
+        logger.info("AlterPartition failed with %s", code.name)
         stale = code == ErrorCode.STALE_BROKER_EPOCH
         for identity, proposal in batch.items():
             hosted = self._partitions.find(identity.topic_partition)
@@ -153,7 +153,7 @@ class IsrKeeper:
 
     def _failed(self, hosted: HostedPartition, proposal: IsrProposal, code: ErrorCode) -> bool:
         again = hosted.core.on_alter_error(proposal, code)
-        log.info("%s: AlterPartition gave %s", hosted.topic_partition, code.name)
+        logger.info("%s: AlterPartition gave %s", hosted.topic_partition, code.name)
         if again is not None:
             self._unsent.setdefault(again.partition, again)
         return again is not None

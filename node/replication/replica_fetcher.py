@@ -37,13 +37,13 @@ from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire import FetchPartitionData, FetchResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _GRAIN_S = 0.001  # what is due within this is due now
 
 
 @dataclass(slots=True)
-class _Followed:
+class _FollowedPartition:
     """One partition of a fetcher. `epoch` is the leader epoch in which it is followed."""
 
     hosted: HostedPartition
@@ -52,7 +52,7 @@ class _Followed:
     busy: bool = False
 
 
-class PeerFetcher:
+class ReplicaFetcher:
     """Fetches from one peer, in one task."""
 
     def __init__(
@@ -72,11 +72,13 @@ class PeerFetcher:
         self._broker_epoch = broker_epoch
         self._bootstrap = bootstrap
         self._on_fatal = on_fatal
-        self._followed: dict[TopicPartition, _Followed] = {}
+        self._followed: dict[TopicPartition, _FollowedPartition] = {}
         self._session_id = 0
-        self._in_session: dict[TopicPartition, _Followed] = {}
-        self._unsent: dict[TopicPartition, _Followed] = {}  # what the session has to hear of
-        self._resting: dict[TopicPartition, _Followed] = {}  # delayed or busy: not fetched
+        self._in_session: dict[TopicPartition, _FollowedPartition] = {}
+        self._unsent: dict[
+            TopicPartition, _FollowedPartition
+        ] = {}  # what the session has to hear of
+        self._resting: dict[TopicPartition, _FollowedPartition] = {}  # delayed or busy: not fetched
         self._leaving: set[TopicPartition] = set()  # those the session may have to forget
         self._changed = asyncio.Event()
         self._side_tasks: set[asyncio.Task[None]] = set()
@@ -93,7 +95,9 @@ class PeerFetcher:
         known = self._followed.get(key)
         if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
             return
-        self._followed[key] = self._unsent[key] = _Followed(hosted, hosted.core.leader_epoch)
+        self._followed[key] = self._unsent[key] = _FollowedPartition(
+            hosted, hosted.core.leader_epoch
+        )
         self._resting.pop(key, None)
         self._interrupt()
 
@@ -137,7 +141,7 @@ class PeerFetcher:
                 self._end_session()
             except (TidemarkError, OSError) as error:
                 level = logging.INFO if isinstance(error, NetworkError) else logging.WARNING
-                log.log(level, "fetch failed: %s", error)
+                logger.log(level, "fetch failed: %s", error)
                 self._end_session()
                 for item in self._awake():
                     self._delay(item)
@@ -149,7 +153,7 @@ class PeerFetcher:
                 del self._resting[key]
                 self._unsent[key] = item
 
-    def _awake(self) -> list[_Followed]:
+    def _awake(self) -> list[_FollowedPartition]:
         return [item for key, item in self._followed.items() if key not in self._resting]
 
     def _end_session(self) -> None:
@@ -168,12 +172,12 @@ class PeerFetcher:
         except TimeoutError:
             return
 
-    def _delay(self, item: _Followed) -> None:
+    def _delay(self, item: _FollowedPartition) -> None:
         loop = asyncio.get_running_loop()
         item.retry_at = loop.time() + self._config.replica_fetch_backoff_ms / 1000
         self._rest(item)
 
-    def _rest(self, item: _Followed) -> None:
+    def _rest(self, item: _FollowedPartition) -> None:
         key = item.hosted.topic_partition
         if self._followed.get(key) is item:
             self._resting[key] = item
@@ -204,7 +208,7 @@ class PeerFetcher:
                 self._unsent[key] = item
                 self._take(item, answer)
 
-    def _is_current(self, item: _Followed) -> bool:
+    def _is_current(self, item: _FollowedPartition) -> bool:
         """Is it still followed, here, in the epoch the request was made in?"""
         hosted = item.hosted
         return (
@@ -241,7 +245,7 @@ class PeerFetcher:
             self._add(request, item)
         return request
 
-    def _add(self, request: pb.ReplicaFetchRequest, item: _Followed) -> None:
+    def _add(self, request: pb.ReplicaFetchRequest, item: _FollowedPartition) -> None:
         hosted = item.hosted
         last_epoch = follower_log.last_fetched_epoch(hosted)
         request.partitions.add(
@@ -256,14 +260,14 @@ class PeerFetcher:
             high_watermark=hosted.core.high_watermark,
         )
 
-    def _take(self, item: _Followed, answer: FetchPartitionData) -> None:
+    def _take(self, item: _FollowedPartition, answer: FetchPartitionData) -> None:
         code = answer.error_code
         hosted = item.hosted
         try:
             if code == ErrorCode.NONE and answer.diverging_epoch is not None:
                 epoch, end_offset = answer.diverging_epoch
                 target = follower_log.truncate_to_divergence(hosted, epoch, end_offset)
-                log.info("%s: truncated to %d", hosted.topic_partition, target)
+                logger.info("%s: truncated to %d", hosted.topic_partition, target)
             elif code == ErrorCode.NONE:
                 follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
                 item.retry_at = 0.0
@@ -272,17 +276,17 @@ class PeerFetcher:
             elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
                 self._aside(item, self._from_tier(item))
             else:
-                log.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
+                logger.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
                 self._delay(item)
         except FatalError:
             raise
         except TidemarkError as error:
-            log.warning("%s: %s", hosted.topic_partition, error)
+            logger.warning("%s: %s", hosted.topic_partition, error)
             self._delay(item)
 
     # --- asking the leader where to go on ------------------------------------------------------
 
-    def _aside(self, item: _Followed, work: Awaitable[None]) -> None:
+    def _aside(self, item: _FollowedPartition, work: Awaitable[None]) -> None:
         """Does the work in a task of its own; the other partitions go on fetching."""
         item.busy = True
         self._rest(item)
@@ -293,7 +297,7 @@ class PeerFetcher:
             except FatalError:
                 raise
             except (TidemarkError, OSError) as error:
-                log.warning("%s: %s", item.hosted.topic_partition, error)
+                logger.warning("%s: %s", item.hosted.topic_partition, error)
                 self._delay(item)
             finally:
                 item.busy = False
@@ -303,7 +307,7 @@ class PeerFetcher:
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
-    async def _find_range(self, item: _Followed) -> None:
+    async def _find_range(self, item: _FollowedPartition) -> None:
         """Out of range: cut what the leader does not have, or begin anew where it begins."""
         timeout_ms = self._config.request_timeout_ms
         latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
@@ -317,7 +321,7 @@ class PeerFetcher:
         if self._is_current(item):
             follower_log.restart_at(item.hosted, earliest.offset)
 
-    async def _from_tier(self, item: _Followed) -> None:
+    async def _from_tier(self, item: _FollowedPartition) -> None:
         if self._bootstrap is None:
             raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
         await self._bootstrap.run(
@@ -325,13 +329,13 @@ class PeerFetcher:
         )
 
 
-class FetcherManager:
+class ReplicaFetchers:
     """The fetchers of a node, by peer. A peer's fetcher ends when nothing is followed there any
     more."""
 
-    def __init__(self, make: Callable[[Endpoint], PeerFetcher]) -> None:
+    def __init__(self, make: Callable[[Endpoint], ReplicaFetcher]) -> None:
         self._make = make
-        self._peers: dict[int, tuple[Endpoint, PeerFetcher]] = {}
+        self._peers: dict[int, tuple[Endpoint, ReplicaFetcher]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     def follow(self, hosted: HostedPartition, leader: int, endpoint: Endpoint) -> None:

@@ -21,7 +21,7 @@ from tidemark.types import OffsetSpec, TopicIdPartition
 from tidemark.v1 import log_pb2 as pb
 from tiering.manager import RemoteAuxState
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class AuxStates(Protocol):
@@ -79,7 +79,7 @@ class TierBootstrap:
             hosted.log, aux.epochs, aux.producer_snapshot, aux.start_offset, start.offset
         )
         follower_log.settle(hosted)
-        log.info("%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, offset)
+        logger.info("%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, offset)
 
     async def _epoch_before(
         self,

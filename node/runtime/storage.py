@@ -30,7 +30,7 @@ from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def random_cluster_id() -> str:
@@ -155,7 +155,7 @@ class NodeStorage:
         """Goes on without one of log.dirs; raises the error where the node can not."""
         if path == config.metadata_directory:
             raise error
-        log.error("log directory %s can not be used: %s", path, error)
+        logger.error("log directory %s can not be used: %s", path, error)
         self.unusable[path] = str(error)
         if not any(path in self.directories for path in config.log_dirs):
             raise error

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidemark.errors import FatalError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OnFatal = Callable[[FatalError], None]
 
@@ -24,7 +24,7 @@ def spawn(name: str, work: Coroutine[Any, Any, None], on_fatal: OnFatal) -> asyn
         if done.cancelled() or done.exception() is None:
             return
         error = done.exception()
-        log.critical("task %s failed", name, exc_info=error)
+        logger.critical("task %s failed", name, exc_info=error)
         if isinstance(error, FatalError):
             on_fatal(error)
         else:

@@ -19,7 +19,7 @@ from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2
 from tiering.manager import RemoteLogManager
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class BrokerAdminService(AdminService):
@@ -97,7 +97,7 @@ class BrokerAdminService(AdminService):
         try:
             return await self._tier.remote_log_size(hosted.core.identity)
         except TidemarkError as error:
-            log.info("%s: remote size unknown: %s", hosted.topic_partition, error)
+            logger.info("%s: remote size unknown: %s", hosted.topic_partition, error)
             return 0
 
     def _describe(

@@ -29,7 +29,7 @@ from tidemark.wire import FetchPartitionData
 _ids = itertools.count(1)
 
 
-class Replica(NamedTuple):
+class FetchingReplica(NamedTuple):
     """A follower that fetches: its node id and broker epoch."""
 
     node_id: int
@@ -75,7 +75,7 @@ class FetchSession:
 
     id: int = 0
     pulse: Pulse = field(default_factory=Pulse)
-    _replica: Replica | None = None
+    _replica: FetchingReplica | None = None
     _wanted: dict[TopicPartition, FetchPartition] = field(default_factory=dict)
     _data: dict[TopicPartition, _Watch] = field(default_factory=dict)
     _commits: dict[TopicPartition, _Watch] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class FetchSession:
 
     def begin(
         self,
-        replica: Replica,
+        replica: FetchingReplica,
         session_id: int,
         named: Sequence[FetchPartition],
         forgotten: Iterable[TopicPartition],

@@ -20,8 +20,8 @@ from node.partition.hosted import HostedPartition, Wakeable
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
-from node.serving.fetch_session import FetchPartition, FetchSession, Replica, set_positions
-from node.serving.tier_reads import RemoteReads
+from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession, set_positions
+from node.serving.tier_reads import TierReads
 from tidemark.errors import (
     ApiError,
     ErrorCode,
@@ -35,7 +35,7 @@ from tidemark.errors import (
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FetchParams:
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
-    replica: Replica | None = None
+    replica: FetchingReplica | None = None
     read_committed: bool = False
 
 
@@ -60,14 +60,14 @@ class _Round:
     remote: list[tuple[int, HostedPartition, FetchPartition]] = field(default_factory=list)
     parked_on: list[HostedPartition] = field(default_factory=list)
     session: FetchSession | None = None
-    unsettled: list[FetchPartition] = field(default_factory=list)  # of a session: look again
+    watched: list[FetchPartition] = field(default_factory=list)  # of a session: look again
 
 
-class Fetcher:
+class FetchHandler:
     """The fetch side of a node's partitions."""
 
     def __init__(
-        self, partitions: PartitionRegistry, isr: IsrKeeper, remote: RemoteReads, clock: Clock
+        self, partitions: PartitionRegistry, isr: IsrKeeper, remote: TierReads, clock: Clock
     ) -> None:
         self._partitions = partitions
         self._isr = isr
@@ -90,11 +90,11 @@ class Fetcher:
             looked_at |= {i.key: a for i, a in zip(wanted, found.data, strict=True)}
             now = loop.time()
             if found.answer_now or found.size_bytes >= params.min_bytes or now >= deadline:
-                for item in found.unsettled:
+                for item in found.watched:
                     session.look_again(item)
                 return session.answers(looked_at)
             await session.wait(deadline)
-            for item in found.unsettled:
+            for item in found.watched:
                 session.look_again(item)
 
     async def fetch(
@@ -134,7 +134,7 @@ class Fetcher:
             except ApiError as error:
                 self._failed(answer, item, error, found)
             except (OSError, StorageError) as error:
-                log.error("read of %s-%d failed: %s", item.topic, item.partition, error)
+                logger.error("read of %s-%d failed: %s", item.topic, item.partition, error)
                 self._failed(answer, item, KafkaStorageError(str(error)), found)
         return found
 
@@ -182,7 +182,7 @@ class Fetcher:
                 hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
             )
         if replica is not None and replica.node_id not in core.isr:
-            found.unsettled.append(item)  # it may come into the ISR without another record
+            found.watched.append(item)  # it may come into the ISR without another record
         limit = _read_limit(hosted, params)
         if item.fetch_offset < limit and (found.budget > 0 or not found.size_bytes):
             size = min(item.max_bytes, max(0, found.budget))
@@ -196,7 +196,7 @@ class Fetcher:
             found.size_bytes += len(result.records)
             found.budget -= len(result.records)
         elif item.fetch_offset < limit:
-            found.unsettled.append(item)  # the next answer has room for it
+            found.watched.append(item)  # the next answer has room for it
         set_positions(answer, hosted)
 
     def _beyond_local(

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from node.replication.hosting import ReplicaManager
-from node.serving.fetch_session import FetchPartition, FetchSession, Replica
+from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
 from node.serving.fetching import FetchParams
 from node.serving.metadata_answers import metadata_response
 from node.serving.plain_records import to_plain
@@ -31,7 +31,7 @@ from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire.exchange import Answer, answer_each, answer_in_order
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Context = Any
 _FETCH_WAIT_MS_MAX = 60_000
@@ -199,7 +199,7 @@ class LogService:
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
             min_bytes=request.min_bytes,
             max_bytes=self._limit(request.max_bytes),
-            replica=Replica(request.replica_id, request.replica_epoch),
+            replica=FetchingReplica(request.replica_id, request.replica_epoch),
         )
         wanted = _wanted(request.partitions)
         if session is None:

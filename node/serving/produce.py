@@ -28,7 +28,7 @@ from tidemark.errors import (
 )
 from tidemark.wire import PartitionProduceData
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ACKS_ALL = -1
 _ACKS = (0, 1, ACKS_ALL)
@@ -108,7 +108,7 @@ class Produced:
         self._look_for_end()
 
 
-class Producer:
+class ProduceHandler:
     """The produce side of a node's partitions."""
 
     def __init__(self, partitions: PartitionRegistry, clock: Clock) -> None:
@@ -160,7 +160,7 @@ class Producer:
             _fail(result, error)
             result.current_leader = self._partitions.leader_of(item.topic, item.index)
         except (OSError, StorageError) as error:
-            log.error("append to %s-%d failed: %s", item.topic, item.index, error)
+            logger.error("append to %s-%d failed: %s", item.topic, item.index, error)
             _fail(result, KafkaStorageError(f"{item.topic}-{item.index}: {error}"))
 
     def _append_to(

@@ -19,7 +19,7 @@ from node.partition.hosted import HostedPartition
 from tidemark.errors import ApiError, KafkaStorageError, TidemarkError
 from tidemark.types import TopicIdPartition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KEPT_READS = 64
 
@@ -27,7 +27,7 @@ Key = tuple[TopicIdPartition, int, int]
 Outcome = bytes | ApiError | None
 
 
-class RemoteReader(Protocol):
+class TierReader(Protocol):
     """The call this needs of the remote log manager."""
 
     async def read(
@@ -35,10 +35,10 @@ class RemoteReader(Protocol):
     ) -> bytes: ...
 
 
-class RemoteReads:
+class TierReads:
     """`reader` is None on a node without a tier."""
 
-    def __init__(self, reader: RemoteReader | None, max_wait_ms: int, give_up_ms: int) -> None:
+    def __init__(self, reader: TierReader | None, max_wait_ms: int, give_up_ms: int) -> None:
         self._reader = reader
         self._max_wait_ms = max_wait_ms
         self._give_up_ms = give_up_ms
@@ -107,4 +107,4 @@ class RemoteReads:
 def _look_at(task: asyncio.Task[bytes]) -> None:
     """Takes the outcome, so that one nobody came back for is not reported as forgotten."""
     if not task.cancelled() and task.exception() is not None:
-        log.debug("remote read failed: %s", task.exception())
+        logger.debug("remote read failed: %s", task.exception())

@@ -28,7 +28,7 @@ from node.upkeep.cleaning import CleanerWorkers
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
 _NEVER_MS = 2**63 - 1
@@ -119,7 +119,7 @@ class BackgroundWork:
             if hosted is None or hosted.offline or hosted.deleted:
                 continue  # it counts as changed once it is hosted
             if self.cleaner.is_cleaning(changed.topic_partition):
-                self._retention.again(changed)
+                self._retention.put_back(changed)
                 continue
             self._expire(changed)
             await asyncio.sleep(0)
@@ -130,15 +130,15 @@ class BackgroundWork:
             expiring.delete_expired(now_ms)
             self._retention.looked_at(expiring, now_ms)
         except StorageError as error:
-            log.error("retention of %s: %s", expiring.topic_partition, error)
-            self._retention.again(expiring)
+            logger.error("retention of %s: %s", expiring.topic_partition, error)
+            self._retention.put_back(expiring)
 
     async def expire_producers(self) -> None:
         """Forgets producers that were silent for producer.id.expiration.ms."""
         for changed in self._with_producers.take():
             changed.producers.remove_expired(self._clock.wall_ms())
             if changed.producers.producers:
-                self._with_producers.again((changed,))
+                self._with_producers.put_back((changed,))
             await asyncio.sleep(0)
 
     async def tell_log_starts(self) -> None:
@@ -174,4 +174,4 @@ class BackgroundWork:
         except FatalError:
             raise
         except (StorageError, OSError) as error:
-            log.error("background work failed, it is tried again: %s", error)
+            logger.error("background work failed, it is tried again: %s", error)

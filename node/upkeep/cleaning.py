@@ -21,7 +21,7 @@ from node.runtime.tasks import OnFatal, cancel_all, spawn
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _THREADS_MAX = 64

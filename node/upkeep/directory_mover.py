@@ -29,7 +29,7 @@ from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.names import FUTURE_SUFFIX, NAME_BYTES_MAX
 from commitlog.manager.manager import LogManager
-from commitlog.moves.future_log import FutureLog, Piece
+from commitlog.moves.future_log import CopyPiece, FutureLog
 from node.partition.registry import PartitionRegistry
 from node.runtime.tasks import OnFatal, cancel_all, spawn
 from quorum.image.types import LOST_DIRECTORY
@@ -45,7 +45,7 @@ from tidemark.errors import (
 )
 from tidemark.types import TopicIdPartition, TopicPartition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SWAP_BYTES_MAX = 1 << 20
 """At most so much is copied within a swap, while the event loop waits."""
@@ -162,7 +162,7 @@ class DirectoryMover:
         except StorageError as error:
             raise KafkaStorageError(f"{topic_partition} can not be moved: {error}") from error
         self._wake.set()
-        log.info("%s: moving to %s", topic_partition, target.path)
+        logger.info("%s: moving to %s", topic_partition, target.path)
 
     def _check_room(self, size_bytes: int, target: LogDirectory) -> None:
         """A disk that a move fills would go offline, with all that is on it."""
@@ -211,7 +211,7 @@ class DirectoryMover:
             except FatalError:
                 raise
             except (TidemarkError, OSError) as error:
-                log.error("%s: its move ends: %s", future.topic_partition, error)
+                logger.error("%s: its move ends: %s", future.topic_partition, error)
                 if self._is_current(future):
                     self._logs.moves.cancel(future.topic_partition)
             finally:
@@ -247,7 +247,7 @@ class DirectoryMover:
                 return
             await self._run(future, piece)
 
-    async def _run(self, future: FutureLog, piece: Piece) -> None:
+    async def _run(self, future: FutureLog, piece: CopyPiece) -> None:
         before = piece.begin
         try:
             result = await self._run_piece(piece.run)

@@ -84,7 +84,7 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> Brok
 
 
 @dataclass(slots=True)
-class ClusterControl:
+class BrokerControl:
     """Generates the records of brokers' registrations and heartbeats."""
 
     cluster_id: str

@@ -59,7 +59,7 @@ def alter_configs(
         try:
             if counts[resource] > 1:
                 raise InvalidRequestError("the request names the resource more than once")
-            records = _Change(image, config, resource).records(asked.ops)
+            records = _ConfigChange(image, config, resource).records(asked.ops)
         except ApiError as error:
             answer.error_code = int(error.code)  # type: ignore[assignment]
             answer.error_message = str(error)
@@ -88,7 +88,7 @@ def check_resource(image: MetadataImage, resource: ConfigResource) -> None:
 
 
 @dataclass(slots=True)
-class _Change:
+class _ConfigChange:
     """The change of one resource."""
 
     image: MetadataImage

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from quorum.controller import elections
 from quorum.controller.alter_partition import alter_partitions
 from quorum.controller.cluster_control import (
-    ClusterControl,
+    BrokerControl,
     check_broker_epoch,
     unregister_broker,
 )
@@ -90,7 +90,7 @@ class ControllerCore:
         self._voters = voters
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._sweeps = Sweeps()
-        self._cluster = ClusterControl(cluster_id, self._sessions, self._sweeps)
+        self._cluster = BrokerControl(cluster_id, self._sessions, self._sweeps)
         self._topics = TopicControl(config, rng)
         self._rng = rng
         self._image: MetadataImage | None = None

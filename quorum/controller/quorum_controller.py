@@ -31,7 +31,7 @@ from tidemark.errors import (
 )
 from tidemark.v1 import admin_pb2, controller_pb2
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -169,7 +169,7 @@ class QuorumController:
             self._raft.resign(epoch)
 
     def _claim(self, epoch: int) -> None:
-        _log.info("node %d is the active controller of epoch %d", self._raft.node_id, epoch)
+        logger.info("node %d is the active controller of epoch %d", self._raft.node_id, epoch)
         now_ms = self._now_ms()
         self._next_offset = self._raft.log_end_offset
         result = self._core.activate(self._loader.image, epoch, now_ms)
@@ -177,7 +177,9 @@ class QuorumController:
 
     def _renounce(self, reason: str) -> None:
         if self._core.is_active:
-            _log.info("node %d is no longer the active controller: %s", self._raft.node_id, reason)
+            logger.info(
+                "node %d is no longer the active controller: %s", self._raft.node_id, reason
+            )
         self._core.deactivate()
         if self._timer is not None:
             self._timer.cancel()
@@ -214,7 +216,7 @@ class QuorumController:
             future.set_exception(error)
             return 0
         except Exception as error:
-            _log.exception("a controller event failed")
+            logger.exception("a controller event failed")
             future.set_exception(UnknownServerError(str(error)))
             return 0
         # Without records of its own it waits for those before it (the image it read from).
@@ -251,9 +253,9 @@ class QuorumController:
         try:
             self._append(generate(self._now_ms()))
         except NotControllerError as error:
-            _log.info("timed work of the controller: %s", error)
+            logger.info("timed work of the controller: %s", error)
         except Exception:
-            _log.exception("timed work of the controller failed")
+            logger.exception("timed work of the controller failed")
             self._arm()
 
     def _arm(self) -> None:

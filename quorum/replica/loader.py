@@ -36,7 +36,7 @@ from snapshot.reader import SnapshotReader
 from tidemark.config import ServerConfig
 from tidemark.errors import BrokerNotAvailableError, FatalError, UnsupportedVersionError
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOADED_PER_STEP = 1_000
 """Records of a snapshot that are applied before other work of the event loop has its turn."""
@@ -244,7 +244,7 @@ class MetadataLoader:
             except Exception:
                 self.publisher_errors += 1
                 name = type(publisher).__name__
-                _log.exception("%s failed at metadata offset %d", name, self._image.offset)
+                logger.exception("%s failed at metadata offset %d", name, self._image.offset)
         self._wake()
 
     def _wake(self) -> None:
@@ -283,10 +283,10 @@ class MetadataLoader:
             values = in_portions(image.values(), self._pause)
             await self._raft.create_snapshot(image.end_offset, values)
         except _NotWantedError:
-            _log.info("the snapshot at offset %d is given up: the node stops", image.end_offset)
+            logger.info("the snapshot at offset %d is given up: the node stops", image.end_offset)
         except Exception:
             self.snapshot_errors += 1
-            _log.exception("no snapshot could be written at offset %d", image.end_offset)
+            logger.exception("no snapshot could be written at offset %d", image.end_offset)
         else:
             self.snapshots_written += 1
 

@@ -33,7 +33,7 @@ from tidemark.errors import (
 )
 from tidemark.v1 import admin_pb2, admin_pb2_grpc, raft_pb2
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Message)
 
@@ -50,7 +50,7 @@ _ANSWER_MS = 500
 def failure(response: type[R], error: BaseException) -> R:
     """The answer that says only what went wrong."""
     if not isinstance(error, ApiError):
-        _log.error("a request failed", exc_info=error)
+        logger.error("a request failed", exc_info=error)
     return response(error_code=int(code_of(error)), error_message=str(error))
 
 

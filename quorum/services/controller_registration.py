@@ -22,7 +22,7 @@ from tidemark.errors import ApiError, error_for
 from tidemark.types import random_uuid
 from tidemark.v1 import controller_pb2 as pb
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Register = Callable[[pb.RegisterControllerRequest, int], Awaitable[pb.RegisterControllerResponse]]
 """Asks the active controller, within a time in ms; raises ApiError."""
@@ -81,7 +81,7 @@ class ControllerRegistrar:
             return True
         if self._was_registered and self._twin != other.incarnation_id:
             self._twin = other.incarnation_id
-            _log.error(
+            logger.error(
                 "another process registered as controller %d: two nodes have the same node.id",
                 self._config.node_id,
             )
@@ -95,7 +95,7 @@ class ControllerRegistrar:
                 if answer.error_code:
                     raise error_for(answer.error_code, answer.error_message)
             except ApiError as error:
-                _log.info(
+                logger.info(
                     "controller %d is not registered yet (%s), trying again in %d ms",
                     self._config.node_id,
                     error,

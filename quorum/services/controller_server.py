@@ -31,7 +31,7 @@ from tidemark.config import ServerConfig
 from tidemark.v1 import admin_pb2_grpc, controller_pb2, controller_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # How long calls under way may go on when the server stops.
 _STOP_GRACE_S = 1.0
@@ -163,7 +163,7 @@ class ControllerServer:
         for service in ("", "liveness"):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         for name, endpoint in zip(names, bound, strict=True):
-            _log.info("listener %s answers on %s", name, endpoint.address)
+            logger.info("listener %s answers on %s", name, endpoint.address)
 
     async def stop(self) -> None:
         """Stops serving; who waits for an answer is told to ask the next controller."""

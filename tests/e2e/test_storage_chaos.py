@@ -104,7 +104,7 @@ def chaos(path: Path, seed: int, actions: list[str], controllers: int) -> None:
             load.stop()
             brokers = cluster.broker_ids
             faults.wait_for_isr(set(brokers))
-            faults.until(lambda: settled(faults), 60, lambda: unsettled(faults))
+            faults.until(lambda: settled(faults), 60, lambda: watched(faults))
             check(load, read_all(servers), starts_of(admin, brokers))
         processes = [cluster.node(n).process for n in (*cluster.controller_ids, *brokers)]
     assert all(process is not None and process.poll() == 0 for process in processes), repeat
@@ -112,10 +112,10 @@ def chaos(path: Path, seed: int, actions: list[str], controllers: int) -> None:
 
 
 def settled(faults: Faults) -> bool:
-    return not unsettled(faults)
+    return not watched(faults)
 
 
-def unsettled(faults: Faults) -> list[str]:
+def watched(faults: Faults) -> list[str]:
     """What is not at rest: moves under way, a replica behind, a disk that is offline."""
     found = []
     ends: dict[TopicPartition, set[tuple[int, int]]] = {}

@@ -18,17 +18,17 @@ from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
-from node.replication.replica_fetcher import FetcherManager, PeerFetcher
+from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.tasks import spawn
-from node.serving.fetch_session import FetchPartition, FetchSession, Replica
+from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
 from node.serving.fetching import FetchParams
 from node.serving.log_service import LogService
 from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceResult
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.request_memory import RequestMemory
-from node.serving.tier_reads import RemoteReads
+from node.serving.tier_reads import TierReads
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from tests.node.fakes import CLUSTER_ID, FakeController, broker_config, loop_clock
 from tidemark.errors import ErrorCode, FatalError, NetworkError, raise_for
@@ -82,13 +82,13 @@ class Node:
         registry = PartitionRegistry(node_id, self.fatal.append)
         self.isr = IsrKeeper(node_id, registry, cluster.controller, self.clock)
         self.isr.broker_epoch = self.broker_epoch
-        self.reads = RemoteReads(tier, 500, 30_000)
+        self.reads = TierReads(tier, 500, 30_000)
         self.replicas = ReplicaManager(
             self.config,
             self.logs,
             registry,
             self.isr,
-            FetcherManager(self._fetcher),
+            ReplicaFetchers(self._fetcher),
             tier,
             self.reads,
             OffsetFinder(registry, tier),
@@ -110,9 +110,9 @@ class Node:
     def make_logs(self) -> LogManager:
         return LogManager([self.directory], self.config, now_ms=self.clock.wall_ms)
 
-    def _fetcher(self, endpoint: Endpoint) -> PeerFetcher:
+    def _fetcher(self, endpoint: Endpoint) -> ReplicaFetcher:
         tier = self.cluster.tier
-        return PeerFetcher(
+        return ReplicaFetcher(
             self.config,
             CLUSTER_ID,
             Link(self.cluster, self.node_id, endpoint.port - 19090),
@@ -141,7 +141,7 @@ class Node:
         max_wait_ms: int = 0,
         min_bytes: int = 1,
         max_bytes: int = 1 << 20,
-        replica: Replica | None = None,
+        replica: FetchingReplica | None = None,
         **fields: Any,
     ) -> FetchPartitionData:
         params = FetchParams(max_wait_ms, min_bytes, max_bytes, replica)

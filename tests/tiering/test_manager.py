@@ -468,7 +468,7 @@ def test_the_tasks_run_by_themselves_and_a_roll_wakes_them(tmp_path: Path) -> No
             await world.manager.start()
             await metadata.finished.acquire()
             world.produce_segment()
-            world.manager.segment_rolled(PARTITION)
+            world.manager.segment_copyable(PARTITION)
             await metadata.finished.acquire()
             await world.manager.stop()
 

@@ -137,7 +137,7 @@ def halve(payload: bytes, stamp: Stamp, compression: str) -> list[tuple[bytes, i
     return parts
 
 
-class Piece(NamedTuple):
+class EncodedPiece(NamedTuple):
     """A batch's worth of an Arrow table."""
 
     partition: int
@@ -184,7 +184,7 @@ def _timestamps(column: Any, value: Any) -> Any:
 
 def split(
     data: Any, partition_count: int, batch_size: int, sticky: int, partition: int | None = None
-) -> list[Piece]:
+) -> list[EncodedPiece]:
     """The batches a RecordBatch becomes, in the order of its rows within each partition.
 
     A row goes to `partition` if given, else to its `partition` column, else by murmur2 of its key;
@@ -204,7 +204,7 @@ def split(
         raise InvalidRecordError(
             f"partition {low if low < 0 else high} is not in 0..{partition_count - 1}"
         )
-    found: list[Piece] = []
+    found: list[EncodedPiece] = []
     for number, rows in _rows_by_partition(chosen):
         found += _cut(number, columns, sizes, rows, batch_size)
     return found
@@ -256,7 +256,9 @@ def _rows_by_partition(chosen: Any) -> Iterator[tuple[int, Any]]:
             yield int(number), rows
 
 
-def _cut(number: int, columns: Columns, sizes: Any, rows: Any, batch_size: int) -> Iterator[Piece]:
+def _cut(
+    number: int, columns: Columns, sizes: Any, rows: Any, batch_size: int
+) -> Iterator[EncodedPiece]:
     """Pieces of at most `batch_size` bytes; a single record may be larger."""
     ends = np.cumsum(sizes[rows])
     start, before = 0, 0
@@ -269,5 +271,5 @@ def _cut(number: int, columns: Columns, sizes: Any, rows: Any, batch_size: int) 
         else:
             part = columns.take(rows[start:end])
         size = int(ends[end - 1]) - before
-        yield Piece(number, part, end - start, size)
+        yield EncodedPiece(number, part, end - start, size)
         start, before = end, int(ends[end - 1])

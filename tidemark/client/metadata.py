@@ -36,7 +36,7 @@ _ATTEMPT_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionMetadata:
+class PartitionInfo:
     """A partition as clients see it; `leader` is None while there is none."""
 
     partition: int
@@ -52,7 +52,7 @@ class TopicMetadata:
 
     name: str
     topic_id: UUID
-    partitions: dict[int, PartitionMetadata]
+    partitions: dict[int, PartitionInfo]
 
 
 def monotonic_ms() -> float:
@@ -142,7 +142,7 @@ class MetadataCache:
         found = None if topic is None else topic.partitions.get(partition.partition)
         if topic is None or found is None or leader_epoch <= found.leader_epoch or leader_id < 0:
             return
-        topic.partitions[partition.partition] = PartitionMetadata(
+        topic.partitions[partition.partition] = PartitionInfo(
             found.partition, leader_id, leader_epoch, found.replicas, found.isr
         )
 
@@ -275,9 +275,9 @@ class MetadataCache:
         """
         topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else UUID(int=0)
         old = self._topics.get(topic.name)
-        partitions: dict[int, PartitionMetadata] = {}
+        partitions: dict[int, PartitionInfo] = {}
         for partition in sorted(topic.partitions, key=lambda p: p.partition_index):
-            new = PartitionMetadata(
+            new = PartitionInfo(
                 partition.partition_index,
                 partition.leader_id if partition.leader_id >= 0 else None,
                 partition.leader_epoch,

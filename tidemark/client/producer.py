@@ -267,7 +267,7 @@ class AsyncProducer(AsyncCloses):
         return ArrowDelivery(task, accepted)
 
     async def _send_arrow(self, topic: str, data: Any, partition: int | None) -> list[Batch]:
-        from tidemark.client.encoding import Piece, split
+        from tidemark.client.encoding import EncodedPiece, split
 
         async with self._arrow_turn:
             known = await self._topic(topic, partition)
@@ -276,7 +276,7 @@ class AsyncProducer(AsyncCloses):
             for table in tables:
                 await self._until_room(table.nbytes)
                 partitioner = known.partitioner
-                pieces: list[Piece] = await self._loop.run_in_executor(
+                pieces: list[EncodedPiece] = await self._loop.run_in_executor(
                     None,
                     split,
                     table,

@@ -44,7 +44,7 @@ from tiering.metadata.segments import (
 )
 from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONSUME_WAIT_MS = 120_000
 """How long a write waits for its own record to come back."""
@@ -66,7 +66,7 @@ def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int
 
 
 @dataclass(slots=True)
-class _Followed:
+class _MetadataPartition:
     """A metadata partition: how far it is read, and what was read."""
 
     position: int = 0
@@ -97,7 +97,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self._random = rng or random.Random()
         self._partition_count = 0  # 0: not known yet
         self._assigned: set[TopicIdPartition] = set()
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, _MetadataPartition] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._assignment_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -177,7 +177,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             except (TidemarkError, OSError) as error:
                 failures += 1
                 level = logging.WARNING if failures > 3 else logging.DEBUG  # a cluster coming up
-                _log.log(level, "remote log metadata: %s", error)
+                logger.log(level, "remote log metadata: %s", error)
                 await asyncio.sleep(self._backoff_ms(failures) / 1000)
                 continue
             self._apply_all(records, moved)
@@ -193,7 +193,8 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             wanted = {metadata_partition(each, self._partition_count) for each in self._assigned}
             if wanted != self._followed.keys():
                 self._followed = {
-                    number: self._followed.get(number) or _Followed() for number in sorted(wanted)
+                    number: self._followed.get(number) or _MetadataPartition()
+                    for number in sorted(wanted)
                 }
                 try:
                     await self._topic.assign(
@@ -255,7 +256,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         finally:
             self._waiting.pop((number, offset), None)
 
-    def _check_applied(self, followed: _Followed, record: RemoteLogMetadata) -> None:
+    def _check_applied(self, followed: _MetadataPartition, record: RemoteLogMetadata) -> None:
         """The reader was faster than the answer to the append: was the record accepted?"""
         if isinstance(record, RemotePartitionDeleteMetadata):
             return
@@ -275,13 +276,13 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         return self._followed[number].cache(partition)
 
 
-def _apply(followed: _Followed, record: MetadataRecord) -> TidemarkError | None:
+def _apply(followed: _MetadataPartition, record: MetadataRecord) -> TidemarkError | None:
     """Folds a record in; the error for one that is refused (every node refuses it alike)."""
     try:
         metadata = decode(record.value)
         followed.cache(metadata.topic_id_partition).apply(metadata)
     except TidemarkError as error:
-        _log.warning(
+        logger.warning(
             "record %d of metadata partition %d: %s", record.offset, record.partition, error
         )
         return error

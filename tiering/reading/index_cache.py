@@ -26,7 +26,7 @@ from tiering.metrics import RemoteMetrics
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import IndexType, RemoteStorageManager
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DIRECTORY_NAME = "remote-log-index-cache"
 _TEMPORARY = ".tmp"
@@ -96,7 +96,9 @@ class RemoteIndexCache:
             return _parse(segment, *(self._directory.read(name) for name in names))
         except (StorageError, CorruptMessageError) as error:
             self._metrics.index_cache_refetches += 1
-            _log.warning("cached indexes of %s: %s; fetching", segment.remote_log_segment_id, error)
+            logger.warning(
+                "cached indexes of %s: %s; fetching", segment.remote_log_segment_id, error
+            )
             return None
 
     def _from_storage(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
@@ -111,7 +113,7 @@ class RemoteIndexCache:
             for kind, content in zip(_KINDS, contents, strict=True):
                 self._write(_name(segment.start_offset, segment.id, kind), content)
         except StorageError as error:  # the cache is a convenience: a full disk must not stop reads
-            _log.warning("can not keep indexes of %s: %s", segment.remote_log_segment_id, error)
+            logger.warning("can not keep indexes of %s: %s", segment.remote_log_segment_id, error)
         return parsed
 
     def _write(self, name: str, content: bytes) -> None:

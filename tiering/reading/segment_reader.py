@@ -28,7 +28,7 @@ from tiering.store.manager import RemoteStorageManager
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _EXPECTED_MAX = 1024  # positions at which a sequential reader is expected next
 

@@ -28,9 +28,9 @@ from tiering.metrics import CopyLag, RemoteMetrics
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 from tiering.tasks.deleter import SegmentDeleter
-from tiering.tasks.partition import HostedPartition, SegmentFiles
+from tiering.tasks.partition import SegmentFiles, TieredPartition
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Copier:
@@ -60,7 +60,7 @@ class Copier:
         """Uploads that were not begun are dropped; those under way end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def learn(self, hosted: HostedPartition) -> int:
+    async def learn(self, hosted: TieredPartition) -> int:
         """Sets the log's highest remote offset from the metadata; returns it (-1: none)."""
         epochs = hosted.lineage()
         found: dict[int, int | None] = {}
@@ -75,13 +75,13 @@ class Copier:
         log.highest_remote_offset = highest
         return highest
 
-    async def follow(self, hosted: HostedPartition) -> None:
+    async def follow(self, hosted: TieredPartition) -> None:
         """A follower's pass: learns what is copied, and lets local retention act on it."""
         if self._metadata.is_ready(hosted.partition):
             await self.learn(hosted)
             hosted.log.delete_expired(self._now_ms())
 
-    async def copy(self, hosted: HostedPartition) -> None:
+    async def copy(self, hosted: TieredPartition) -> None:
         """A leader's pass. Raises what stopped it; what was copied until then counts."""
         if not self._metadata.is_ready(hosted.partition):
             return
@@ -104,7 +104,7 @@ class Copier:
             if failed is not None:
                 raise failed
 
-    def lag(self, hosted: HostedPartition) -> CopyLag:
+    def lag(self, hosted: TieredPartition) -> CopyLag:
         """The rolled segments that the tier lacks, also those above the last stable offset."""
         log = hosted.log
         missing = planner.segments_to_copy(
@@ -115,7 +115,7 @@ class Copier:
         )
         return CopyLag(sum(segment.size_bytes for segment in missing), len(missing))
 
-    def _candidates(self, hosted: HostedPartition, copied_offset: int) -> list[Segment]:
+    def _candidates(self, hosted: TieredPartition, copied_offset: int) -> list[Segment]:
         log = hosted.log
         wanted = planner.segments_to_copy(
             hosted.local_segments(), copied_offset, log.last_stable_offset, log.log_start_offset
@@ -123,13 +123,13 @@ class Copier:
         offsets = {segment.base_offset for segment in wanted}
         return [segment for segment in log.segments if segment.base_offset in offsets]
 
-    def _forget_outdated(self, hosted: HostedPartition, candidates: list[Segment]) -> None:
+    def _forget_outdated(self, hosted: TieredPartition, candidates: list[Segment]) -> None:
         """Begun copies that are not wanted any more are left to the expiration task."""
         wanted = {segment.base_offset for segment in candidates}
         for start_offset in hosted.unfinished.keys() - wanted:
             hosted.in_flight.discard(hosted.unfinished.pop(start_offset).id)
 
-    async def _copy_segment(self, hosted: HostedPartition, segment: Segment) -> None:
+    async def _copy_segment(self, hosted: TieredPartition, segment: Segment) -> None:
         epochs = hosted.lineage()
         files = SegmentFiles.of(segment, epochs)
         metadata = hosted.unfinished.pop(segment.base_offset, None)
@@ -172,11 +172,11 @@ class Copier:
             raise
         hosted.in_flight.discard(metadata.id)
         self._metrics.remote_copy_bytes += segment.size_bytes
-        _log.info(
+        logger.info(
             "copied %s [%d, %d]", hosted.partition, metadata.start_offset, metadata.end_offset
         )
 
-    async def _begin(self, hosted: HostedPartition, metadata: RemoteLogSegmentMetadata) -> None:
+    async def _begin(self, hosted: TieredPartition, metadata: RemoteLogSegmentMetadata) -> None:
         try:
             await self._metadata.add_remote_log_segment_metadata(metadata)
         except BaseException:
@@ -184,7 +184,7 @@ class Copier:
             raise
 
     async def _upload(
-        self, hosted: HostedPartition, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
+        self, hosted: TieredPartition, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
     ) -> bytes | None:
         def upload() -> bytes | None:
             with files.open() as data:
@@ -213,4 +213,4 @@ class Copier:
         try:
             await self._deleter.delete(metadata)
         except TidemarkError as error:
-            _log.warning("left-over copy %s: %s", metadata.remote_log_segment_id, error)
+            logger.warning("left-over copy %s: %s", metadata.remote_log_segment_id, error)

@@ -18,9 +18,9 @@ from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
-from tiering.tasks.partition import HostedPartition
+from tiering.tasks.partition import TieredPartition
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DANGLING_GRACE_MS = 3_600_000
 """How long another broker's unfinished copy is left alone: it may still be uploading."""
@@ -43,7 +43,7 @@ class Expirer:
         self._deleter = deleter
         self._now_ms = now_ms
 
-    async def expire(self, hosted: HostedPartition) -> None:
+    async def expire(self, hosted: TieredPartition) -> None:
         """A leader's pass. Raises what stopped it; the next pass begins where it stopped."""
         partition, log = hosted.partition, hosted.log
         if not self._metadata.is_ready(partition):
@@ -54,7 +54,7 @@ class Expirer:
         for segment in planner.dangling_copies(
             segments, self._broker_id, self._now_ms(), DANGLING_GRACE_MS, hosted.in_flight
         ):
-            _log.info("deleting unfinished copy %s", segment.remote_log_segment_id)
+            logger.info("deleting unfinished copy %s", segment.remote_log_segment_id)
             await self._deleter.delete(segment)
         highest = await self._copier.learn(hosted)
         plan = planner.plan_expiration(
@@ -71,13 +71,13 @@ class Expirer:
         if plan.delete:
             log.delete_expired(self._now_ms())
 
-    async def delete_all(self, hosted: HostedPartition) -> None:
+    async def delete_all(self, hosted: TieredPartition) -> None:
         """Deletes every remote segment of a partition whose topic was deleted."""
         for segment in await self._metadata.list_remote_log_segments(hosted.partition):
             await self._deleter.delete(segment)
 
     def _raise_log_start(
-        self, hosted: HostedPartition, segments: list[RemoteLogSegmentMetadata]
+        self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
     ) -> None:
         """Once per leadership: an earlier leader may have deleted more than this log start
         knows.
@@ -91,7 +91,7 @@ class Expirer:
         log.increment_log_start_offset(first)
         hosted.log_start_checked = True
 
-    def _retention(self, hosted: HostedPartition, highest_remote_offset: int) -> planner.Retention:
+    def _retention(self, hosted: TieredPartition, highest_remote_offset: int) -> planner.Retention:
         log = hosted.log
         return planner.Retention(
             log.config.retention_ms,

@@ -22,7 +22,7 @@ from tiering.tasks import planner
 
 
 @dataclass(slots=True, eq=False)
-class HostedPartition:
+class TieredPartition:
     """A partition with its log, its role (`leader_epoch` is None for a follower) and its tasks."""
 
     partition: TopicIdPartition
@@ -50,7 +50,7 @@ class HostedPartition:
         self.retired.set()
         self.nudged.set()
 
-    def succeed(self, earlier: HostedPartition) -> None:
+    def succeed(self, earlier: TieredPartition) -> None:
         """Takes over what an earlier role of the same partition has under way."""
         self.in_flight, self.uploads = earlier.in_flight, earlier.uploads
         self.copying, self.unfinished = earlier.copying, earlier.unfinished

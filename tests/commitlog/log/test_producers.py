@@ -9,7 +9,7 @@ import pytest
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
 from commitlog.segment.producer_state import (
-    BatchMetadata,
+    ProducerBatch,
     ProducerEntry,
     ProducerStateManager,
     add_one,
@@ -152,7 +152,7 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
         ProducerEntry(1, 2, 3, NOW, 40),
         ProducerEntry(5, 0, -1, NOW + 1, None),
     ]
-    entries[1].batches.append(BatchMetadata(9, 100, 4, NOW + 1))
+    entries[1].batches.append(ProducerBatch(9, 100, 4, NOW + 1))
     data = encode_snapshot(entries)
     assert len(data) == 10 + 2 * 46
     assert decode_snapshot(data) == entries

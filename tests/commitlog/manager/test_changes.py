@@ -247,11 +247,11 @@ def test_each_reader_hears_of_each_change_until_it_is_settled() -> None:
     first, second = world.lazy.logs()
     changes.note((first, second))
     assert one.take() == {first, second}
-    one.again((second,))
+    one.put_back((second,))
     assert one.take() == {second}
     assert one.take() == set()
     assert other.take() == {first, second}
-    changes.fresh.add(first)
+    changes.unread.add(first)
     assert (one.take(), other.take()) == ({first}, {first})
 
 

@@ -16,7 +16,7 @@ from commitlog.disk.names import parse_future_name, unique_name
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
-from commitlog.moves.future_log import PIECE_BYTES, Moves, SourceError
+from commitlog.moves.future_log import PIECE_BYTES, Lineage, SourceError
 from commitlog.segment.producer_state import ProducerEntry, encode_snapshot
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, records_of
@@ -241,7 +241,7 @@ def test_a_swap_that_fails_leaves_the_log_and_outranks_what_may_be_in_the_target
     with pytest.raises(StorageError):
         logs.moves.swap(TP)
     assert home_of(logs) == "a"
-    moves = Moves.read(log.directory)
+    moves = Lineage.read(log.directory)
     assert moves is not None
     assert moves.count == 2
     assert logs.moves.all() == []

@@ -15,7 +15,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.names import FUTURE_SUFFIX
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
-from commitlog.moves.future_log import Piece
+from commitlog.moves.future_log import CopyPiece
 from tests.commitlog.builders import NOW, TP, config, model_settings
 from tests.commitlog.cleaner.test_cleaner_model import CompactionMachine
 from tests.commitlog.log.test_log_model import LogMachine
@@ -40,7 +40,7 @@ class _Moves:
     logs: LogManager
     log: Log
     power: Power
-    piece: tuple[Piece, tuple[int, int | None]] | None = None
+    piece: tuple[CopyPiece, tuple[int, int | None]] | None = None
     lose_power: Any
 
     def teardown(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from node.membership.lifecycle import BrokerLifecycle, BrokerState
+from node.membership.lifecycle import BrokerLifecycle, LifecycleState
 from tests import virtual_time
 from tests.node.fakes import CLUSTER_ID, FakeController, broker_config, registering_controller
 from tidemark.errors import ErrorCode, FatalError
@@ -62,11 +62,11 @@ def stops(controller: FakeController, why: str) -> float:
 def test_a_broker_registers_and_stays_fenced_until_it_is_ready() -> None:
     async def scenario(controller: FakeController, life: BrokerLifecycle) -> None:
         await life.caught_up.wait()
-        assert life.state is BrokerState.RECOVERY
+        assert life.state is LifecycleState.RECOVERY
         assert not life.unfenced.is_set()
         life.set_ready()
         await life.unfenced.wait()
-        assert life.state is BrokerState.RUNNING
+        assert life.state is LifecycleState.RUNNING
         (request,) = controller.seen("RegisterBroker")
         assert (request.broker_id, request.rack, request.cluster_id) == (7, "b", CLUSTER_ID)
         assert request.previous_broker_epoch == 12
@@ -174,7 +174,7 @@ def test_a_controlled_shutdown_waits_for_the_controllers_leave() -> None:
         )
         await life.begin_controlled_shutdown()
         assert len(controller.seen("BrokerHeartbeat")) > asked + 20
-        assert life.state is BrokerState.SHUTTING_DOWN
+        assert life.state is LifecycleState.SHUTTING_DOWN
         assert controller.seen("BrokerHeartbeat")[-1].want_shut_down
 
     live(scenario, ready=True)
@@ -184,6 +184,6 @@ def test_a_controlled_shutdown_gives_up_when_nobody_answers() -> None:
     async def scenario(controller: FakeController, life: BrokerLifecycle) -> None:
         controller.silent = True
         await life.begin_controlled_shutdown()
-        assert life.state is BrokerState.SHUTTING_DOWN
+        assert life.state is LifecycleState.SHUTTING_DOWN
 
     live(scenario, ready=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from node.serving.fetch_session import Replica
+from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
 from tidemark.errors import ErrorCode
@@ -366,7 +366,7 @@ def test_a_followers_divergence_is_told_in_its_fetch() -> None:
         cluster.change(leader=2, isr=(2,))
         cluster.change(leader=1, isr=(1,))
         answer = await cluster.nodes[1].fetch(
-            5, replica=Replica(2, 99), current_leader_epoch=2, last_fetched_epoch=1
+            5, replica=FetchingReplica(2, 99), current_leader_epoch=2, last_fetched_epoch=1
         )
         assert answer.error_code == ErrorCode.NONE
         assert answer.diverging_epoch == (0, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
-from node.serving.fetch_session import Replica
+from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
 from tests.node.cluster import Cluster, batch, values_of
 from tidemark.errors import ErrorCode, OffsetOutOfRangeError
@@ -51,7 +51,7 @@ class FakeTier:
     ) -> None:
         self.leaders |= {partition: epoch for partition, (_, epoch) in leaders.items()}
 
-    def segment_rolled(self, partition: TopicIdPartition) -> None:
+    def segment_copyable(self, partition: TopicIdPartition) -> None:
         self.nudges += 1
 
     async def stop_partitions(
@@ -161,7 +161,9 @@ def test_a_slow_store_answers_late_but_its_read_is_done_once() -> None:
 def test_a_follower_is_sent_to_the_tier() -> None:
     async def test(cluster: Cluster, tier: FakeTier) -> None:
         epoch = cluster.partition.leader_epoch
-        answer = await cluster.nodes[1].fetch(0, replica=Replica(3, 99), current_leader_epoch=epoch)
+        answer = await cluster.nodes[1].fetch(
+            0, replica=FetchingReplica(3, 99), current_leader_epoch=epoch
+        )
         assert answer.error_code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE
 
     scenario(test)

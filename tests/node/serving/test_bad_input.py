@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.serving.fetch_session import Replica
+from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
 from tests.node.cluster import Cluster, batch
 from tests.node.fakes import WALL_START_MS
@@ -90,7 +90,7 @@ def test_fetches_of_old_and_future_epochs_and_strangers_are_refused() -> None:
         codes = [
             (await node.fetch(0, current_leader_epoch=0)).error_code,
             (await node.fetch(0, current_leader_epoch=9)).error_code,
-            (await node.fetch(0, replica=Replica(9, 1), current_leader_epoch=1)).error_code,
+            (await node.fetch(0, replica=FetchingReplica(9, 1), current_leader_epoch=1)).error_code,
             (await node.fetch(5)).error_code,
             (await cluster.nodes[2].fetch(0)).error_code,
             (await node.fetch(0, topic="nobody")).error_code,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.serving.fetch_session import FetchPartition, FetchSession, Replica
+from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
 from node.serving.fetching import FetchParams
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
 from tests.node.replication.test_replication import scenario
@@ -84,7 +84,7 @@ def test_an_idle_follower_outside_of_the_isr_comes_back() -> None:
 
 
 async def told(cluster: Cluster, session: FetchSession, limit: int = 1 << 20) -> list[Any]:
-    params = FetchParams(100, 1, limit, Replica(2, cluster.nodes[2].broker_epoch))
+    params = FetchParams(100, 1, limit, FetchingReplica(2, cluster.nodes[2].broker_epoch))
     return await cluster.nodes[1].replicas.fetcher.fetch_changes(params, session)
 
 
@@ -94,7 +94,7 @@ def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() 
         leader = cluster.nodes[1]
         await leader.produce("a")
         cluster.cut |= {(2, 1)}
-        replica, session = Replica(2, cluster.nodes[2].broker_epoch), FetchSession()
+        replica, session = FetchingReplica(2, cluster.nodes[2].broker_epoch), FetchSession()
         size = len(batch("a"))
         session.begin(replica, 0, [FetchPartition(TOPIC, 0, 0, size)], [])
         (answer,) = await told(cluster, session)
@@ -108,7 +108,7 @@ def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() 
         with pytest.raises(InvalidFetchSessionEpochError):
             session.begin(replica, session.id + 1, [], [])
         with pytest.raises(InvalidFetchSessionEpochError):
-            session.begin(Replica(2, 77), session.id, [], [])
+            session.begin(FetchingReplica(2, 77), session.id, [], [])
         session.begin(replica, session.id, [], [KEY])
         await leader.produce("c", acks=1)
         assert await told(cluster, session) == [], "it is forgotten"

@@ -50,9 +50,9 @@ class Broker:
         log = self.logs.get_or_create(identity.topic_partition, TOPIC_ID, config(**topic))
         core = Partition(identity, 1, dict)
         core.apply(Registration((1, 2, 3), (1, 2, 3), 1, 0, 0), 0, self.now)
-        hosted = HostedPartition(core, log, log.config, unsettled=self.isr.unsettled)
+        hosted = HostedPartition(core, log, log.config, watched=self.isr.watched)
         self.partitions.add(hosted)
-        self.isr.unsettled.add(hosted)
+        self.isr.watched.add(hosted)
         self.fetched(hosted)
 
     def fetched(self, hosted: HostedPartition) -> None:
@@ -121,21 +121,21 @@ def test_a_partition_whose_followers_lag_is_looked_at_until_they_are_back() -> N
     async def scenario() -> None:
         broker = Broker()
         await broker.work.shrink()
-        assert broker.isr.unsettled == set()
+        assert broker.isr.watched == set()
         broker.append(3, fetched=False)
         hosted = broker.hosted(3)
         await broker.work.shrink()
-        assert broker.isr.unsettled == {hosted}
+        assert broker.isr.watched == {hosted}
         broker.now += 31_000
         await broker.work.shrink()
         assert hosted.core.pending is not None, "both followers are to leave the ISR"
         hosted.core.pending = None
         broker.fetched(hosted)
         await broker.work.shrink()
-        assert broker.isr.unsettled == set()
+        assert broker.isr.watched == set()
         name = SimpleNamespace(node_id=2, broker_epoch=2)
         broker.isr.on_follower_fetch(hosted, name, 0, 0, broker.now)  # it lost its disk
-        assert broker.isr.unsettled == {hosted}
+        assert broker.isr.watched == {hosted}
         await broker.work.stop()
 
     asyncio.run(scenario())
