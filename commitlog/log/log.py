@@ -22,7 +22,7 @@ from uuid import UUID
 from commitlog.disk.checkpoints import check_topic_id
 from commitlog.disk.files import Directory
 from commitlog.log import invariants, lookup, retention
-from commitlog.log.changes import UNTRACKED
+from commitlog.log.changes import UNTRACKED, LogEvents, Noted
 from commitlog.log.flushing import PendingFlush
 from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.loader import load_segments, replay_producers
@@ -60,6 +60,7 @@ class Log:
         config: TopicConfig,
         topic_id: UUID | None,
         producer_expiration_ms: int,
+        events: LogEvents,
     ) -> None:
         self.directory = directory
         self.topic_partition = topic_partition
@@ -68,9 +69,8 @@ class Log:
         self.epochs = LeaderEpochCache(directory)
         self.producers = ProducerStateManager(directory, producer_expiration_ms)
         self.highest_remote_offset = -1
-        self.on_truncation: Callable[[Log], None] | None = None
-        self.on_roll: Callable[[Log, bool], None] = lambda _, __: None
-        self.changed = UNTRACKED  # it adds itself there after each change
+        self._events = events
+        self.changed: Noted = UNTRACKED  # `events.unread` once it is open
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
@@ -78,12 +78,11 @@ class Log:
         self._high_watermark = self._recovery_point = 0
         self._opened_end = -1  # all of it was durable when it was opened
         self._names_changed, self._names_synced = 1, 0  # how often, and up to which change
-        self.truncations = 0
         self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
         self._failed: FatalError | None = None
         self._unflushed_messages = self.last_flush_ms = self._now_ms = self.recovered_bytes_cut = 0
         self.deleted_files = retention.DeletedFiles(directory)
-        self._jitter_ms = 0  # of the active segment
+        self._jitter_ms = self.truncations = 0  # jitter of the active segment
 
     @classmethod
     def open(
@@ -98,6 +97,7 @@ class Log:
         log_start_offset: int = 0,
         clean: bool = False,
         producer_expiration_ms: int = _DAY_MS,
+        events: LogEvents = UNTRACKED,
     ) -> Log:
         """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
 
@@ -106,7 +106,7 @@ class Log:
         topic).
         """
         topic_id = check_topic_id(directory, topic_partition, topic_id)
-        log = cls(directory, topic_partition, config, topic_id, producer_expiration_ms)
+        log = cls(directory, topic_partition, config, topic_id, producer_expiration_ms, events)
         log._now_ms = log.last_flush_ms = now_ms
         loaded = load_segments(
             directory, config, log.epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
@@ -119,6 +119,7 @@ class Log:
             log._recovery_point = min(recovery_point or 0, log.log_end_offset)
             log.flush()
         log._opened_end = log.log_end_offset
+        log.changed = events.unread
         return log
 
     def _begin(self, segments: list[Segment], log_start_offset: int, now_ms: int) -> None:
@@ -411,11 +412,11 @@ class Log:
             return self._roll(self._log_end_offset, self._now_ms if now_ms is None else now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:
-        """`on_roll` comes first: what it checkpoints tells recovery a gap from a loss."""
+        """`rolling` comes first: what it checkpoints tells recovery a gap from a loss."""
         if is_gap := base_offset > self.active_segment.next_offset:
             self.flush()
             self._log_end_offset = self._recovery_point = base_offset
-        self.on_roll(self, is_gap)
+        self._events.rolling(self, is_gap)
         active = self.active_segment
         if active.size_bytes == 0:  # too far from its base for a 32-bit relative offset
             self._remove_newest()
@@ -527,8 +528,7 @@ class Log:
         self.truncations += 1
         if offset < self._recovery_point:
             self._recovery_point = offset
-            if self.on_truncation is not None:
-                self.on_truncation(self)
+            self._events.truncating(self)
 
     def _remove_newest(self) -> None:
         segment = self._segments.pop()

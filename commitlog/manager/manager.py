@@ -33,7 +33,7 @@ from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.disk.open_files import OPEN_FILES
 from commitlog.disk.threads import work_off
-from commitlog.log.changes import Changes
+from commitlog.log.changes import Changes, Noted
 from commitlog.log.flushing import FlushPasses
 from commitlog.log.log import Log
 from commitlog.manager.offset_checkpoints import LogCheckpoints
@@ -217,6 +217,7 @@ class LogManager:
                     log_start_offset=starts.get(topic_partition, 0),
                     clean=clean,
                     producer_expiration_ms=self._producer_expiration_ms,
+                    events=self,
                 )
             except LogDirectoryOfflineError:
                 self._lost[topic_partition] = directory
@@ -278,9 +279,6 @@ class LogManager:
         return False
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
-        log.on_truncation = self._on_truncation
-        log.on_roll = self._on_roll
-        log.changed = self.changes.unread
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
         self.changes.note((log,))
@@ -398,6 +396,7 @@ class LogManager:
             topic_id=topic_id,
             now_ms=self._now_ms(),
             producer_expiration_ms=self._producer_expiration_ms,
+            events=self,
         )
         home.fsync()
         self._add(log, home)
@@ -543,7 +542,12 @@ class LogManager:
         """Writes the high watermarks, each in its log's directory."""
         self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, self.directories)
 
-    def _on_truncation(self, log: Log) -> None:
+    @property
+    def unread(self) -> Noted:
+        """Where the logs add themselves after each change."""
+        return self.changes.unread
+
+    def truncating(self, log: Log) -> None:
         """Before a log is cut below its recovery point, the checkpoint must say so."""
         home = self._homes.get(log.topic_partition)
         if home is not None:
@@ -552,12 +556,12 @@ class LogManager:
         if self.on_cut is not None:
             self.on_cut(log)
 
-    def _on_roll(self, log: Log, must_write: bool) -> None:
+    def rolling(self, log: Log, is_gap: bool) -> None:
         """Before a log has a second segment, the checkpoint must name it
         (`commitlog.log.loader`)."""
         home = self._homes.get(log.topic_partition)
         if home is not None and (
-            must_write
+            is_gap
             or not self.checkpoints.names(home, RECOVERY_POINT_CHECKPOINT, log.topic_partition)
         ):
             self.changes.note((log,))

@@ -68,10 +68,13 @@ def open_log(
 
 
 def filled(
-    directory: Directory | None = None, batches: int = 30, settings: TopicConfig | None = None
+    directory: Directory | None = None,
+    batches: int = 30,
+    settings: TopicConfig | None = None,
+    **options: Any,
 ) -> Log:
     """A log of `batches` batches of three records each, one per 10 ms, all below the watermark."""
-    log = open_log(directory, settings)
+    log = open_log(directory, settings, **options)
     for number in range(batches):
         log.append_as_leader(batch(3, timestamp=NOW + number * 10), 1, NOW)
     log.update_high_watermark(log.log_end_offset)

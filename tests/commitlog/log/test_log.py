@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.changes import UNTRACKED
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log
 from commitlog.types import AppendOrigin, UnexpectedAppendOffsetError
@@ -353,11 +354,25 @@ def test_truncation_cuts_whole_batches_and_forgets_epochs_and_producers_behind()
     log.validate()
 
 
+class Checkpoints:
+    """Notes where a log stands when its cut is announced."""
+
+    unread = UNTRACKED
+
+    def __init__(self, told: list[tuple[int, int]]) -> None:
+        self._told = told
+
+    def truncating(self, log: Log) -> None:
+        self._told.append((log.recovery_point, log.log_end_offset))
+
+    def rolling(self, log: Log, is_gap: bool) -> None:
+        pass
+
+
 def test_a_truncation_tells_the_checkpoint_before_it_cuts() -> None:
-    log = filled(batches=20)
-    log.flush()
     told: list[tuple[int, int]] = []
-    log.on_truncation = lambda cut: told.append((cut.recovery_point, cut.log_end_offset))
+    log = filled(batches=20, events=Checkpoints(told))
+    log.flush()
     log.truncate_to(30)
     assert told == [(30, 60)]
 
