@@ -1,134 +1,59 @@
-"""The style of the tree, held by a test: `problems(name, text)` says what is untidy in a file.
-
-Files under 600 lines, functions under 70, lines of at most 100 characters; a docstring in every
-module; no bare `except`, no `print` outside the command line, scripts and tests; nothing left to
-do; durations named with their unit; no machine's paths and no registry's host anywhere.
-Generated stubs are exempt. The checker is itself tested against planted snippets.
+"""The tree is tidy: style, references, shape of classes and voice, held by the checkers of
+`tests.tidy`. Each checker is itself tested with planted faults.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-LINES_MAX = 600
-FUNCTION_LINES_MAX = 70
-LINE_CHARACTERS_MAX = 100
-
-_SKIPPED = {"__pycache__", "build", "dist", "spark-warehouse", "metastore_db", "v1", "golden"}
-_TEXT = {".py", ".proto", ".md", ".toml", ".txt", ".yaml", ".yml", ".tpl", ".json", ".sh", ""}
-_MAY_PRINT = ("tidemark/cli/", "scripts/", "tests/", "helm/")
-_UNITLESS_END = re.compile(r"_(timeout|interval|duration|delay)$")
-_PRAGMA = re.compile(r"\s*# (type: ignore|noqa|pragma).*$")
-_LEFT = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
-# Written in pieces, so that this file does not name what it forbids.
-_PLACES = re.compile(
-    "|".join(
-        (
-            r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot)/",
-            r"(?<![\w.])/home/[a-z]",
-            r"(?<![\w.])/Use" + r"rs/[A-Za-z]",
-            "py" + r"pi\.org",
-            "pythonho" + r"sted\.org",
-            r"proxy\.go" + r"lang\.org",
-            r"registry\.np" + r"mjs\.org",
-            r"repo1?\.ma" + r"ven\.(org|apache\.org)",
-        )
-    )
-)
-
-
-def tree_files() -> list[Path]:
-    """Every text file of the tree that people write, by path."""
-    found: list[Path] = []
-    pending = [ROOT]
-    while pending:
-        for entry in pending.pop().iterdir():
-            hidden = entry.name.startswith(".") and entry.name != ".ci"
-            if hidden or entry.name in _SKIPPED or entry.name.endswith(".egg-info"):
-                continue
-            if entry.is_dir():
-                pending.append(entry)
-            elif entry.suffix in _TEXT:
-                found.append(entry)
-    return sorted(found)
-
-
-def text_problems(text: str) -> Iterator[str]:
-    """What is wrong with any text of the tree."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if _LEFT.search(line):
-            yield f"{number}: something is left to do"
-        place = _PLACES.search(line)
-        if place:
-            yield f"{number}: names a place outside the project ({place.group()})"
-
-
-def _assigned_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Names that hold values: arguments, attributes and variables where they are bound."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.attr
-
-
-def _is_print(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    )
-
-
-def python_problems(name: str, text: str) -> Iterator[str]:
-    """What is wrong with a Python file called `name` within the tree."""
-    lines = text.splitlines()
-    if len(lines) >= LINES_MAX:
-        yield f"1: {len(lines)} lines, not under {LINES_MAX}"
-    for number, line in enumerate(lines, start=1):
-        length = len(_PRAGMA.sub("", line))  # as ruff counts
-        if length > LINE_CHARACTERS_MAX:
-            yield f"{number}: {length} characters, more than {LINE_CHARACTERS_MAX}"
-    tree = ast.parse(text)
-    if not ast.get_docstring(tree) and (tree.body or not name.startswith("tests/")):
-        yield "1: the module has no docstring"
-    elif not re.search(r"\w", ast.get_docstring(tree) or "x"):
-        yield "1: the module's docstring says nothing"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            size = (node.end_lineno or node.lineno) - node.lineno + 1
-            if size >= FUNCTION_LINES_MAX:
-                yield f"{node.lineno}: {node.name} has {size} lines, not under {FUNCTION_LINES_MAX}"
-        elif isinstance(node, ast.ExceptHandler) and node.type is None:
-            yield f"{node.lineno}: bare except"
-        elif _is_print(node) and not name.startswith(_MAY_PRINT):
-            yield f"{node.lineno}: print outside the command line"
-    for number, bound in _assigned_names(tree):
-        plain = bound.lower().strip("_")
-        if _UNITLESS_END.search(plain):
-            yield f"{number}: {bound} is a duration without its unit: end it in _ms or _s"
-
-
-def problems(name: str, text: str) -> list[str]:
-    """Everything wrong with the file `name` (relative to the root, with slashes)."""
-    found = list(text_problems(text))
-    if name.endswith(".py"):
-        found += python_problems(name, text)
-    return [f"{name}:{problem}" for problem in found]
+from tests.tidy import classes, references, style, voice
+from tests.tidy.allowances import CALLBACKS, LONG_PROSE, SIZES, SPLIT, TABLES, VOICE
+from tests.tidy.tree import classes_of, own_classes, own_sources, texts
 
 
 def test_the_tree_is_tidy() -> None:
     found: list[str] = []
-    for path in tree_files():
-        name = path.relative_to(ROOT).as_posix()
-        found += problems(name, path.read_text(encoding="utf-8"))
+    for name, text in texts().items():
+        if name not in LONG_PROSE:
+            found += style.problems(name, text)
     assert not found, f"{len(found)} untidy places:\n" + "\n".join(found)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    found: list[str] = []
+    for name, text in texts().items():
+        if name not in LONG_PROSE:
+            found += references.problems(name, text)
+    assert not found, f"{len(found)} references lead nowhere:\n" + "\n".join(found)
+
+
+def test_classes_keep_to_their_size() -> None:
+    sized = [info for info in own_classes() if f"{info.module}:{info.name}" not in TABLES]
+    found = [p for p in classes.size_problems(sized, SIZES) if "is larger than it is" not in p]
+    assert not found, "\n".join(found)
+
+
+def test_no_class_is_split_by_inheritance() -> None:
+    assert set(classes.split_classes(own_sources(), own_classes())) <= SPLIT
+
+
+def test_callbacks_are_given_at_construction() -> None:
+    found = {place for n, t in own_sources().items() for place in classes.assigned_callbacks(n, t)}
+    assert found <= CALLBACKS
+
+
+def test_no_two_classes_share_a_name_without_a_reason() -> None:
+    assert classes.shared_names(own_sources(), own_classes()) == []
+
+
+def test_the_voice_gets_no_worse() -> None:
+    for room, (headless, long) in voice.counts(own_sources()).items():
+        most = VOICE[room]
+        assert headless <= most[0], f"{room}: {headless} docstrings open with a relative clause"
+        assert long <= most[1], f"{room}: {long} sentences have over {voice.WORDS_MAX} words"
+
+
+# --- planted faults: style ------------------------------------------------------------------------
 
 
 def _function_of(lines: int) -> str:
@@ -153,7 +78,7 @@ def _function_of(lines: int) -> str:
     ],
 )
 def test_a_planted_fault_is_found(text: str, said: str) -> None:
-    found = problems("tidemark/planted.py", text)
+    found = style.problems("tidemark/planted.py", text)
     assert len(found) == 1 and said in found[0]
 
 
@@ -166,7 +91,136 @@ def test_a_planted_fault_is_found(text: str, said: str) -> None:
         ("tidemark/a.py", '"""Says."""\ndef f(fetch_timeout_ms, timeout=None): ...\n'),
         ("tests/a/__init__.py", ""),
         ("helm/tidemark/values.yaml", "dataDir: /var/lib/tidemark\n"),
+        ("A.md", "see https://example.org/" + "a" * 100 + "\n"),
+        ("tests/sim/CANARIES.md", "a" * 101 + "\n"),
     ],
 )
 def test_what_is_allowed_passes(name: str, text: str) -> None:
-    assert problems(name, text) == []
+    assert style.problems(name, text) == []
+
+
+@pytest.mark.parametrize("text", ["a" * 101, "| " + "a " * 50, "```\n" + "a" * 101 + "\n```"])
+def test_long_lines_of_prose_are_found(text: str) -> None:
+    assert [p.split(": ")[1] for p in style.problems("A.md", text + "\n")] != []
+
+
+# --- planted faults: references -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("A.md", "see NOWHERE.md", "there is no NOWHERE.md"),
+        ("A.md", "[rules](RULES.md#rule-99)", "RULES.md has no heading for #rule-99"),
+        ("a.py", '"""See ARCHI' + 'TECTURE.md section 3."""\n', "there is no ARCHI" + "TECTURE.md"),
+        ("A.md", "in commitlog/nowhere.py", "there is no commitlog/nowhere.py"),
+        ("a.py", '"""Says."""\n# see nowhere_at_all.py\n', "no file nowhere_at_all.py"),
+        ("A.md", "`node/server.py::no_such_name`", "defines no no_such_name"),
+        ("A.md", "`tidemark.records.nothing`", "leads nowhere"),
+        ("a.py", '"""As `tidemark.records.header.nothing` has it."""\n', "leads nowhere"),
+        ("A.md", "`Partition.is_nothing`", "Partition has no is_nothing"),
+        ("a.py", '"""Says."""\nx = 1  # `Partition.is_nothing()`\n', "Partition has no is_nothing"),
+        ("A.md", "`test_that_is_not_there`", "there is no test"),
+        ("a.py", '"""Keeps RULES.md rule 12."""\n', "no rule 12"),
+        ("a.py", '"""Keeps RULES.md\nrule 12."""\n', "no rule 12"),
+        ("a.py", '"""Keeps rules 1 and 12."""\n', "no rule 12"),
+        ("a.py", '"""Says."""\n# RULES.md I13\n', "no I13"),
+    ],
+)
+def test_a_planted_reference_is_found(name: str, text: str, said: str) -> None:
+    found = references.problems(name, text)
+    assert len(found) == 1 and said in found[0], found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("A.md", "see RULES.md#i6-nothing-below-the-high-watermark-is-cut"),
+        ("A.md", "`node/server.py::run` and `node/server.py::Server.start`, header.py"),
+        ("A.md", "`tidemark.records.header`, `tidemark.errors.ApiError.retriable`, `node.id`"),
+        ("A.md", "`Partition.is_settled`, `Log.Produce` of the wire, `Path.exists`"),
+        ("a.py", '"""Keeps rules 1 to 3, RULES.md I9."""\nx = "`Partition.is_nothing`"\n'),
+        ("README.md", "run tests/test_tidy.py, `test_the_tree_is_tidy`"),
+    ],
+)
+def test_references_that_lead_somewhere_pass(name: str, text: str) -> None:
+    assert references.problems(name, text) == []
+
+
+# --- planted faults: shape ------------------------------------------------------------------------
+
+
+def _class_of(methods: int, attributes: int) -> str:
+    body = "".join(f"    def m{i}(self): self.a{i % attributes} = 1\n" for i in range(methods))
+    return '"""Says."""\nclass A:\n' + body + "    def _hidden(self): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("methods", "attributes", "faults"), [(25, 20, 0), (26, 1, 1), (22, 21, 1)]
+)
+def test_the_size_of_a_class_is_counted(methods: int, attributes: int, faults: int) -> None:
+    found = classes_of("node/a.py", _class_of(methods, attributes))
+    assert len(list(classes.size_problems(found, {}))) == faults
+
+
+@pytest.mark.parametrize(("allowed", "faults"), [(30, 0), (29, 1), (31, 1)])
+def test_an_allowance_is_what_it_is(allowed: int, faults: int) -> None:
+    found = classes_of("node/a.py", _class_of(30, 2))
+    assert len(list(classes.size_problems(found, {"node/a.py:A": (allowed, 2)}))) == faults
+
+
+def test_an_allowance_for_nothing_is_found() -> None:
+    assert list(classes.size_problems([], {"node/a.py:A": (30, 2)})) != []
+
+
+def _split(sources: dict[str, str]) -> list[str]:
+    return classes.split_classes(
+        sources, [info for name, text in sources.items() for info in classes_of(name, text)]
+    )
+
+
+def test_a_class_split_by_inheritance_is_found() -> None:
+    base, heir = '"""Says."""\nclass Half: ...\n', '"""Says."""\nclass Whole(Half): ...\n'
+    assert _split({"node/a.py": base, "node/b.py": heir}) == ["node/a.py:Half"]
+    assert _split({"node/a.py": base, "quorum/b.py": heir}) == []  # another room
+    assert _split({"node/a.py": base, "node/b.py": heir + "x = Half()\n"}) == []  # used by itself
+    assert _split({"node/a.py": base, "node/b.py": heir + "class Other(Half): ...\n"}) == []
+    error = '"""Says."""\nclass Half(ValueError): ...\n'
+    assert _split({"node/a.py": error, "node/b.py": heir}) == []
+    assert _split({"node/a.py": base + "class Whole(Half): ...\n"}) == []
+
+
+def test_a_callback_assigned_from_outside_is_found() -> None:
+    text = '"""Says."""\ndef f(self, log):\n    log.on_roll = f\n    self.on_roll = f\n'
+    assert classes.assigned_callbacks("node/a.py", text) == ["node/a.py:on_roll"]
+    assert classes.assigned_callbacks("node/a.py", text.replace("log.on", "self.log.on")) != []
+
+
+def test_classes_of_one_name_are_found() -> None:
+    one, two = (
+        '"""Says."""\nclass A: ...\nclass _B: ...\n',
+        '"""Says."""\nclass A: ...\nclass _B: ...\n',
+    )
+    sources = {"node/a.py": one, "quorum/a.py": two}
+    found = [info for name, text in sources.items() for info in classes_of(name, text)]
+    assert classes.shared_names(sources, found) == ["A"]
+    sources["quorum/a.py"] = two.replace("class A", "# same name as node/a.py: the wire's\nclass A")
+    found = [info for name, text in sources.items() for info in classes_of(name, text)]
+    assert classes.shared_names(sources, found) == []
+
+
+# --- planted faults: voice ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["What it is.", "Who waits.", "Where it lies.", "Whoever asks."])
+def test_a_headless_docstring_is_found(words: str) -> None:
+    text = f'"""Says."""\nclass A:\n    """{words}"""\n    x: int = 1\n    """{words}"""\n'
+    assert [line for line, _ in voice.headless(text)] == [3, 5]
+    assert list(voice.headless('"""Says what it is."""\n')) == []
+
+
+def test_a_long_sentence_is_found() -> None:
+    assert len(list(voice.long_sentences('"""' + "word " * 26 + '."""\n'))) == 1
+    assert list(voice.long_sentences('"""' + ("word " * 25 + "\n\n") * 2 + '"""\n')) == []
+    table = '"""Says.\n\n' + "        " + "a | b " * 30 + '\n\nEnds.\n"""\n'
+    assert list(voice.long_sentences(table)) == []

@@ -37,7 +37,7 @@ RETRY_MS = 60_000
 
 
 class LogCleaner:
-    """One per node; register it with its LogManager (`LogManager.cleaner`)."""
+    """Chooses, swaps and records the cleanings of all logs of a node."""
 
     def __init__(
         self,

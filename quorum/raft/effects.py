@@ -123,6 +123,7 @@ Event = (
 # --- effects --------------------------------------------------------------------------------------
 
 
+# same name as tidemark/records/control.py: the effect that appends that record
 @dataclass(slots=True, frozen=True)
 class LeaderChange:
     """The control record that opens an epoch; the edge appends it as a batch of its own."""

@@ -166,6 +166,7 @@ class EndQuorumEpochResponse:
     header: Header
 
 
+# same name as tidemark/wire/fetch.py: the quorum and the log each have a Fetch
 @dataclass(slots=True, frozen=True)
 class FetchResponse:
     """Records, or where the fetcher's log diverges, or the checkpoint it must load first."""

@@ -43,6 +43,7 @@ class ReplicaKey:
         return unknown or self.directory_id == other.directory_id
 
 
+# same name as tidemark/records/control.py: a voter as the replica knows it, not as bytes
 @dataclass(slots=True, frozen=True)
 class Voter:
     """A voter: all its `listeners`, as the log has them, and the `endpoint` among them that this
