@@ -1,5 +1,4 @@
-"""A flush in three steps, so that fsyncs need not hold up the event loop; and which logs the passes
-of a node flush.
+"""A flush in three steps, so that fsyncs need not hold up the event loop.
 
 `Log.prepare_flush` (on the loop) writes what waits in memory and collects what must be synced;
 `PendingFlush.run` (anywhere) syncs it; `Log.complete_flush` (on the loop) moves the recovery point.
@@ -8,20 +7,14 @@ of a node flush.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory, DiskError, File
-from commitlog.disk.log_directory import LogDirectoryOfflineError
-from commitlog.log.changes import Changes
 from commitlog.segment.segment import Segment
 
 if TYPE_CHECKING:
     from commitlog.log.log import Log
-
-_NEVER_MS = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -65,41 +58,3 @@ class PendingFlush:
         except DiskError as error:
             if error.errno != errno.ENOENT:  # else the log moved, or was deleted, meanwhile
                 raise
-
-
-class FlushPasses:
-    """The passes of a node: each looks at the logs that changed alone. After an error, what was not
-    looked at comes with the next pass."""
-
-    def __init__(self, changes: Changes) -> None:
-        self._rolled = changes.reader()
-        self._unflushed = changes.reader()
-
-    def flush_rolled(self, is_open: Callable[[Log], bool]) -> None:
-        """Flushes everything below the active segments."""
-        waiting = self._rolled.take()
-        try:
-            for log in tuple(waiting):
-                if is_open(log):
-                    with suppress(LogDirectoryOfflineError):  # the others go on
-                        log.flush(log.active_segment.base_offset)
-                waiting.discard(log)
-        finally:
-            self._rolled.put_back(waiting)
-
-    def flush_due(self, now_ms: int, is_open: Callable[[Log], bool]) -> None:
-        """Flushes the logs whose flush.ms is over; those where it is not yet wait for it."""
-        waiting = self._unflushed.take()
-        try:
-            for log in tuple(waiting):
-                flush_ms = log.config.flush_ms
-                is_durable = log.recovery_point >= log.log_end_offset
-                if is_durable or flush_ms >= _NEVER_MS or not is_open(log):
-                    waiting.discard(log)
-                elif now_ms - log.last_flush_ms >= flush_ms:
-                    with suppress(LogDirectoryOfflineError):  # the others go on
-                        log.flush()
-                        log.last_flush_ms = now_ms
-                    waiting.discard(log)
-        finally:
-            self._unflushed.put_back(waiting)

@@ -22,7 +22,7 @@ from uuid import UUID
 from commitlog.disk.checkpoints import check_topic_id
 from commitlog.disk.files import Directory
 from commitlog.log import invariants, lookup, retention
-from commitlog.log.changes import UNTRACKED, LogEvents, Noted
+from commitlog.log.events import UNTRACKED, ChangedLogs, LogEvents
 from commitlog.log.flushing import PendingFlush
 from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.loader import load_segments, replay_producers
@@ -60,7 +60,7 @@ class Log:
         config: TopicConfig,
         topic_id: UUID | None,
         producer_expiration_ms: int,
-        events: LogEvents,
+        events: LogEvents[Log],
     ) -> None:
         self.directory = directory
         self.topic_partition = topic_partition
@@ -70,7 +70,7 @@ class Log:
         self.producers = ProducerStateManager(directory, producer_expiration_ms)
         self.highest_remote_offset = -1
         self._events = events
-        self.changed: Noted = UNTRACKED  # `events.unread` once it is open
+        self.changed: ChangedLogs[Log] = UNTRACKED  # `events.unread` once it is open
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._fences = lookup.TimestampFences()
@@ -97,7 +97,7 @@ class Log:
         log_start_offset: int = 0,
         clean: bool = False,
         producer_expiration_ms: int = _DAY_MS,
-        events: LogEvents = UNTRACKED,
+        events: LogEvents[Log] = UNTRACKED,
     ) -> Log:
         """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
 

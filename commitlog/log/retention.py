@@ -4,25 +4,19 @@ Oldest first, and never past a segment that stays. Nothing at or above the high 
 remote storage only what the tier has (at or below highest_remote_offset), by local retention, and
 the log's start does not move: the records are still there, in the tier. The active segment is never
 deleted; where it breaches retention it is rolled, so that the next pass may take it.
-
-`RetentionSchedule` says which logs a pass has to look at: those that changed, and those whose
-oldest segment expires by then. Nothing else can be due, whatever the number of logs.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
-from commitlog.log.changes import ChangeReader
 from commitlog.segment.producer_state import snapshot_name
 from commitlog.segment.segment import DELETED_SUFFIX, Segment
 from commitlog.types import DeletedSegment
-from tidemark.types import TopicPartition
 
 if TYPE_CHECKING:
     from commitlog.log.log import Log
@@ -55,51 +49,6 @@ def next_due_ms(log: Log, now_ms: int) -> int | None:
         return now_ms
     limit_ms = _retention_ms(log)
     return None if limit_ms < 0 else max(now_ms, oldest.retention_timestamp_ms + limit_ms + 1)
-
-
-class RetentionSchedule:
-    """The logs that the next pass of retention looks at; on the owner of the logs."""
-
-    def __init__(self, changed: ChangeReader) -> None:
-        """`changed`: a reader of its own of the logs' changes."""
-        self._changed = changed
-        self._due: dict[TopicPartition, int] = {}  # the one entry in the heap that counts
-        self._heap: list[tuple[int, TopicPartition]] = []
-
-    def __len__(self) -> int:
-        """Logs that wait for their oldest segment to expire."""
-        return len(self._due)
-
-    def take(self, now_ms: int, logs: Mapping[TopicPartition, Log]) -> list[Log]:
-        """What is due, in the order of names; `logs` are all there are. Each of them is to be given
-        to `looked_at` or to `again`."""
-        due = {log.topic_partition for log in self._changed.take()}
-        while self._heap and self._heap[0][0] <= now_ms:
-            due_ms, topic_partition = heapq.heappop(self._heap)
-            if self._due.get(topic_partition) == due_ms:
-                due.add(topic_partition)
-                del self._due[topic_partition]
-        for gone in due - logs.keys():
-            self._due.pop(gone, None)
-        if len(self._heap) > 2 * len(self._due) + 16:  # most are of logs that are gone
-            self._heap = [(due_ms, tp) for tp, due_ms in self._due.items()]
-            heapq.heapify(self._heap)
-        return [logs[topic_partition] for topic_partition in sorted(due & logs.keys())]
-
-    def looked_at(self, log: Log, now_ms: int) -> None:
-        """The pass is over for this log: it comes again when it changed, or its time is up."""
-        due_ms = next_due_ms(log, now_ms)
-        topic_partition = log.topic_partition
-        if due_ms is None:
-            self._due.pop(topic_partition, None)
-        elif due_ms < self._due.get(topic_partition, due_ms + 1):
-            # An entry that is earlier stays: so a busy log has one, not one for each pass.
-            self._due[topic_partition] = due_ms
-            heapq.heappush(self._heap, (due_ms, topic_partition))
-
-    def put_back(self, log: Log) -> None:
-        """It could not be looked at: it comes with the next pass."""
-        self._changed.put_back((log,))
 
 
 def _below_log_start(log: Log) -> Breach:

@@ -33,9 +33,10 @@ from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.disk.open_files import OPEN_FILES
 from commitlog.disk.threads import work_off
-from commitlog.log.changes import Changes, Noted
-from commitlog.log.flushing import FlushPasses
+from commitlog.log.events import ChangedLogs
 from commitlog.log.log import Log
+from commitlog.manager.changes import Changes
+from commitlog.manager.flush_passes import FlushPasses
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.moves.directory_moves import DirectoryMoves
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
@@ -543,7 +544,7 @@ class LogManager:
         self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, self.directories)
 
     @property
-    def unread(self) -> Noted:
+    def unread(self) -> ChangedLogs[Log]:
         """Where the logs add themselves after each change."""
         return self.changes.unread
 

@@ -2,8 +2,8 @@
 high watermarks, a file each per directory (Kafka's names and format).
 
 A file is written only where what it holds changed; what changed is known from the logs that did
-(`commitlog.log.changes`), so idle partitions cost a pass nothing, however many they are. Entries
-are kept in memory for that, as they are on disk or have to come there (`_unsaved`).
+(`commitlog.manager.changes`), so idle partitions cost a pass nothing, however many they are.
+Entries are kept in memory for that, as they are on disk or have to come there (`_unsaved`).
 
 An entry is believed after an unclean stop, so it must never be of anything but the log that is
 there now:
@@ -28,8 +28,8 @@ from commitlog.disk.checkpoints import (
     OffsetCheckpoint,
 )
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
-from commitlog.log.changes import ChangeReader, Changes
 from commitlog.log.log import Log
+from commitlog.manager.changes import ChangeReader, Changes
 from tidemark.errors import StorageError
 from tidemark.types import TopicPartition
 

@@ -2,7 +2,7 @@
 producers, ISR shrinking.
 
 Each has its own period (Kafka's settings), and looks only at logs that changed since, or whose time
-has come (`commitlog.log.changes`): a pass over partitions that nobody uses does nothing at all.
+has come (`commitlog.manager.changes`): a pass over partitions that nobody uses does nothing at all.
 Work on logs happens on the event loop in small slices, one log at a time with a breath between,
 since appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs,
 removal of deleted files) runs in a bounded pool of threads.
@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.log.log import Log
-from commitlog.log.retention import RetentionSchedule
 from commitlog.manager.manager import LogManager
+from commitlog.manager.retention_schedule import RetentionSchedule
 from node.partition.registry import PartitionRegistry
 from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper

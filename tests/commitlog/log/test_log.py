@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
-from commitlog.log.changes import UNTRACKED
+from commitlog.log.events import UNTRACKED
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log
 from commitlog.types import AppendOrigin, UnexpectedAppendOffsetError

@@ -13,10 +13,10 @@ from commitlog.cleaner.choice import Cleanable, cleanable
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.checkpoints import OffsetCheckpoint
 from commitlog.disk.memory_files import MemoryDirectory
-from commitlog.log.changes import Changes
 from commitlog.log.log import Log
-from commitlog.log.retention import RetentionSchedule
+from commitlog.manager.changes import Changes
 from commitlog.manager.manager import LogManager
+from commitlog.manager.retention_schedule import RetentionSchedule
 from tests.commitlog.builders import NOW, batch, config
 from tests.commitlog.manager.test_manager import manager as manager_of
 from tidemark.config import TopicConfig

@@ -14,51 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from commitlog.log.log import Log
-
-
-class Noted(Protocol):
-    """Where a log adds itself after each change."""
-
-    def add(self, log: Log, /) -> None: ...
-
-
-class LogEvents(Protocol):
-    """What a log reports to its owner; given to `Log.open`."""
-
-    @property
-    def unread(self) -> Noted:
-        """Where the open log adds itself after each change."""
-
-    def truncating(self, log: Log) -> None:
-        """The recovery point is lowered, and nothing is cut yet. Where this raises, nothing is."""
-
-    def rolling(self, log: Log, is_gap: bool) -> None:
-        """A new active segment comes next; `is_gap`: it does not follow on the one before. Where
-        this raises, none is made."""
-
-
-class _Untracked:
-    """Of logs that no manager has: the metadata log's, those of a copy under way."""
-
-    def add(self, log: Log, /) -> None:
-        """Nobody has to know."""
-
-    @property
-    def unread(self) -> Noted:
-        return self
-
-    def truncating(self, log: Log) -> None:
-        """No checkpoint names it."""
-
-    def rolling(self, log: Log, is_gap: bool) -> None:
-        """No checkpoint names it."""
-
-
-UNTRACKED = _Untracked()
+from commitlog.log.log import Log
 
 
 class Changes:
