@@ -1,7 +1,7 @@
-"""What a log reports to its owner: that it changed, and what is about to happen to its files.
+"""Events that a log reports to its owner: that it changed, and what its files are about to become.
 
-The protocols are generic in the log's type, so that a log can name them and an owner can implement
-them without either importing the other.
+The protocols are generic in the log's type. So a log can name them, and an owner can implement
+them, without a circle of imports.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ L = TypeVar("L", contravariant=True)
 
 
 class ChangedLogs(Protocol[L]):
-    """Where a log adds itself after each change; usually a set."""
+    """The logs that changed, as far as a log needs them: it adds itself after each change."""
 
     def add(self, log: L, /) -> None: ...
 
 
 class LogEvents(Protocol[L]):
-    """What a log reports to its owner; given to `Log.open`."""
+    """The owner's side of a log's events; given to `Log.open`."""
 
     @property
     def unread(self) -> ChangedLogs[L]:
-        """Where the open log adds itself after each change."""
+        """The set to which the open log adds itself."""
 
     def truncating(self, log: L) -> None:
-        """The recovery point is lowered, and nothing is cut yet. Where this raises, nothing is."""
+        """The recovery point is lowered, and nothing is cut yet. If this raises, nothing is."""
 
     def rolling(self, log: L, is_gap: bool) -> None:
-        """A new active segment comes next; `is_gap`: it does not follow on the one before. Where
-        this raises, none is made."""
+        """A new active segment comes next. If this raises, none is made.
+
+        `is_gap`: the segment does not begin where the one before it ends.
+        """
 
 
 class _Untracked:
-    """Of logs that no manager has: the metadata log's, those of a copy under way."""
+    """The owner of logs that no manager has: the metadata log, and logs opened by tools."""
 
     def add(self, log: object, /) -> None:
         """Does nothing."""
@@ -43,10 +45,10 @@ class _Untracked:
         return self
 
     def truncating(self, log: object) -> None:
-        """No checkpoint names it."""
+        """Does nothing: no checkpoint names the log."""
 
     def rolling(self, log: object, is_gap: bool) -> None:
-        """No checkpoint names it."""
+        """Does nothing: no checkpoint names the log."""
 
 
 UNTRACKED = _Untracked()
