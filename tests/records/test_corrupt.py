@@ -159,7 +159,8 @@ def test_nothing_is_read_beyond_a_batch() -> None:
 GUARDED = """
 import ctypes, mmap, random
 import numpy as np
-from tidemark.records import Record, encode_batch, kernels
+from tidemark.records import Record, encode_batch
+from tidemark.records.kernels import codec as kernels
 
 page = mmap.PAGESIZE
 area = mmap.mmap(-1, 2 * page)

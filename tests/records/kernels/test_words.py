@@ -82,7 +82,8 @@ def test_a_batch_is_written_where_it_fits_and_nowhere_else() -> None:
 GUARDED = """
 import ctypes, mmap
 import numpy as np
-from tidemark.records import columns, kernels
+from tidemark.records import columns
+from tidemark.records.kernels import codec as kernels
 
 page = mmap.PAGESIZE
 area = mmap.mmap(-1, 2 * page)
