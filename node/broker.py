@@ -84,6 +84,7 @@ class BrokerServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._health = Health(_SERVICES)
         self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
+        loop = asyncio.get_running_loop()
         self._logs = LogManager(
             storage.log_directories(config),
             config,
@@ -92,6 +93,7 @@ class BrokerServer:
             locked=True,
             vital=config.metadata_directory,
             known_replica=self._replica_in_image,
+            directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
         )
         self._tier = make_tier(config, clock, storage)
         self._logs_open = False
@@ -194,12 +196,6 @@ class BrokerServer:
 
     async def start(self) -> None:
         """Serves, and begins to register; returns before the broker is ready."""
-        loop = asyncio.get_running_loop()
-
-        def on_failure(directory: LogDirectory) -> None:
-            loop.call_soon_threadsafe(self._directory_failed, directory)
-
-        self._logs.on_directory_failed = on_failure
         await self._listen()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("directory assignments", self.assignments.run(), self._on_fatal))

@@ -66,9 +66,7 @@ class LogCleaner:
                 self._checkpoints |= OffsetCheckpoint(directory, CLEANER_CHECKPOINT).read()
             except StorageError as error:
                 logger.warning("%s: every log counts as dirty", error)
-        logs.on_cut = self.log_cut
-        logs.on_removed = self.log_removed
-        logs.on_moved = self.log_moved
+        logs.listen(self)
 
     def start(self) -> None:
         """The logs are open: none is clean beyond its end."""

@@ -44,6 +44,11 @@ class LogDirectoryOfflineError(StorageError):
     """The log directory failed: its logs can not be used until the node restarts."""
 
 
+def offline_error(path: str, failure: str) -> LogDirectoryOfflineError:
+    """Returns the error of every call to the directory at `path`, which failed."""
+    return LogDirectoryOfflineError(f"log directory {path} is offline: {failure}")
+
+
 class DirectoryState:
     """Online, or offline with a reason; shared by a log directory and all that is opened in it."""
 
@@ -51,8 +56,17 @@ class DirectoryState:
         self._root = root
         self._lock = threading.Lock()
         self.failure = ""
-        self.on_failure: Callable[[], None] = lambda: None
-        self.fails_when_full: Callable[[], bool] = lambda: False
+        self._on_failure: Callable[[], object] = lambda: None
+        self._fails_when_full: Callable[[], bool] = lambda: False
+
+    def watch(
+        self, on_failure: Callable[[], object], fails_when_full: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Has `on_failure` called once when the directory goes offline, in the thread that noticed.
+        `fails_when_full` decides at each such error whether a full disk counts as failed.
+        """
+        self._on_failure = on_failure
+        self._fails_when_full = fails_when_full
 
     def call(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Calls the disk; LogDirectoryOfflineError where that fails, or something did before."""
@@ -67,9 +81,7 @@ class DirectoryState:
             raise self.offline() from error
 
     def offline(self) -> LogDirectoryOfflineError:
-        return LogDirectoryOfflineError(
-            f"log directory {self._root.path} is offline: {self.failure}"
-        )
+        return offline_error(self._root.path, self.failure)
 
     def fail(self, reason: str) -> None:
         """Takes the directory offline for good; the first reason counts."""
@@ -82,7 +94,7 @@ class DirectoryState:
             self._root.path,
             reason,
         )
-        self.on_failure()
+        self._on_failure()
 
     def _is_failure(self, error: FsyncError | DiskError | OSError) -> bool:
         if isinstance(error, FsyncError):
@@ -94,7 +106,7 @@ class DirectoryState:
                 return True
             return False
         if error.errno in DISK_FULL:
-            return self.fails_when_full()
+            return self._fails_when_full()
         return error.errno not in _NOT_THE_DISK
 
 

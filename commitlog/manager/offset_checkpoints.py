@@ -28,8 +28,10 @@ from commitlog.disk.checkpoints import (
     OffsetCheckpoint,
 )
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.log.events import ChangedLogs
 from commitlog.log.log import Log
-from commitlog.manager.changes import ChangeReader, Changes
+from commitlog.manager.changes import ChangeReader
+from commitlog.manager.registry import LogRegistry
 from tidemark.errors import StorageError
 from tidemark.types import TopicPartition
 
@@ -54,19 +56,19 @@ _VALUES: dict[str, Callable[[Log], int | None]] = {
 
 
 class LogCheckpoints:
-    """The checkpoint files of a node's log directories; any thread."""
+    """The checkpoint files of a node's log directories; any thread.
 
-    def __init__(
-        self,
-        changes: Changes,
-        logs: Mapping[TopicPartition, Log],
-        homes: Mapping[TopicPartition, LogDirectory],
-    ) -> None:
-        """`changes` of the logs; all open `logs`, and in which directory each is, at any time."""
+    It is the `LogEvents` of the logs as well: what a log is about to do to its files must be in the
+    checkpoint of its directory first.
+    """
+
+    def __init__(self, registry: LogRegistry) -> None:
         self.lock = threading.RLock()
-        self._logs = logs
-        self._homes = homes
-        self._changed: dict[str, ChangeReader] = {name: changes.reader() for name in _VALUES}
+        self._registry = registry
+        self._changes = registry.changes
+        self._changed: dict[str, ChangeReader] = {
+            name: registry.changes.reader() for name in _VALUES
+        }
         self._entries: dict[str, dict[LogDirectory, dict[TopicPartition, int]]] = {
             name: {} for name in _VALUES
         }
@@ -116,13 +118,39 @@ class LogCheckpoints:
                     with suppress(LogDirectoryOfflineError):  # the others go on
                         self._save(directory, name)
 
+    # --- what logs announce (`LogEvents`)
+
+    @property
+    def unread(self) -> ChangedLogs[Log]:
+        """Where the logs add themselves after each change."""
+        return self._changes.unread
+
+    def truncating(self, log: Log) -> None:
+        """Writes the lowered recovery point of a log, then notifies those who listen."""
+        home = self._registry.directory_of(log.topic_partition)
+        if home is not None:
+            self._changes.note((log,))
+            self.write(RECOVERY_POINT_CHECKPOINT, (home,))
+        self._registry.cut(log)
+
+    def rolling(self, log: Log, is_gap: bool) -> None:
+        """Writes a log's entry before its second segment is made (see `commitlog.log.loader`)."""
+        home = self._registry.directory_of(log.topic_partition)
+        if home is not None and (
+            is_gap or not self.names(home, RECOVERY_POINT_CHECKPOINT, log.topic_partition)
+        ):
+            self._changes.note((log,))
+            self.write(RECOVERY_POINT_CHECKPOINT, (home,))
+
+    # --- files
+
     def _take_over(self, name: str) -> None:
         """Compares the logs that changed with their entries."""
         entries = self._entries[name]
         for log in self._changed[name].take():
             topic_partition = log.topic_partition
-            current = self._logs.get(topic_partition)
-            home = self._homes.get(topic_partition)
+            current = self._registry.get(topic_partition)
+            home = self._registry.directory_of(topic_partition)
             value = None if current is None else _VALUES[name](current)
             if home is not None:
                 entries.setdefault(home, {})

@@ -24,10 +24,10 @@ as the metadata counts on this replica (KIP-858: it may name the target already)
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from contextlib import suppress
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
+from uuid import UUID, uuid4
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -43,17 +43,59 @@ from commitlog.segment.segment import Segment
 from tidemark.errors import StorageError, TidemarkError
 from tidemark.types import METADATA_TOPIC, TopicPartition
 
-if TYPE_CHECKING:
-    from commitlog.manager.manager import LogManager
-
 logger = logging.getLogger(__name__)
 
 
-class DirectoryMoves:
-    """The future logs of one node; owned by the owner of its logs. One per LogManager."""
+class Logs(Protocol):
+    """The open logs of the node."""
 
-    def __init__(self, manager: LogManager) -> None:
-        self._manager = manager
+    @property
+    def directories(self) -> Sequence[LogDirectory]:
+        """All log directories, online or not."""
+
+    def get(self, topic_partition: TopicPartition) -> Log | None:
+        """Returns the open log of a partition."""
+
+    def directory_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
+        """Returns the directory of an open log."""
+
+    def is_gone(self, topic_partition: TopicPartition) -> bool:
+        """Returns whether certainly no directory of this node has a log of the partition."""
+
+    def moved(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
+        """Notes that an open log continues in another directory."""
+
+
+class Checkpoints(Protocol):
+    """The checkpoint files of the log directories."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """While it is held nothing is written by others."""
+
+    def note(
+        self, directory: LogDirectory, topic_partition: TopicPartition, offsets: Mapping[str, int]
+    ) -> None:
+        """Durably sets one log's entries, by file."""
+
+
+class DirectoryMoves:
+    """The future logs of one node; owned by the owner of its logs."""
+
+    def __init__(
+        self,
+        logs: Logs,
+        checkpoints: Checkpoints,
+        known_replica: Callable[[TopicPartition], tuple[UUID, UUID | None] | None],
+        remove_later: Callable[[LogDirectory, str], None],
+    ) -> None:
+        """`known_replica` returns the topic id and the directory id that the metadata has for a
+        partition of this node; `remove_later` removes a tree of a directory in the background.
+        """
+        self._logs = logs
+        self._checkpoints = checkpoints
+        self._known_replica = known_replica
+        self._remove_later = remove_later
         self._futures: dict[TopicPartition, FutureLog] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._found: dict[TopicPartition, tuple[LogDirectory, str]] = {}
@@ -69,7 +111,7 @@ class DirectoryMoves:
         and future logs are noted.
         """
         logs: dict[TopicPartition, list[LogDirectory]] = {}
-        for directory in self._manager.directories:
+        for directory in self._logs.directories:
             with suppress(LogDirectoryOfflineError):
                 for name in directory.list():
                     future = parse_future_name(name)
@@ -84,7 +126,7 @@ class DirectoryMoves:
             with suppress(LogDirectoryOfflineError):  # the other one is all there is then
                 if len(homes) > 1:
                     self._settle(topic_partition, homes)
-                elif len(self._manager.directories) > 1:
+                elif len(self._logs.directories) > 1:
                     self._note_left(topic_partition, homes[0])
 
     def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
@@ -133,11 +175,11 @@ class DirectoryMoves:
         for topic_partition, (home, name) in found.items():
             if not home.is_online:
                 continue
-            current = self._manager.get(topic_partition)
+            current = self._logs.get(topic_partition)
             try:
                 if current is None:
                     self._without_source(topic_partition, home, name)
-                elif self._manager.directory_of(topic_partition) is home:
+                elif self._logs.directory_of(topic_partition) is home:
                     self._remove(topic_partition, home, name)
                 else:
                     self._add(FutureLog.resume(current, home, name), home)
@@ -154,8 +196,9 @@ class DirectoryMoves:
     ) -> None:
         """A future log whose current one is not open: it stays where that may come back, or where
         the metadata takes it for the current one."""
-        manager = self._manager
-        if manager.is_gone(topic_partition) and not manager.is_known_in(topic_partition, home):
+        known = self._known_replica(topic_partition)
+        is_known = known is not None and known[1] is not None and known[1] == home.directory_id
+        if self._logs.is_gone(topic_partition) and not is_known:
             self._remove(topic_partition, home, name)
             return
         logger.error("%s was being moved to %s: its log is missing", topic_partition, home.path)
@@ -223,7 +266,7 @@ class DirectoryMoves:
         """
         topic_partition = current.topic_partition
         assert topic_partition not in self._futures, "one move of a partition at a time"
-        assert self._manager.directory_of(topic_partition) is not destination, "it is there"
+        assert self._logs.directory_of(topic_partition) is not destination, "it is there"
         future = FutureLog.begin(current, destination)
         self._add(future, destination)
         return future
@@ -251,7 +294,7 @@ class DirectoryMoves:
             home = self._homes[topic_partition]
             if not home.is_online:
                 self.cancel(topic_partition)
-            elif self._manager.get(topic_partition) is not future.current:
+            elif self._logs.get(topic_partition) is not future.current:
                 del self._futures[topic_partition], self._homes[topic_partition]
                 self._orphans[topic_partition] = (home, future.name)
 
@@ -260,16 +303,16 @@ class DirectoryMoves:
 
         StorageError, CorruptMessageError where the log stays where it is and the move is over.
         """
-        manager, future = self._manager, self._futures[topic_partition]
-        target, source = self._homes[topic_partition], manager.directory_of(topic_partition)
+        future = self._futures[topic_partition]
+        target, source = self._homes[topic_partition], self._logs.directory_of(topic_partition)
         assert source is not None, "a log that is moved has a directory"
 
         def place() -> tuple[Directory, list[Segment]]:
             future.complete()
-            with manager.checkpoints.lock:
+            with self._checkpoints.lock:
                 self._note(target, future.current)
                 directory = self._rename(future, target)
-                manager.moved_to(topic_partition, target)
+                self._logs.moved(topic_partition, target)
             return directory, future.segments_in(directory)
 
         left = future.current.segments
@@ -305,7 +348,7 @@ class DirectoryMoves:
 
     def _note(self, target: LogDirectory, current: Log) -> None:
         """Step 2: older entries would mislead a start."""
-        self._manager.checkpoints.note(
+        self._checkpoints.note(
             target,
             current.topic_partition,
             {
@@ -318,7 +361,7 @@ class DirectoryMoves:
     def _remove(self, topic_partition: TopicPartition, home: LogDirectory, name: str) -> None:
         """Takes a directory away from the log's names at once; its files go in the background."""
         renamed = _rename_away(home, name, topic_partition, DELETE_SUFFIX)
-        self._manager.remove_later(home, renamed)
+        self._remove_later(home, renamed)
 
 
 def _rename_away(

@@ -42,12 +42,6 @@ class JbodNode(Node):
 
     def __init__(self, cluster: JbodCluster, node_id: int, **settings: str) -> None:
         super().__init__(cluster, node_id, **settings)
-        loop = asyncio.get_running_loop()
-
-        def on_failure(directory: LogDirectory) -> None:
-            loop.call_soon(self._directory_failed, directory)
-
-        self.logs.on_directory_failed = on_failure
         self.life = BrokerLifecycle(
             self.config,
             CLUSTER_ID,
@@ -74,11 +68,17 @@ class JbodNode(Node):
             disk = self.cluster.disk(*key)
             directory_id = self.cluster.directory_ids[key]
             directories.append(LogDirectory(disk, directory_id, failure=reason))
+        loop = asyncio.get_running_loop()
+
+        def on_failure(directory: LogDirectory) -> None:
+            loop.call_soon(self._directory_failed, directory)
+
         return LogManager(
             directories,
             self.config,
             now_ms=self.clock.wall_ms,
             known_replica=self.cluster.replica_of(self.node_id),
+            directory_failed=on_failure,
         )
 
     def _registered(self, broker_epoch: int) -> None:

@@ -12,7 +12,6 @@ TABLES = {
 
 SIZES = {
     "commitlog/log/log.py:Log": (40, 30),
-    "commitlog/manager/manager.py:LogManager": (30, 26),
     "commitlog/segment/segment.py:Segment": (30, 26),
     "node/broker.py:BrokerServer": (4, 22),
     "quorum/replica/metadata_log.py:ReplicatedLog": (36, 6),
@@ -35,13 +34,6 @@ SPLIT = {
 """Bases that are a part of their only heir."""
 
 CALLBACKS = {
-    "commitlog/cleaner/manager.py:on_cut",
-    "commitlog/cleaner/manager.py:on_moved",
-    "commitlog/cleaner/manager.py:on_removed",
-    "commitlog/manager/manager.py:on_failure",
-    "commitlog/manager/manager.py:on_roll",
-    "commitlog/manager/manager.py:on_truncation",
-    "node/broker.py:on_directory_failed",
     "node/broker.py:on_registered",
     "node/replication/hosting.py:on_copyable",
 }

@@ -23,7 +23,7 @@ def watched(disk: MemoryDirectory | OsDirectory) -> tuple[LogDirectory, list[str
     directory = LogDirectory(disk)
     directory.write_atomic("a", b"0123")
     told: list[str] = []
-    directory.state.on_failure = lambda: told.append(directory.failure)
+    directory.state.watch(lambda: told.append(directory.failure))
     return directory, told
 
 
@@ -115,7 +115,7 @@ def test_what_is_not_the_disks_fault_leaves_it_online(number: int, fails: bool, 
         directory.state.call(refuse)
     assert (directory.is_online, len(told)) == (not fails, int(fails))
     if number in (errno.ENOSPC, errno.EDQUOT):
-        directory.state.fails_when_full = lambda: True
+        directory.state.watch(lambda: None, lambda: True)
         with pytest.raises(LogDirectoryOfflineError):
             directory.state.call(refuse)
 

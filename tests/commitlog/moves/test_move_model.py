@@ -170,7 +170,7 @@ class MovingLogMachine(_Moves, LogMachine):
     def lose_power(self, use_checkpoint: bool = True, short: bool = False) -> None:
         start, end = self.log.log_start_offset, self.end
         if use_checkpoint:
-            self.logs._write_recovery_points(self.logs.directories)
+            self.logs._write_recovery_points()
         self.logs.checkpoint_log_start_offsets()
         self.disk.crash()
         self.disk.set_short_writes(short)

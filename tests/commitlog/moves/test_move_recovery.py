@@ -11,6 +11,7 @@ import pytest
 from commitlog.disk.checkpoints import OffsetCheckpoint, PartitionMetadata
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, records_of
 from tests.commitlog.moves.moving import (
@@ -27,6 +28,7 @@ from tests.commitlog.moves.moving import (
     two_directories,
 )
 from tidemark.errors import StorageError
+from tidemark.types import TopicPartition
 
 
 def test_a_power_loss_after_the_swap_loses_nothing_of_it() -> None:
@@ -241,12 +243,25 @@ def test_a_wish_for_a_directory_makes_no_empty_log_of_one_whose_directory_is_awa
     assert names(disk, "b") == []
 
 
+class FailingSource:
+    """Fails the directory that a log has left."""
+
+    def log_cut(self, log: Log) -> None:
+        pass
+
+    def log_removed(self, topic_partition: TopicPartition) -> None:
+        pass
+
+    def log_moved(self, topic_partition: TopicPartition, left: LogDirectory) -> None:
+        left.state.fail("test")
+
+
 def moved_while_the_source_fails(disk: MemoryDirectory) -> None:
     """The log goes on in `b`; `a` keeps it as it was, under its name."""
     logs = in_ids(disk)
     log = filled(logs)
     disk.fsync()
-    logs.on_moved = lambda _, left: left.state.fail("test")
+    logs.listen(FailingSource())
     move(logs)
     add(log, 5)
     logs.close()

@@ -1,0 +1,41 @@
+"""Removes the files of deleted logs and segments after file.delete.delay.ms."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.manager.registry import LogRegistry
+
+
+class DeletedLogs:
+    """The renamed directories that wait for their removal, and the logs with deleted segments."""
+
+    def __init__(self, registry: LogRegistry) -> None:
+        self._registry = registry
+        self._changed = registry.changes.reader()
+        self._waiting: list[tuple[int, LogDirectory, str]] = []
+
+    def add(self, due_ms: int, directory: LogDirectory, name: str) -> None:
+        """Has the tree `name` in `directory` removed at `due_ms`."""
+        self._waiting.append((due_ms, directory, name))
+
+    def purge(self, now_ms: int) -> int:
+        """Removes what is due; returns how many logs and segments that were."""
+        due = [entry for entry in self._waiting if entry[0] <= now_ms]
+        purged = 0
+        for entry in due:
+            self._waiting.remove(entry)
+            with suppress(LogDirectoryOfflineError):  # the others go on
+                entry[1].remove_tree(entry[2])
+                purged += 1
+        changed = self._changed.take()
+        try:
+            for log in tuple(changed):
+                with suppress(LogDirectoryOfflineError):  # the others go on
+                    purged += log.purge_deleted(now_ms)
+                if not log.deleted_files or not self._registry.is_open(log):
+                    changed.discard(log)
+        finally:
+            self._changed.put_back(changed)
+        return purged

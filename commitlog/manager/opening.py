@@ -1,0 +1,150 @@
+"""Opens the logs of a node at its start, and recovers those that were not closed cleanly.
+
+One directory at a time, its logs in num.recovery.threads.per.data.dir threads. After a clean stop
+nothing is recovered, and one thread is enough. A directory that fails on the way goes offline, a
+log whose files can not be opened is kept as failed; the others open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from uuid import uuid4
+
+from commitlog.disk.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    CleanShutdown,
+    PartitionMetadata,
+)
+from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
+from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
+from commitlog.disk.threads import work_off
+from commitlog.log.log import Log
+from commitlog.manager.offset_checkpoints import LogCheckpoints
+from commitlog.manager.placement import Found, KnownReplica, current_of
+from commitlog.manager.registry import LogRegistry
+from tidemark.config import TopicConfig
+from tidemark.errors import StorageError
+from tidemark.types import METADATA_TOPIC, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One start of a node's logs; used once for each directory."""
+
+    registry: LogRegistry
+    checkpoints: LogCheckpoints
+    now_ms: Callable[[], int]
+    topic_config: Callable[[str], TopicConfig]
+    known_replica: Callable[[TopicPartition], KnownReplica | None]
+    set_aside: Callable[[TopicPartition], None]
+    """Renames an open log to `-stray`."""
+    recovery_threads: int
+    producer_expiration_ms: int
+
+    def open(self, directory: LogDirectory) -> int:
+        """Opens the logs of a directory. Returns the broker epoch of the clean stop before, -1
+        after an unclean one. Raises LogDirectoryOfflineError if the directory is offline, and
+        StorageError if two logs of one partition exist and the metadata does not tell which stays.
+        """
+        marker = CleanShutdown(directory)
+        epoch = marker.broker_epoch()
+        clean = marker.exists()
+        marker.remove()
+        self._open_logs(directory, clean)
+        return epoch
+
+    def _open_logs(self, directory: LogDirectory, clean: bool) -> None:
+        recovery_points = self.checkpoints.read(directory, RECOVERY_POINT_CHECKPOINT)
+        starts = self.checkpoints.read(directory, LOG_START_OFFSET_CHECKPOINT)
+        watermarks = self.checkpoints.read(directory, HIGH_WATERMARK_CHECKPOINT)
+        found = self._find(directory)
+        config_of = cache(self.topic_config)  # a topic's is the same for all of its partitions
+
+        def open_one(item: tuple[TopicPartition, str]) -> None:
+            topic_partition, name = item
+            try:
+                log = Log.open(
+                    directory.subdirectory(name, create=False),
+                    topic_partition,
+                    config_of(topic_partition.topic),
+                    now_ms=self.now_ms(),
+                    recovery_point=recovery_points.get(topic_partition),
+                    log_start_offset=starts.get(topic_partition, 0),
+                    clean=clean,
+                    producer_expiration_ms=self.producer_expiration_ms,
+                    events=self.checkpoints,
+                )
+            except LogDirectoryOfflineError:
+                self.registry.add_lost(topic_partition, directory)
+                return
+            except StorageError as error:
+                logger.error("can not open %s: %s", topic_partition, error)
+                self.registry.add_failed(topic_partition, directory, error)
+                return
+            if recovery_points.get(topic_partition, 0) > log.log_end_offset:
+                self.checkpoints.doubt(directory, RECOVERY_POINT_CHECKPOINT, topic_partition)
+            log.update_high_watermark(watermarks.get(topic_partition, 0))
+            self.registry.add(log, directory)
+
+        work_off([found], open_one, 1 if clean else self.recovery_threads, "log-recovery")
+        self.checkpoints.prune(directory, {topic_partition for topic_partition, _ in found})
+        if not directory.is_online:
+            return
+        logger.info(
+            "%s: %d logs opened after %s stop",
+            directory.path,
+            len(found),
+            "a clean" if clean else "an unclean",
+        )
+
+    def _find(self, directory: LogDirectory) -> list[tuple[TopicPartition, str]]:
+        """Returns the logs to open with their names; removes deleted ones."""
+        found: list[tuple[TopicPartition, str]] = []
+        for name in directory.list():
+            if not directory.is_directory(name):
+                continue
+            if name.endswith(DELETE_SUFFIX):
+                directory.remove_tree(name)
+                continue
+            topic_partition = parse_directory_name(name)
+            if topic_partition is None or topic_partition.topic == METADATA_TOPIC:
+                continue
+            if self._is_current(topic_partition, directory):
+                found.append((topic_partition, name))
+        return found
+
+    def _is_current(self, topic_partition: TopicPartition, directory: LogDirectory) -> bool:
+        """Returns whether the log in `directory` is the one to open. If another directory has a log
+        of the partition, the one that is not current is set aside: its directory was away while the
+        partition, or another of its name, was made elsewhere.
+        """
+        home = self.registry.directory_of(topic_partition)
+        opened = self.registry.get(topic_partition)
+        if home is None or opened is None or home is directory:
+            return True
+        name = str(topic_partition)
+        metadata = PartitionMetadata.read(directory.subdirectory(name, create=False))
+        current = current_of(
+            Found(home, opened.topic_id),
+            Found(directory, None if metadata is None else metadata.topic_id),
+            self.known_replica(topic_partition),
+        )
+        if current is None:
+            raise StorageError(
+                f"{topic_partition} is in {home.path} and in {directory.path}; remove the older one"
+            )
+        if current is directory:
+            logger.warning("%s in %s is not current: set aside", topic_partition, home.path)
+            self.set_aside(topic_partition)
+            return True
+        logger.warning("%s in %s is not current: set aside", topic_partition, directory.path)
+        directory.rename(name, unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX))
+        directory.fsync()
+        return False

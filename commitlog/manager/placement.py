@@ -1,0 +1,116 @@
+"""Where a new log is made, and which of two logs of one partition stays.
+
+Pure: decides from the state of the log directories, the ids that the metadata assigns, and what was
+found in the directories. It reads and writes no file.
+
+A log is never made anew where its records may exist already: in a directory that is offline, or in
+one that this node no longer has (KIP-112, KIP-858).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from commitlog.disk.log_directory import LogDirectoryOfflineError, offline_error
+from tidemark.types import TopicPartition, uuid_to_text
+
+KnownReplica = tuple[UUID, UUID | None]
+"""The topic id and the directory id that the metadata has for a replica of this node."""
+
+
+class Place(Protocol):
+    """One entry of log.dirs; `LogDirectory` implements it."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def directory_id(self) -> UUID | None: ...
+    @property
+    def failure(self) -> str:
+        """The reason it is offline; empty while it is online."""
+
+
+P = TypeVar("P", bound=Place)
+
+
+class Found(NamedTuple, Generic[P]):
+    """A log that was found in a directory, and the topic id in its partition.metadata."""
+
+    directory: P
+    topic_id: UUID | None
+
+
+def online(directories: Iterable[P]) -> list[P]:
+    """The directories that have not failed, in the order of log.dirs."""
+    return [directory for directory in directories if not directory.failure]
+
+
+def current_of(first: Found[P], second: Found[P], known: KnownReplica | None) -> P | None:
+    """Returns the directory of the log that the metadata counts as the replica; None if it does not
+    single one out. The topic id decides, and between logs of one topic the directory id.
+    """
+    if known is None:
+        return None
+    topic_id, directory_id = known
+    of_topic = [found.directory for found in (first, second) if found.topic_id == topic_id]
+    in_place = [directory for directory in of_topic if directory.directory_id == directory_id]
+    current = of_topic if len(of_topic) == 1 else in_place
+    return current[0] if len(current) == 1 else None
+
+
+def home_of_new(
+    topic_partition: TopicPartition,
+    directories: Sequence[P],
+    *,
+    preferred: P | None,
+    assigned: UUID | None,
+    may_hold_data: bool,
+    homes: Iterable[P],
+) -> P:
+    """Returns the directory in which to make a new log.
+
+    `preferred` is what an operator asked for and `assigned` the directory id in the metadata;
+    `homes` has one entry for each log and each move of this node. `may_hold_data`: the metadata
+    counts on this replica's records. Raises LogDirectoryOfflineError if the log may exist in a
+    directory that is offline or missing, or if no directory is online.
+    """
+    if preferred is not None and preferred.failure:
+        preferred = None
+    known = next((d for d in directories if d.directory_id == assigned), None)
+    if assigned is not None and known is not None and not known.failure:
+        return preferred or known
+    offline = [
+        directory
+        for directory in directories
+        if directory.failure and (assigned is None or directory.directory_id in (None, assigned))
+    ]
+    if offline and (assigned is not None or may_hold_data):
+        reasons = "; ".join(str(offline_error(d.path, d.failure)) for d in offline)
+        raise LogDirectoryOfflineError(
+            f"{topic_partition} is not made anew: its log may be in a directory that is"
+            f" offline ({reasons})"
+        )
+    if assigned is not None and may_hold_data:
+        raise LogDirectoryOfflineError(
+            f"{topic_partition} is not made anew: it belongs to the log directory"
+            f" {uuid_to_text(assigned)}, which this node does not have any more, and this"
+            " replica is the last one in sync. Give the directory back, or have another"
+            " replica elected (tidemark elect-leaders --election-type unclean)"
+        )
+    return preferred or emptiest(directories, homes)
+
+
+def emptiest(directories: Sequence[P], homes: Iterable[P]) -> P:
+    """Returns the online directory with the fewest logs (Kafka's rule; sizes do not count).
+
+    Raises LogDirectoryOfflineError if none is online.
+    """
+    counts = {id(directory): 0 for directory in online(directories)}
+    if not counts:
+        raise LogDirectoryOfflineError("no log directory is online")
+    for home in homes:
+        if id(home) in counts:
+            counts[id(home)] += 1
+    return min(online(directories), key=lambda directory: counts.get(id(directory), 0))
