@@ -31,8 +31,10 @@ from commitlog.disk.files import File
 from commitlog.log.log import Log
 from commitlog.log.swap import CLEANED_SUFFIX, remove_files
 from commitlog.segment.batch_table import BatchTable
-from commitlog.segment.batches import HEADER_BYTES, Header, end_transaction, header_at, header_in
 from commitlog.segment.segment import Segment
+from tidemark.records.control import end_transaction
+from tidemark.records.header import HEADER_BYTES, read_header, whole_header
+from tidemark.records.header import BatchHeader as Header
 from tidemark.records.kernels import clean as kernels
 
 
@@ -154,10 +156,10 @@ class Cleaning:
             fault = offset_map.put_batches(data, self._first_dirty, self._specials, notes)
             end, batches, specials, _ = notes.tolist()
             if fault == kernels.FAULT_DAMAGED:
-                raise crc_error(header_in(view, end).base_offset)
+                raise crc_error(read_header(view, end).base_offset)
             checked(fault)
             for position in self._specials[:specials].tolist():
-                self._map_special(view, header_at(view, position), offset_map, walk)
+                self._map_special(view, whole_header(view, position), offset_map, walk)
             self.stats.bytes_mapped += end
             self._reader.took(end, batches)
 

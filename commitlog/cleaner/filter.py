@@ -22,37 +22,36 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from commitlog.cleaner.offset_map import OffsetMap, checked
 from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.segment.batch_table import BatchTable
-from commitlog.segment.batches import (
-    ATTRIBUTES_POSITION,
+from commitlog.types import AbortedTransaction
+from tidemark.errors import CorruptMessageError
+from tidemark.records.compression import compress, decompress
+from tidemark.records.control import end_transaction
+from tidemark.records.header import (
+    CODEC_MASK,
+    COMPRESSION_NAMES,
     CONTROL_FLAG,
-    CRC_POSITION,
     DELETE_HORIZON_FLAG,
     HEADER_BYTES,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
     TRANSACTIONAL_FLAG,
-    Header,
     crc_is_valid,
-    end_transaction,
-    header_at,
-    header_in,
+    read_header,
+    signed,
+    whole_header,
 )
-from commitlog.types import AbortedTransaction
-from tidemark.errors import CorruptMessageError
-from tidemark.records.compression import compress, decompress
-from tidemark.records.header import CODEC_MASK, COMPRESSION_NAMES
+from tidemark.records.header import BatchHeader as Header
 from tidemark.records.kernels import clean as kernels
 from tidemark.records.kernels import compact as body_kernels
 
 
 def check_crc(view: memoryview, header: Header) -> None:
     """CorruptMessageError where the batch is damaged: its log must not be compacted."""
-    if not crc_is_valid(view, header):
+    if not crc_is_valid(view, header.position, header):
         raise crc_error(header.base_offset)
 
 
@@ -168,12 +167,12 @@ class BatchFilter:
                 break
             at = int(state[kernels.AT])
             if result == kernels.FAULT_DAMAGED:
-                raise crc_error(header_in(view, at).base_offset)
+                raise crc_error(read_header(view, at).base_offset)
             if result == kernels.FAULT_ROOM:
                 self._enlarge(view, at, len(replacement), int(state[kernels.USED]))
                 continue
             checked(result)
-            header = header_at(view, at)
+            header = whole_header(view, at)
             last = keeps_last and header.end_position == len(view)
             if result == kernels.EMPTY:
                 decision, batch = self._emptied(header, last)
@@ -205,7 +204,7 @@ class BatchFilter:
 
     def _enlarge(self, view: memoryview, at: int, replacement_bytes: int, used: int) -> None:
         """Room in `_out` for whatever becomes of the batch at `at`."""
-        header = header_at(view, at)
+        header = whole_header(view, at)
         growth = header.record_count * body_kernels.GROWTH_BYTES_MAX
         room = used + max(header.size_bytes, replacement_bytes) + growth + len(view) - at
         self._out = _larger(self._out, room, used)
@@ -342,8 +341,4 @@ def _assembled(
         max_timestamp_ms=max_time,
         record_count=count,
     )
-    batch = bytearray(changed.packed)
-    batch += body
-    crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
-    batch[CRC_POSITION:ATTRIBUTES_POSITION] = crc.to_bytes(4, "big")
-    return bytes(batch)
+    return signed(changed.packed, body)

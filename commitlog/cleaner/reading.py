@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from commitlog.cleaner.io import CleanerIo
 from commitlog.disk.files import File
-from commitlog.segment.batch_table import claimed_size
-from commitlog.segment.batches import HEADER_BYTES
 from tidemark.errors import CorruptMessageError
+from tidemark.records.header import HEADER_BYTES, claimed_size
 
 
 class BatchReader:

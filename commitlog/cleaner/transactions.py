@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from commitlog.segment.batches import EndTransaction, Header
 from commitlog.types import AbortedTransaction
+from tidemark.records.control import EndTransactionMarker
+from tidemark.records.header import BatchHeader as Header
 
 
 class TransactionWalk:
@@ -44,7 +45,7 @@ class TransactionWalk:
         return False
 
     def on_control(
-        self, header: Header, end: EndTransaction | None
+        self, header: Header, end: EndTransactionMarker | None
     ) -> tuple[bool, AbortedTransaction | None]:
         """(may the marker go, the index entry that must stay with it).
 

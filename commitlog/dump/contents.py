@@ -22,7 +22,6 @@ from commitlog.dump.text_files import (
     json_entries,
     property_entries,
 )
-from commitlog.segment.batches import crc_is_valid, unpack_header
 from commitlog.segment.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
 from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
@@ -32,7 +31,13 @@ from tidemark.records.control import (
     decode_control_type,
     decode_control_value,
 )
-from tidemark.records.header import DELETE_HORIZON_FLAG, HEADER_BYTES, TIMESTAMP_TYPE_FLAG
+from tidemark.records.header import (
+    DELETE_HORIZON_FLAG,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    crc_is_valid,
+    read_header,
+)
 from tidemark.records.header import BatchHeader as Header
 from tidemark.records.plain import Record, iter_records
 
@@ -124,7 +129,7 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
             try:
                 if len(data) < HEADER_BYTES:
                     raise CorruptMessageError("there are fewer bytes than a batch header has")
-                header = unpack_header(data, position)
+                header = read_header(data, 0, position)
                 if header.end_position > size:
                     raise CorruptMessageError(
                         f"the batch says {header.size_bytes} bytes, {size - position} are left"
@@ -159,7 +164,7 @@ def _base_of(name: str) -> int:
 
 def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Iterator[Entry]:
     data = file.pread(header.size_bytes, header.position)
-    valid = crc_is_valid(data, header._replace(position=0))
+    valid = crc_is_valid(data, 0, header)
     codec = header.attributes & CODEC_MASK
     yield {
         "kind": "batch",

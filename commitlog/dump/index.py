@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from commitlog.disk.files import Directory, File
-from commitlog.segment.batches import HEADER_BYTES, Header, scan_headers, unpack_header
+from commitlog.segment.batches import scan_headers
 from commitlog.segment.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError
+from tidemark.records.header import HEADER_BYTES, read_header
+from tidemark.records.header import BatchHeader as Header
 
 Entry = dict[str, Any]
 
@@ -125,7 +127,7 @@ def _header(log: File, position: int) -> Header:
     data = log.pread(HEADER_BYTES, position) if 0 <= position < log.size else b""
     if len(data) < HEADER_BYTES:
         raise CorruptMessageError(f"the log has no batch at position {position}")
-    return unpack_header(data, position)
+    return read_header(data, 0, position)
 
 
 class _TimeCheck:

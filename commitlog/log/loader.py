@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
 from commitlog.log.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
-from commitlog.segment.batches import end_transaction
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager, snapshot_name
 from commitlog.segment.segment import (
@@ -50,6 +49,7 @@ from commitlog.segment.segment import (
 from commitlog.segment.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
+from tidemark.records.control import end_transaction
 
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable

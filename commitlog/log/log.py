@@ -28,7 +28,6 @@ from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.loader import load_segments, replay_producers
 from commitlog.log.swap import swap_files, with_cleaned
 from commitlog.log.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
-from commitlog.segment.batches import end_transaction
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
 from commitlog.segment.producer_state import ProducerStateManager, find_duplicate
@@ -44,6 +43,7 @@ from commitlog.types import (
 )
 from tidemark.config import TopicConfig
 from tidemark.errors import FatalError, OffsetOutOfRangeError
+from tidemark.records.control import end_transaction
 from tidemark.types import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import functools
 
-from crc32c import crc32c
-
-from commitlog.segment.batches import (
-    ATTRIBUTES_POSITION,
+from tidemark.records import compression as codecs
+from tidemark.records.header import (
+    CODEC_MASK,
+    COMPRESSION_NAMES,
     CONTROL_FLAG,
-    CRC_POSITION,
     HEADER_BYTES,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
     TRANSACTIONAL_FLAG,
-    Header,
+    signed,
 )
-from tidemark.records import compression as codecs
-from tidemark.records.header import COMPRESSION_NAMES
+from tidemark.records.header import BatchHeader as Header
 
-COMPRESSION_MASK = 0x07
 _KEPT_FLAGS = TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 
@@ -43,7 +40,7 @@ def recompress(view: memoryview, header: Header, codec: int) -> bytes:
     UnsupportedCompressionTypeError for a codec that is none.
     """
     begin, end = header.position, header.end_position
-    own = header.attributes & COMPRESSION_MASK
+    own = header.attributes & CODEC_MASK
     if own >= len(COMPRESSION_NAMES):
         own = codecs.compression_id(f"number {own}")
     plain = codecs.decompress(COMPRESSION_NAMES[own], view[begin + HEADER_BYTES : end])
@@ -53,8 +50,4 @@ def recompress(view: memoryview, header: Header, codec: int) -> bytes:
         crc=0,
         attributes=header.attributes & _KEPT_FLAGS | codec,
     )
-    batch = bytearray(changed.packed)
-    batch += body
-    crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
-    batch[CRC_POSITION : CRC_POSITION + 4] = crc.to_bytes(4, "big")
-    return bytes(batch)
+    return signed(changed.packed, body)

@@ -10,21 +10,12 @@ stays compressed is believed (DIVERGENCES.md). Rules: Kafka's LogValidator and U
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
 from crc32c import crc32c
 
-from commitlog.log.rewriting import COMPRESSION_MASK, recompress, wanted_codec
-from commitlog.segment.batches import (
-    ATTRIBUTES_POSITION,
-    PATCH_BYTES,
-    crc_is_valid,
-    header_at,
-    patch,
-    restamp,
-)
+from commitlog.log.rewriting import recompress, wanted_codec
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
 from commitlog.types import AppendOrigin, Records, RecordsList, UnexpectedAppendOffsetError
 from tidemark.config import TopicConfig
@@ -38,17 +29,24 @@ from tidemark.errors import (
 )
 from tidemark.records.facts import append_kernel, record_facts
 from tidemark.records.header import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
     COMPRESSION_NAMES,
     HEADER,
     HEADER_BYTES,
     MAGIC,
     NO_TIMESTAMP_MS,
     OVERHEAD_BYTES,
+    PATCH_BYTES,
     TIMESTAMP_TYPE_FLAG,
+    claimed_size,
+    crc_is_valid,
+    patch,
+    restamp,
+    whole_header,
 )
 from tidemark.records.header import BatchHeader as Header
 
-_LENGTH = struct.Struct(">8xi")
 _new_header = tuple.__new__  # what `_make` and `_replace` do, without what they check
 
 
@@ -73,7 +71,7 @@ class Prepared:
         self.buffers += pieces
         self.headers.append(header)
         self.sources.append(source)
-        self.size_bytes += header.batch_length + 12
+        self.size_bytes += header.batch_length + OVERHEAD_BYTES
         if header.max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = header.max_timestamp_ms
         if header.producer_id >= 0:
@@ -155,7 +153,7 @@ def _check_at_once(
     fields = HEADER.unpack_from(view, position)
     if config.compression_type != "producer":
         codec = wanted_codec(config.compression_type)
-        if codec is not None and codec != fields[5] & COMPRESSION_MASK:
+        if codec is not None and codec != fields[5] & CODEC_MASK:
             return None
     return fields
 
@@ -177,11 +175,11 @@ def _check_one(
     if origin is not AppendOrigin.RAFT_LEADER and not header.is_control:
         codec = wanted_codec(config.compression_type)
         try:
-            is_kept = codec is None or codec == header.attributes & COMPRESSION_MASK
+            is_kept = codec is None or codec == header.attributes & CODEC_MASK
             header = _check_records(view, header, config, now_ms, stamp, walk=not is_kept)
             if codec is not None and not is_kept:
                 source = recompress(view, header, codec)
-                body, header = memoryview(source), header_at(source)
+                body, header = memoryview(source), whole_header(source)
                 _check_size(header, config)
         except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
             raise InvalidRecordError(str(error)) from error
@@ -195,16 +193,16 @@ def _check_one(
 
 
 def _header_of_client(view: memoryview, position: int) -> Header:
-    """`header_at`, but a negative number that the sender signed is an InvalidRecordError: a batch
-    that comes again as it was sent is no better.
+    """`whole_header`, but InvalidRecordError for a negative number under a CRC that agrees: sent
+    again, the batch is no better.
     """
     try:
-        return header_at(view, position)
+        return whole_header(view, position)
     except CorruptMessageError as error:
         if len(view) - position >= HEADER_BYTES:
             header = Header._make((*HEADER.unpack_from(view, position), position))
             is_whole = HEADER_BYTES <= header.size_bytes <= len(view) - position
-            if header.magic == MAGIC and is_whole and crc_is_valid(view, header):
+            if header.magic == MAGIC and is_whole and crc_is_valid(view, header.position, header):
                 raise InvalidRecordError(str(error)) from error
         raise
 
@@ -213,9 +211,9 @@ def _check_leader_batch(
     view: memoryview, header: Header, config: TopicConfig, origin: AppendOrigin
 ) -> None:
     _check_size(header, config)
-    if not crc_is_valid(view, header):
+    if not crc_is_valid(view, header.position, header):
         raise CorruptMessageError(f"the batch at byte {header.position} fails its CRC check")
-    codec = header.attributes & COMPRESSION_MASK
+    codec = header.attributes & CODEC_MASK
     if codec >= len(COMPRESSION_NAMES):
         raise UnsupportedCompressionTypeError(
             f"codec {codec} is none of {', '.join(COMPRESSION_NAMES)}"
@@ -266,7 +264,7 @@ def _check_records(
 
     A header whose maximum had to be corrected comes back with a CRC of -1: it must be written anew.
     """
-    compressed = header.attributes & COMPRESSION_MASK != 0
+    compressed = header.attributes & CODEC_MASK != 0
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
     if oldest == NO_TIMESTAMP_MS:  # the first record has none: that is not too old
         oldest = newest
@@ -317,11 +315,11 @@ def prepare_follower(
         while position < end:
             if epoch_max is not None and _is_cut_off(view, position):
                 return prepared
-            header = header_at(view, position)
+            header = whole_header(view, position)
             if epoch_max is not None and header.partition_leader_epoch > epoch_max:
                 return prepared
             following = position + header.batch_length + OVERHEAD_BYTES
-            if crc32c(view[position + ATTRIBUTES_POSITION : following]) != header.crc:
+            if crc32c(view[position + ATTRIBUTES_AT : following]) != header.crc:
                 raise CorruptMessageError(f"the batch at byte {position} fails its CRC check")
             gap = header.base_offset - next_offset
             if gap < 0 or (gap > 0 and not gaps_allowed):
@@ -336,10 +334,7 @@ def prepare_follower(
 
 def _is_cut_off(view: memoryview, position: int) -> bool:
     left = len(view) - position
-    if left < HEADER_BYTES:
-        return True
-    length: int = _LENGTH.unpack_from(view, position)[0]
-    return length + OVERHEAD_BYTES > left
+    return left < HEADER_BYTES or claimed_size(view, position) > left
 
 
 def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[Prepared]:

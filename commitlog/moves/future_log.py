@@ -24,10 +24,10 @@ from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADA
 from commitlog.disk.files import Directory
 from commitlog.disk.names import FUTURE_SUFFIX, unique_name
 from commitlog.log.log import Log
-from commitlog.segment.batches import HEADER_BYTES, header_at, header_in
 from commitlog.segment.producer_state import snapshot_name
 from commitlog.segment.segment import Segment
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
+from tidemark.records.header import HEADER_BYTES, read_header, whole_header
 from tidemark.types import TopicPartition
 
 MOVES_FILE = "moves"
@@ -139,7 +139,7 @@ class CopyPiece:
             try:
                 data = file.pread(wanted, self.begin)
                 if len(data) >= HEADER_BYTES:
-                    first = header_in(data, 0).size_bytes
+                    first = read_header(data, 0).size_bytes
                     if len(data) < first <= self.end - self.begin:
                         data = file.pread(first, self.begin)
             finally:
@@ -153,7 +153,7 @@ class CopyPiece:
                 f"{self.source.path}/{self.copied.source.log_file}: the batch at"
                 f" {self.begin + end} is damaged, or fails its CRC check"
             )
-        return view[:end], header_at(view, int(positions[-1])).next_offset
+        return view[:end], whole_header(view, int(positions[-1])).next_offset
 
 
 def copy_file(source: Directory, target: Directory, name: str) -> None:

@@ -9,40 +9,25 @@ a microsecond beside its bytes.
 from __future__ import annotations
 
 import functools
-import struct
 import sys
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
-from commitlog.segment.batches import (
-    ATTRIBUTES_POSITION,
+from tidemark.records.header import (
+    HEADER,
     HEADER_BYTES,
-    MAGIC,
-    OVERHEAD_BYTES,
     TRANSACTIONAL_FLAG,
-    Header,
-    header_at,
+    plain_sound_batches,
+    whole_header,
 )
+from tidemark.records.header import BatchHeader as Header
 
-_LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
 _ROW = np.dtype(
     [
-        ("base_offset", ">i8"),
-        ("batch_length", ">i4"),
-        ("partition_leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">u4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("base_timestamp_ms", ">i8"),
-        ("max_timestamp_ms", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("record_count", ">i4"),
+        (name, ">" + code)
+        for name, code in zip(Header._fields, HEADER.format.removeprefix(">"), strict=False)
     ]
 )
 _BYTES = np.dtype((np.void, HEADER_BYTES))
@@ -68,32 +53,6 @@ def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[Any, int
 
         return batch_kernel.sound_batches(view, check_crc)
     return plain_sound_batches(view, check_crc)
-
-
-def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], int, bool]:
-    """`sound_batches` without a kernel."""
-    positions: list[int] = []
-    at, size = 0, len(view)
-    last = size - HEADER_BYTES
-    unpack, shortest = _LINK.unpack_from, HEADER_BYTES - OVERHEAD_BYTES
-    while at <= last:
-        length, magic, crc = unpack(view, at)
-        if magic != MAGIC or length < shortest:
-            return positions, at, True
-        end = at + length + OVERHEAD_BYTES
-        if end > size:
-            break
-        if check_crc and crc32c(view[at + ATTRIBUTES_POSITION : end]) != crc:
-            return positions, at, True
-        positions.append(at)
-        at = end
-    return positions, at, False
-
-
-def claimed_size(view: memoryview, position: int) -> int:
-    """The bytes that the batch at `position` says it has; its header must be there."""
-    length: int = _LINK.unpack_from(view, position)[0]
-    return length + OVERHEAD_BYTES
 
 
 class IndexEntries(NamedTuple):
@@ -134,7 +93,7 @@ class BatchTable:
 
     def header(self, row: int) -> Header:
         """One header as the object; its position is that in the view."""
-        return header_at(self.view, int(self.positions[row]))
+        return whole_header(self.view, int(self.positions[row]))
 
     def in_order(self, base_offset: int, first_offset: int, reach: int) -> int:
         """How many batches, from the first on, have a shape that a batch can have, and offsets

@@ -21,7 +21,6 @@ from crc32c import crc32c
 
 from commitlog.disk.files import Directory
 from commitlog.log.validation import Prepared
-from commitlog.segment.batches import EndTransaction, Header, end_transaction
 from commitlog.types import AbortedTransaction, AppendInfo, AppendOrigin
 from tidemark.errors import (
     InvalidProducerEpochError,
@@ -30,6 +29,8 @@ from tidemark.errors import (
     StorageError,
     TransactionCoordinatorFencedError,
 )
+from tidemark.records.control import EndTransactionMarker, end_transaction
+from tidemark.records.header import BatchHeader as Header
 
 RETAINED_BATCHES = 5
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -192,7 +193,9 @@ class ProducerStateManager:
             if len(prepared.headers) > 1:
                 staged[header.producer_id] = _after(header, known, ended)
 
-    def update(self, header: Header, ended: EndTransaction | None) -> AbortedTransaction | None:
+    def update(
+        self, header: Header, ended: EndTransactionMarker | None
+    ) -> AbortedTransaction | None:
         """Takes in an appended batch (or one read back from the log).
 
         `ended` is what its control record says, where it has one. Returns the transaction
@@ -224,7 +227,7 @@ class ProducerStateManager:
         return None
 
     def _end(
-        self, entry: ProducerEntry, header: Header, end: EndTransaction
+        self, entry: ProducerEntry, header: Header, end: EndTransactionMarker
     ) -> AbortedTransaction | None:
         entry.coordinator_epoch = end.coordinator_epoch
         first = entry.current_txn_first_offset
@@ -407,7 +410,7 @@ def add_one(sequence: int) -> int:
 
 
 def _check_one(
-    header: Header, known: ProducerEntry, ended: EndTransaction | None, *, sequences: bool
+    header: Header, known: ProducerEntry, ended: EndTransactionMarker | None, *, sequences: bool
 ) -> None:
     who, epoch = f"producer {header.producer_id}", known.producer_epoch
     if header.producer_epoch < epoch:
@@ -437,7 +440,9 @@ def _check_one(
         )
 
 
-def _after(header: Header, known: ProducerEntry, ended: EndTransaction | None) -> ProducerEntry:
+def _after(
+    header: Header, known: ProducerEntry, ended: EndTransactionMarker | None
+) -> ProducerEntry:
     """What would be known behind this batch, as far as the check of the next one asks."""
     entry = ProducerEntry(
         header.producer_id,

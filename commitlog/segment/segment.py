@@ -18,16 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.disk.files import Directory, File
-from commitlog.segment.batches import (
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
-    TIMESTAMP_TYPE_FLAG,
-    Header,
-    scan_batches,
-    scan_headers,
-    unpack_header,
-    whole_batches,
-)
+from commitlog.segment.batches import scan_batches, scan_headers
 from commitlog.segment.indexes import (
     MAX_RELATIVE_OFFSET,
     CorruptIndexError,
@@ -39,7 +30,16 @@ from commitlog.segment.producer_state import snapshot_name
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
-from tidemark.records.header import CODEC_MASK
+from tidemark.records.header import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    claimed_size,
+    read_header,
+    whole_batches,
+)
+from tidemark.records.header import BatchHeader as Header
 
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
@@ -391,7 +391,7 @@ class Segment:
         `on_batches` gets the sound batches, one buffer after the other; its bytes are gone after
         the call. Returns the number of bytes behind the end; `cut_tail` takes them away.
         """
-        from commitlog.segment.batch_table import BatchTable, claimed_size, sound_batches
+        from commitlog.segment.batch_table import BatchTable, sound_batches
 
         self._size = self.file.size
         self._reset()
@@ -490,7 +490,7 @@ class Segment:
         data = self.file.pread(HEADER_BYTES, position)
         if len(data) < HEADER_BYTES:
             raise CorruptMessageError(f"{self.log_file} ends within the batch at {position}")
-        return unpack_header(data, position)
+        return read_header(data, 0, position)
 
     def headers(self, offset: int | None = None) -> Iterator[Header]:
         """The headers of the batches from the one that holds `offset` (default: the first) on."""

@@ -19,11 +19,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
-from commitlog.segment.batches import HEADER_BYTES, Header, end_transaction
 from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.producer_state import ProducerStateManager
 from commitlog.segment.segment import Segment
 from commitlog.types import AbortedTransaction
+from tidemark.records.control import end_transaction
+from tidemark.records.header import HEADER_BYTES, claimed_size
+from tidemark.records.header import BatchHeader as Header
 
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
@@ -129,7 +131,7 @@ def _are_of_before_a_cleaning(
 
 def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
     """All batches of a segment; False where they are damaged."""
-    from commitlog.segment.batch_table import BatchTable, claimed_size, sound_batches
+    from commitlog.segment.batch_table import BatchTable, sound_batches
 
     position, wanted = 0, _CHUNK_BYTES
     while position < segment.size_bytes:

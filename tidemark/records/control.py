@@ -308,3 +308,18 @@ def decode_control_records(buffer: BytesLike, position: int = 0) -> list[Control
         message = decode_control_value(control_type, record.value)
         result.append(ControlRecord(record.offset, record.timestamp_ms, control_type, message))
     return result
+
+
+def end_transaction(buffer: BytesLike, position: int) -> EndTransactionMarker | None:
+    """The marker in the control batch at `position`; None where it ends no transaction.
+
+    Raises CorruptMessageError for records that can not be read.
+    """
+    for record in decode_batch(buffer, position):
+        key, value = record.key or b"", record.value or b""
+        if len(key) >= 4 and len(value) >= 6:
+            kind = int.from_bytes(key[2:4], "big")
+            if kind in (ControlType.ABORT, ControlType.COMMIT):
+                epoch = int.from_bytes(value[2:6], "big", signed=True)
+                return EndTransactionMarker(kind == ControlType.COMMIT, epoch)
+    return None

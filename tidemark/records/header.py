@@ -8,7 +8,7 @@ leader may rewrite base offset and leader epoch, which lie before it, without to
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -23,9 +23,22 @@ BytesLike = bytes | bytearray | memoryview
 
 HEADER_BYTES = 61
 OVERHEAD_BYTES = 12  # base offset and length field: not counted by batch_length
+PATCH_BYTES = 16  # base offset, length, leader epoch: all that an append changes
 MAGIC = 2
+
+# Positions of the fields in a header.
+LENGTH_AT = 8
+MAGIC_AT = 16
+CRC_AT = 17
+ATTRIBUTES_AT = 21  # from here on the CRC covers the batch
+LAST_OFFSET_DELTA_AT = 23
+BASE_TIMESTAMP_AT = 27
+MAX_TIMESTAMP_AT = 35
+PRODUCER_ID_AT = 43
+BASE_SEQUENCE_AT = 53
+RECORD_COUNT_AT = 57
+
 MAX_SEQUENCE = 2**31 - 1
-CRC_BEGIN = 21
 MIN_RECORD_BYTES = (
     7  # length, attributes, two deltas, null key, null value, no headers: one byte each
 )
@@ -44,8 +57,17 @@ CREATE_TIME = "CreateTime"
 LOG_APPEND_TIME = "LogAppendTime"
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
-_OFFSET_LENGTH = struct.Struct(">qi")
-_PATCH = struct.Struct(">qii")
+_LENGTH = struct.Struct(">8xi")
+_BOUNDS = struct.Struct(">qi11xi")  # base offset, length, last offset delta
+_LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
+_TIMES = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
+
+patch: Callable[[int, int, int], bytes] = struct.Struct(">qii").pack
+"""The first PATCH_BYTES of a batch, from base offset, length and leader epoch; the CRC does not
+cover them."""
+
+
+_new_header = tuple.__new__  # what `_make` calls, without its check of the length
 
 
 class BatchHeader(NamedTuple):
@@ -128,26 +150,59 @@ class BatchHeader(NamedTuple):
         return last if last <= MAX_SEQUENCE else last - MAX_SEQUENCE - 1
 
 
-def read_header(buffer: BytesLike, position: int = 0) -> BatchHeader:
-    """The header at `position`; the batch's body need not be there.
+def read_header(buffer: BytesLike, position: int = 0, start: int = 0) -> BatchHeader:
+    """The header at `position` of a buffer; the batch's body need not be there.
 
-    Raises CorruptMessageError when fewer than 61 bytes are left, or size or magic make no sense.
+    `start` is the position of the buffer in its file: the header's own position counts from there.
+    Raises CorruptMessageError when fewer than 61 bytes are left, or for a size, magic, offset or
+    record count that no batch has.
     """
     try:
-        header = BatchHeader._make((*HEADER.unpack_from(buffer, position), position))
+        fields = HEADER.unpack_from(buffer, position)
     except struct.error:
         raise CorruptMessageError(
             f"no batch header at position {position} of {len(buffer)} bytes: it is cut off"
         ) from None
-    if header.magic != MAGIC:
-        raise CorruptMessageError(
-            f"batch at position {position} has magic {header.magic}; only 2 is supported"
-        )
-    if header.batch_length < HEADER_BYTES - OVERHEAD_BYTES:
-        raise CorruptMessageError(
-            f"batch at position {position} claims a length of {header.batch_length} bytes"
-        )
+    header: BatchHeader = _new_header(BatchHeader, (*fields, start + position))
+    if fields[3] != MAGIC or fields[1] < HEADER_BYTES - OVERHEAD_BYTES:
+        raise _malformed(header)
+    if fields[0] < 0 or fields[6] < 0 or fields[12] < 0:
+        raise _malformed(header)
     return header
+
+
+def _malformed(header: BatchHeader) -> CorruptMessageError:
+    place = f"batch at position {header.position}"
+    if header.magic != MAGIC:
+        return CorruptMessageError(f"{place} has magic {header.magic}; only 2 is supported")
+    if header.batch_length < HEADER_BYTES - OVERHEAD_BYTES:
+        return CorruptMessageError(f"{place} claims a length of {header.batch_length} bytes")
+    return CorruptMessageError(f"{place} has a negative offset or record count")
+
+
+def whole_header(buffer: BytesLike, position: int = 0) -> BatchHeader:
+    """The header of the batch at `position`, all of which is there; else CorruptMessageError."""
+    header = read_header(buffer, position)
+    end = position + header.batch_length + OVERHEAD_BYTES
+    if end > len(buffer):
+        raise _cut_off(header, position, len(buffer))
+    return header
+
+
+def _cut_off(header: BatchHeader, position: int, size: int) -> CorruptMessageError:
+    return CorruptMessageError(
+        f"batch {header.base_offset} wants {header.size_bytes} bytes at position {position};"
+        f" {size - position} are there"
+    )
+
+
+def claimed_size(buffer: BytesLike, position: int = 0) -> int:
+    """Bytes of the batch at `position` by its length field; the first 12 of them must be there.
+
+    The claim of damaged bytes may be any number.
+    """
+    length: int = _LENGTH.unpack_from(buffer, position)[0]
+    return length + OVERHEAD_BYTES
 
 
 def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
@@ -166,19 +221,65 @@ def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
         position = end
 
 
+def whole_batches(buffer: BytesLike, max_offset: int | None = None) -> tuple[int, int, int]:
+    """The whole batches that a buffer begins with, up to one whose last offset is at or above
+    `max_offset`: (bytes, first base offset, next offset); (0, -1, -1) without any.
+    """
+    end, size, first, following = 0, len(buffer), -1, -1
+    unpack = _BOUNDS.unpack_from
+    while size - end >= HEADER_BYTES:
+        base_offset, length, delta = unpack(buffer, end)
+        stop = end + length + OVERHEAD_BYTES
+        if stop > size or length < HEADER_BYTES - OVERHEAD_BYTES:
+            break
+        if max_offset is not None and base_offset + delta >= max_offset:
+            break
+        if first < 0:
+            first = base_offset
+        following = base_offset + delta + 1
+        end = stop
+    return end, first, following
+
+
+def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], int, bool]:
+    """Positions of the whole, undamaged batches that a view begins with; the end of the last one;
+    whether a damaged batch follows, not just one that is cut off.
+
+    Checks size, magic and, with `check_crc`, the CRC.
+    """
+    positions: list[int] = []
+    at, size = 0, len(view)
+    last = size - HEADER_BYTES
+    unpack, shortest = _LINK.unpack_from, HEADER_BYTES - OVERHEAD_BYTES
+    while at <= last:
+        length, magic, crc = unpack(view, at)
+        if magic != MAGIC or length < shortest:
+            return positions, at, True
+        end = at + length + OVERHEAD_BYTES
+        if end > size:
+            break
+        if check_crc and crc32c(view[at + ATTRIBUTES_AT : end]) != crc:
+            return positions, at, True
+        positions.append(at)
+        at = end
+    return positions, at, False
+
+
 def compute_crc(buffer: BytesLike, position: int, size_bytes: int) -> int:
     """CRC-32C of the batch at `position`, over all from its attributes on."""
-    return int(crc32c(memoryview(buffer)[position + CRC_BEGIN : position + size_bytes]))
+    return int(crc32c(memoryview(buffer)[position + ATTRIBUTES_AT : position + size_bytes]))
+
+
+def crc_is_valid(buffer: BytesLike, position: int, header: BatchHeader) -> bool:
+    """Whether the CRC of the whole batch at `position` agrees with its header."""
+    return compute_crc(buffer, position, header.size_bytes) == header.crc
 
 
 def verify_crc(buffer: BytesLike, position: int, header: BatchHeader) -> None:
     """Raises CorruptMessageError unless the whole batch is there and its CRC agrees."""
     end = position + header.size_bytes
     if end > len(buffer):
-        raise CorruptMessageError(
-            f"batch {header.base_offset} wants {header.size_bytes} bytes at position {position};"
-            f" {len(buffer) - position} are there"
-        )
+        raise _cut_off(header, position, len(buffer))
     computed = compute_crc(buffer, position, header.size_bytes)
     if computed != header.crc:
         raise CorruptMessageError(
@@ -239,11 +340,10 @@ def validate_batches(
 
 def _raise_for_tail(buffer: BytesLike, end: int, max_message_bytes: int) -> None:
     if len(buffer) - end >= OVERHEAD_BYTES:
-        length = _OFFSET_LENGTH.unpack_from(buffer, end)[1]
-        if length + OVERHEAD_BYTES > max_message_bytes:
+        size = claimed_size(buffer, end)
+        if size > max_message_bytes:
             raise MessageTooLargeError(
-                f"a batch of {length + OVERHEAD_BYTES} bytes; max.message.bytes is"
-                f" {max_message_bytes}"
+                f"a batch of {size} bytes; max.message.bytes is {max_message_bytes}"
             )
     raise CorruptMessageError(f"{len(buffer) - end} bytes at the end are no whole batch")
 
@@ -266,7 +366,37 @@ def patch_header(header: BytesLike, base_offset: int, leader_epoch: int) -> byte
 
     `header` is the batch or at least its first 12 bytes.
     """
-    return _PATCH.pack(base_offset, _OFFSET_LENGTH.unpack_from(header, 0)[1], leader_epoch)
+    return patch(base_offset, claimed_size(header) - OVERHEAD_BYTES, leader_epoch)
+
+
+def sign(head: bytearray, body: BytesLike) -> None:
+    """Writes into a packed header the CRC of itself and its batch's body."""
+    crc = crc32c(body, crc32c(memoryview(head)[ATTRIBUTES_AT:]))
+    head[CRC_AT:ATTRIBUTES_AT] = crc.to_bytes(4, "big")
+
+
+def signed(packed: bytes, body: BytesLike) -> bytes:
+    """The batch of a packed header and its body, with the CRC that fits."""
+    head = bytearray(packed)
+    sign(head, body)
+    return b"".join((head, body))
+
+
+def restamp(
+    buffer: BytesLike, header: BatchHeader, *, log_append_time: bool, max_timestamp_ms: int
+) -> bytes:
+    """What follows the first PATCH_BYTES in the header of the batch at `header.position`, with
+    another timestamp type and maximum, and the CRC that fits.
+    """
+    attributes = header.attributes & ~TIMESTAMP_TYPE_FLAG
+    if log_append_time:
+        attributes |= TIMESTAMP_TYPE_FLAG
+    view, begin = memoryview(buffer), header.position
+    head = bytearray(view[begin : begin + HEADER_BYTES])
+    times = (header.last_offset_delta, header.base_timestamp_ms, max_timestamp_ms)
+    _TIMES.pack_into(head, ATTRIBUTES_AT, attributes, *times)
+    sign(head, view[begin + HEADER_BYTES : header.end_position])
+    return bytes(head[PATCH_BYTES:])
 
 
 def sequence_after(sequence: int, delta: int) -> int:

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from tidemark.errors import CorruptMessageError, MessageTooLargeError
 from tidemark.records import compression as codecs
 from tidemark.records.header import (
     CONTROL_FLAG,
-    CRC_BEGIN,
     CREATE_TIME,
     DELETE_HORIZON_FLAG,
     HEADER,
@@ -32,6 +29,7 @@ from tidemark.records.header import (
     BytesLike,
     check_counts,
     read_header,
+    signed,
     verify_crc,
 )
 from tidemark.records.kafka_codec import (
@@ -47,7 +45,6 @@ Header = tuple[str, bytes | None]
 
 MAX_BATCH_BYTES = 2**31 - 1
 MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -(2**63), 2**63 - 1
-_CRC_AT = 17
 
 
 @dataclass(slots=True)
@@ -107,26 +104,22 @@ def assemble(
     if size > MAX_BATCH_BYTES or last_offset_delta > MAX_OFFSET_DELTA:
         raise MessageTooLargeError(f"a batch of {size} bytes and {count} records")
     attributes = options.attributes() | (DELETE_HORIZON_FLAG if delete_horizon else 0)
-    head = bytearray(
-        HEADER.pack(
-            options.base_offset,
-            size - OVERHEAD_BYTES,
-            options.partition_leader_epoch,
-            MAGIC,
-            0,
-            attributes,
-            last_offset_delta,
-            base_timestamp_ms,
-            max_timestamp_ms,
-            options.producer_id,
-            options.producer_epoch,
-            options.base_sequence,
-            count,
-        )
+    head = HEADER.pack(
+        options.base_offset,
+        size - OVERHEAD_BYTES,
+        options.partition_leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        last_offset_delta,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        options.producer_id,
+        options.producer_epoch,
+        options.base_sequence,
+        count,
     )
-    crc = crc32c(body, crc32c(memoryview(head)[CRC_BEGIN:]))
-    head[_CRC_AT:CRC_BEGIN] = crc.to_bytes(4, "big")
-    return b"".join((head, body))
+    return signed(head, body)
 
 
 def encode_batch(

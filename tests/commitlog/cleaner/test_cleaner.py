@@ -18,13 +18,13 @@ from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.dump import dump_file
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
-from commitlog.segment.batches import HEADER_BYTES
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, config, records_of
 from tests.commitlog.log.test_golden import copy_of
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch, encode_control_batch, iter_batches
 from tidemark.records.control import EndTransactionMarker
+from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicPartition
 
 DAY_MS = 86_400_000

@@ -19,17 +19,17 @@ from commitlog.cleaner.reading import BatchReader
 from commitlog.cleaner.transactions import TransactionWalk
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.segment.batch_table import BatchTable
-from commitlog.segment.batches import (
-    DELETE_HORIZON_FLAG,
-    HEADER_BYTES,
-    TIMESTAMP_TYPE_FLAG,
-    header_at,
-    restamp,
-)
 from tests.commitlog.builders import NOW, TP, records_of
 from tests.commitlog.cleaner.test_cleaner import World
 from tidemark.errors import CorruptMessageError
 from tidemark.records import Record, decode_batch, encode_batch
+from tidemark.records.header import (
+    DELETE_HORIZON_FLAG,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_FLAG,
+    restamp,
+    whole_header,
+)
 from tidemark.records.kernels import clean as kernels
 
 RETENTION_MS = 1000
@@ -72,7 +72,7 @@ def batch_of(shape: Shape, base_offset: int) -> bytes:
     )
     data = bytearray(made)
     if shape.append_time:
-        restamp(data, header_at(data), log_append_time=True, max_timestamp_ms=NOW + 50)
+        restamp(data, whole_header(data), log_append_time=True, max_timestamp_ms=NOW + 50)
     data[:8] = base_offset.to_bytes(8, "big")
     return bytes(data)
 
@@ -90,9 +90,9 @@ def map_of(log: bytes, memory_bytes: int = 24 << 10) -> OffsetMap:
 
     view = memoryview(log)
     for position in specials[:left].tolist():
-        header = header_at(view, position)
+        header = whole_header(view, position)
         keys.put(plain_body(view, header), shape_of(header, NOW), 0)
-    keys.latest_offset = header_at(view, _positions(log)[-1]).last_offset
+    keys.latest_offset = whole_header(view, _positions(log)[-1]).last_offset
     return keys
 
 
@@ -100,7 +100,7 @@ def _positions(log: bytes | memoryview) -> list[int]:
     found, at = [], 0
     while at < len(log):
         found.append(at)
-        at = header_at(log, at).end_position
+        at = whole_header(log, at).end_position
     return found
 
 
@@ -124,7 +124,7 @@ def filtered(log: bytes, keys: OffsetMap, buffer_bytes: int, now_ms: int = NOW) 
 
 def expected(log: bytes, now_ms: int = NOW) -> list[tuple[int, list[Record]]]:
     """The model: (base offset, records that stay) of each batch that stays."""
-    batches = [(p, header_at(log, p), list(decode_batch(log, p))) for p in _positions(log)]
+    batches = [(p, whole_header(log, p), list(decode_batch(log, p))) for p in _positions(log)]
     last: dict[bytes | None, int] = {}
     for _, _, records in batches:
         last.update({record.key: record.offset for record in records})
@@ -156,7 +156,7 @@ def test_what_stays_is_what_a_model_of_decoded_records_says(
         before, log = log, filtered(log, map_of(log), buffer_bytes, now_ms)
         found = []
         for position in _positions(log):
-            header = header_at(log, position)
+            header = whole_header(log, position)
             records = list(decode_batch(log, position))
             found.append((header.base_offset, records))
             stamps = [record.timestamp_ms for record in records]

@@ -9,13 +9,13 @@ from crc32c import crc32c
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
-from commitlog.segment.batches import Header, header_at
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager
 from tests.commitlog.builders import NOW, batch, config, filled, open_log, records_of
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.errors import InvalidTimestampError, MessageTooLargeError
-from tidemark.records.header import TIMESTAMP_TYPE_FLAG
+from tidemark.records.header import TIMESTAMP_TYPE_FLAG, whole_header
+from tidemark.records.header import BatchHeader as Header
 from tidemark.types import TopicPartition
 
 SERVER = {
@@ -26,7 +26,7 @@ SERVER = {
 
 
 def header_of(data: bytes) -> Header:
-    return header_at(memoryview(data))
+    return whole_header(memoryview(data))
 
 
 def test_flush_ms_flushes_a_log_when_it_is_over_and_no_other() -> None:

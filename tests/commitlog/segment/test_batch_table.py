@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.segment import segment as segments
 from commitlog.segment.batch_table import BatchTable, sound_batches
-from commitlog.segment.batches import header_at
 from tests.commitlog.builders import NOW, batch, config, open_log, records_of
+from tidemark.records.header import whole_header
 
 INDEX_SUFFIXES = (".index", ".timeindex")
 APPENDS = st.lists(
@@ -95,7 +95,7 @@ def test_the_columns_agree_with_the_headers() -> None:
     assert (end, damaged) == (len(data), False)
     table = BatchTable(memoryview(data), positions)
     for row in range(2):
-        header = header_at(data, positions[row])
+        header = whole_header(data, positions[row])
         assert table.header(row) == header
         for name in ("base_offset", "crc", "attributes", "max_timestamp_ms", "record_count"):
             assert table.column(name)[row] == getattr(header, name)
@@ -126,7 +126,7 @@ def _spans(data: bytearray, ends: list[int] | None = None) -> list[tuple[int, in
         return list(zip([0, *ends[:-1]], ends, strict=True))
     spans, at = [], 0
     while at < len(data):
-        end = header_at(data, at).end_position
+        end = whole_header(data, at).end_position
         spans.append((at, end))
         at = end
     return spans

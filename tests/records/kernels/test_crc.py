@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.records import Record, encode_batch
+from tidemark.records.header import plain_sound_batches
 from tidemark.records.kernels import batches as batch_kernel
 from tidemark.records.kernels import crc as crc_kernel
 from tidemark.records.kernels.crc import CRC_BEGIN, FOLD_BYTES, LANE_BYTES, LONG_LANE_BYTES
@@ -57,7 +58,6 @@ BATCHES = b"".join(
 def test_the_walk_over_cut_and_flipped_batches_is_the_plain_one(
     cut: int, flip: int, bit: int
 ) -> None:
-    from commitlog.segment.batch_table import plain_sound_batches
 
     data = bytearray(BATCHES[:cut])
     if flip < cut and bit < 8:
