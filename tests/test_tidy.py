@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tidy import classes, references, style, voice
-from tests.tidy.allowances import CALLBACKS, LONG_PROSE, SIZES, SPLIT, TABLES, VOICE
+from tests.tidy import classes, header, references, style, voice
+from tests.tidy.allowances import CALLBACKS, HEADER, LONG_PROSE, SIZES, SPLIT, TABLES, VOICE
 from tests.tidy.tree import classes_of, own_classes, own_sources, texts
 
 
@@ -44,6 +44,11 @@ def test_callbacks_are_given_at_construction() -> None:
 
 def test_no_two_classes_share_a_name_without_a_reason() -> None:
     assert classes.shared_names(own_sources(), own_classes()) == []
+
+
+def test_the_batch_header_has_one_home() -> None:
+    found = {place for n, t in own_sources().items() for place in header.defined(n, t)}
+    assert found <= HEADER, f"use tidemark.records.header: {sorted(found - HEADER)}"
 
 
 def test_the_voice_gets_no_worse() -> None:
@@ -207,6 +212,26 @@ def test_classes_of_one_name_are_found() -> None:
     sources["quorum/a.py"] = two.replace("class A", "# same name as node/a.py: the wire's\nclass A")
     found = [info for name, text in sources.items() for info in classes_of(name, text)]
     assert classes.shared_names(sources, found) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("_HEADER_BYTES = 61", 1),
+        ("CRC_AT: int = 17", 1),
+        ('_PATCH = struct.Struct(">qii")', 1),
+        ('_SIZE = struct.Struct(">8xi").unpack_from', 1),
+        ('_STAMP = struct.Struct(">hiqq")', 1),
+        ("_OTHER = 13", 0),
+        ('_ENTRY = struct.Struct(">hqqqq")', 0),
+        ('_COUNT = struct.Struct(">i")', 0),
+        ("def f():\n    x = 61", 0),
+    ],
+)
+def test_a_second_home_of_the_batch_header_is_found(line: str, found: int) -> None:
+    text = f'"""Says."""\n{line}\n'
+    assert len(header.defined("node/a.py", text)) == found
+    assert header.defined(header.HOME, text) == []
 
 
 # --- planted faults: voice ------------------------------------------------------------------------
