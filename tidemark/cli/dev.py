@@ -11,6 +11,7 @@ from tidemark.cli.output import Json, print_json, print_line, settings_of
 
 _FIRST_BROKER_PORT = 9092
 _FIRST_CONTROLLER_PORT = 9192
+_READY_S = 300.0  # each broker of the first start in an installation compiles the record kernels
 
 
 def dev(
@@ -52,7 +53,7 @@ def dev(
         )
         _interrupt_on_signals()
         with cluster:
-            cluster.wait_ready()
+            cluster.wait_ready(_READY_S)
             _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()

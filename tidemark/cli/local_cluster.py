@@ -307,7 +307,8 @@ class LocalCluster:
             format_storage(load_server_config(node.properties_file, {}), self.cluster_id)
 
     def _spawn(self, node: LocalNode) -> None:
-        command = [sys.executable, "-m", "tidemark.cli.main", "server", "--die-with-parent"]
+        # -P: a node.py in the current directory is not ours.
+        command = [sys.executable, "-P", "-m", "tidemark.cli.main", "server", "--die-with-parent"]
         command += ["-c", str(node.properties_file)]
 
         def spawn() -> subprocess.Popen[bytes]:

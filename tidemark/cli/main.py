@@ -35,6 +35,9 @@ from tidemark.cli import (
 )
 from tidemark.errors import TidemarkError
 
+# Modules of the extra `server`; commands that run a node, or read what one wrote, need them.
+_OF_A_NODE = {"grpc_health", "grpc_health.v1", "grpc_reflection", "immutables", "minio"}
+
 
 class _Group(TyperGroup):
     """Errors of ours become a line and an exit status; anything else is a bug and shows."""
@@ -47,6 +50,15 @@ class _Group(TyperGroup):
                 raise
             kind = type(error).__name__
             typer.echo(f"tidemark: {kind}: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+        except ModuleNotFoundError as error:
+            if error.name not in _OF_A_NODE or ctx.params.get("debug"):
+                raise
+            typer.echo(
+                f"tidemark: this command needs {error.name!r}, which is not installed: "
+                "pip install 'tidemark[server]'",
+                err=True,
+            )
             raise typer.Exit(1) from None
         except BrokenPipeError:
             # Whoever read our output has seen enough (`| head`).
