@@ -3,7 +3,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/tidemark
-COPY constraints.txt pyproject.toml README.md ./
+COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY tidemark tidemark
 COPY commitlog commitlog
 COPY snapshot snapshot
