@@ -6,8 +6,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tidy import classes, header, references, style, voice
-from tests.tidy.allowances import CALLBACKS, HEADER, LONG_PROSE, SIZES, SPLIT, TABLES, VOICE
+from tests.tidy import classes, header, references, rooms, style, voice
+from tests.tidy.allowances import (
+    CALLBACKS,
+    FACELESS,
+    HEADER,
+    LONG_PROSE,
+    SIZES,
+    SPLIT,
+    TABLES,
+    VOICE,
+)
 from tests.tidy.tree import classes_of, own_classes, own_sources, texts
 
 
@@ -44,6 +53,10 @@ def test_callbacks_are_given_at_construction() -> None:
 
 def test_no_two_classes_share_a_name_without_a_reason() -> None:
     assert classes.shared_names(own_sources(), own_classes()) == []
+
+
+def test_rooms_have_faces() -> None:
+    assert set(rooms.faceless(own_sources())) <= FACELESS
 
 
 def test_the_batch_header_has_one_home() -> None:
@@ -212,6 +225,12 @@ def test_classes_of_one_name_are_found() -> None:
     sources["quorum/a.py"] = two.replace("class A", "# same name as node/a.py: the wire's\nclass A")
     found = [info for name, text in sources.items() for info in classes_of(name, text)]
     assert classes.shared_names(sources, found) == []
+
+
+@pytest.mark.parametrize(("lines", "faces"), [(9, 0), (10, 1), (25, 1), (26, 0)])
+def test_a_room_without_a_face_is_found(lines: int, faces: int) -> None:
+    text = '"""' + "Says.\n" * lines + '"""\n'
+    assert len(rooms.faceless({"node/serving/__init__.py": text, "node/a.py": ""})) == 1 - faces
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.tidy.tree import docstrings
 WORDS_MAX = 25
 
 _HEADLESS = re.compile(r"(What|Whatever|Who|Whoever|Whom|Whose|Where|Wherever)\b")
-_SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
 
 
 def headless(text: str) -> Iterator[tuple[int, str]]:
