@@ -133,16 +133,16 @@ class DirectoryMoves:
         """Renames the logs that moved less often than another of their lineage. Others stay: the
         metadata decides when they are opened."""
         name = str(topic_partition)
-        lineages: dict[str, list[tuple[int, LogDirectory]]] = {}
+        of_log: dict[str, list[tuple[int, LogDirectory]]] = {}
         for home in homes:
             try:
-                moves = Lineage.read(home.subdirectory(name, create=False))
+                lineage = Lineage.read(home.subdirectory(name, create=False))
             except StorageError as error:
                 logger.error("%s", error)
                 continue
-            if moves is not None:
-                lineages.setdefault(moves.lineage, []).append((moves.count, home))
-        for found in lineages.values():
+            if lineage is not None:
+                of_log.setdefault(lineage.log_id, []).append((lineage.count, home))
+        for found in of_log.values():
             newest = max(count for count, _ in found)
             for count, home in found:
                 if count < newest:
@@ -157,15 +157,15 @@ class DirectoryMoves:
         own name: it never went on there."""
         directory = home.subdirectory(str(topic_partition), create=False)
         try:
-            moves = Lineage.read(directory)
+            lineage = Lineage.read(directory)
         except LogDirectoryOfflineError:
             raise
         except StorageError as error:
             logger.error("%s", error)
             return
-        if moves is not None and moves.is_left:
+        if lineage is not None and lineage.is_left:
             if topic_partition in self._found:
-                moves.after(0).write(directory)
+                lineage.after(0).write(directory)
             else:
                 self._left[topic_partition] = directory
 
@@ -228,9 +228,9 @@ class DirectoryMoves:
                 " directory that is missing. Give that back; or, to go on without its last"
                 f" records, remove {directory.path}/{MOVES_FILE}, and restart the node"
             )
-        moves = Lineage.read(directory)
-        if moves is not None:
-            moves.after(2).write(directory)
+        lineage = Lineage.read(directory)
+        if lineage is not None:
+            lineage.after(2).write(directory)
         del self._left[topic_partition]
 
     def forget(self, topic_partition: TopicPartition) -> None:
@@ -335,15 +335,15 @@ class DirectoryMoves:
         """Step 3, behind the mark. Where it fails the current log outranks whatever is in the
         target."""
         name = str(future.topic_partition)
-        moves = Lineage.read(future.current.directory)
-        assert moves is not None, "a future log's source has its lineage"
-        moves.after(0, is_left=True).write(future.current.directory)
+        lineage = Lineage.read(future.current.directory)
+        assert lineage is not None, "a future log's source has its lineage"
+        lineage.after(0, is_left=True).write(future.current.directory)
         try:
             target.rename(future.name, name)
             target.fsync()
             return target.subdirectory(name, create=False)
         except StorageError:
-            moves.after(2).write(future.current.directory)
+            lineage.after(2).write(future.current.directory)
             raise
 
     def _note(self, target: LogDirectory, current: Log) -> None:

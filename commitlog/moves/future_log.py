@@ -42,11 +42,14 @@ class SourceError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which log this is, and how often it moved: of two logs with one `lineage` the one that moved
-    more often is the current one. A log that was never to be moved has none. `is_left`: it may go
-    on elsewhere, so that alone it may lack records."""
+    """Identity of a log across its moves, kept in the file `moves` of its directory.
 
-    lineage: str
+    Of two logs with one `log_id` the one with the higher `count` of moves is the current one.
+    `is_left`: the log may continue elsewhere, so that on its own it may lack records. A log that no
+    move was ever begun for has no lineage.
+    """
+
+    log_id: str
     count: int
     is_left: bool = False
 
@@ -63,7 +66,7 @@ class Lineage:
     def write(self, directory: Directory) -> None:
         """Writes it durably."""
         left = f" {_LEFT}" if self.is_left else ""
-        directory.write_atomic(MOVES_FILE, f"{self.lineage} {self.count}{left}\n".encode())
+        directory.write_atomic(MOVES_FILE, f"{self.log_id} {self.count}{left}\n".encode())
 
     def after(self, moves: int, *, is_left: bool = False) -> Lineage:
         """So many moves later."""
@@ -192,11 +195,11 @@ class FutureLog:
         future = cls(
             current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
         )
-        moves = Lineage.read(current.directory)
-        if moves is None:
-            moves = Lineage(uuid4().hex, 0)
-            moves.write(current.directory)
-        moves.after(1).write(future.directory)
+        lineage = Lineage.read(current.directory)
+        if lineage is None:
+            lineage = Lineage(uuid4().hex, 0)
+            lineage.write(current.directory)
+        lineage.after(1).write(future.directory)
         home.fsync()
         return future
 
@@ -206,8 +209,8 @@ class FutureLog:
         where it is the copy of another log.
         """
         future = cls(current, home, name)
-        moves = Lineage.read(current.directory)
-        if moves is None or Lineage.read(future.directory) != moves.after(1):
+        lineage = Lineage.read(current.directory)
+        if lineage is None or Lineage.read(future.directory) != lineage.after(1):
             raise StorageError(f"{future.directory.path} is no copy of {current.directory.path}")
         names = set(future.directory.list())
         kept = {MOVES_FILE}

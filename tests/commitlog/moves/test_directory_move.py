@@ -241,9 +241,9 @@ def test_a_swap_that_fails_leaves_the_log_and_outranks_what_may_be_in_the_target
     with pytest.raises(StorageError):
         logs.moves.swap(TP)
     assert home_of(logs) == "a"
-    moves = Lineage.read(log.directory)
-    assert moves is not None
-    assert moves.count == 2
+    lineage = Lineage.read(log.directory)
+    assert lineage is not None
+    assert lineage.count == 2
     assert logs.moves.all() == []
     add(log, 10)
     log.flush()
