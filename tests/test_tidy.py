@@ -139,6 +139,7 @@ def test_long_lines_of_prose_are_found(text: str) -> None:
         ("A.md", "`Partition.is_nothing`", "Partition has no is_nothing"),
         ("a.py", '"""Says."""\nx = 1  # `Partition.is_nothing()`\n', "Partition has no is_nothing"),
         ("A.md", "`test_that_is_not_there`", "there is no test"),
+        ("A.md", "the canaries skips-fsync and flies-away", "no canary flies-away"),
         ("a.py", '"""Keeps RULES.md rule 12."""\n', "no rule 12"),
         ("a.py", '"""Keeps RULES.md\nrule 12."""\n', "no rule 12"),
         ("a.py", '"""Keeps rules 1 and 12."""\n', "no rule 12"),

@@ -2,7 +2,7 @@
 
 Documents (`NAME.md`, with its anchor), paths (`node/server.py`, `file.py::name`), modules
 (`tidemark.records.header`, and attributes of them), attributes (`Class.attribute` where the class
-is one of the tree), tests (`test_name`), and the numbers of RULES.md (`RULES.md rule 4`, `I9`).
+is one of the tree), tests (`test_name`), canaries, and numbers (`RULES.md rule 4`, `RULES.md I9`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _FILE = re.compile(r"(?<![\w/.*<%-])([a-z_][\w-]*\.py)\b(?:::([\w.]+))?")
 _MODULE = re.compile(rf"`{{1,2}}({_TOPS}(?:\.\w+)+)(?:\(\))?`")
 _ATTRIBUTE = re.compile(r"`{1,2}([A-Z]\w*)\.(\w+)(?:\([^`]*\))?`")
 _TEST = re.compile(r"`(test_\w+)`")
+_CANARY = re.compile(r"\bcanar(?:y|ies) ((?:[a-z]+(?:-[a-z]+)+(?:, and |, | and )?)+)")
 _RULE = re.compile(r"\b[Rr]ules? (\d+)(?:(?:,| and| or| to) (\d+))?")
 _INVARIANT = re.compile(r"\bI(\d+)\b")
 _ENTRY = re.compile(r"^### (?:Rule (\d+)|I(\d+)):", re.MULTILINE)
@@ -84,6 +85,14 @@ def _tests() -> frozenset[str]:
             found.update(re.findall(r"def (test_\w+)", text))
             found.add(PurePosixPath(name).stem)
     return frozenset(found)
+
+
+@functools.cache
+def _canaries() -> frozenset[str]:
+    """Names of the planted bugs of the simulators."""
+    places = ("tests/sim/canaries.py", "tests/sim/servers/canaries.py")
+    found = (re.findall(r'^    "([a-z-]+)": [A-Z]', texts()[p], re.MULTILINE) for p in places)
+    return frozenset(name for names in found for name in names)
 
 
 @functools.cache
@@ -206,7 +215,12 @@ def _name_problems(prose: str) -> Iterator[tuple[int, str]]:
 
 def _rule_problems(prose: str) -> Iterator[tuple[int, str]]:
     rules, invariants = _numbers()
-    for match in _RULE.finditer(re.sub(r"\n[ #:]*", " ", prose)):
+    joined = re.sub(r"\n[ #:]*", " ", prose)
+    for match in _CANARY.finditer(joined):
+        for name in re.findall(r"[a-z]+(?:-[a-z]+)+", match[1]):
+            if name not in _canaries():
+                yield 0, f"there is no canary {name}"
+    for match in _RULE.finditer(joined):
         for number in match.groups():
             if number and int(number) not in rules:
                 yield 0, f"RULES.md has no rule {number}"
