@@ -9,9 +9,8 @@ the high watermark is read. Source: KIP-630, KIP-631.
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,15 @@ _PREFIX_BYTES = 12
 _BATCH_BYTES_LEAST = 61
 _FETCH_BYTES_MAX = 8 << 20
 _ATTEMPTS_MAX = 5
-_SHOWN_BYTES_LEAST = 4 << 20
 _CALL_TIMEOUT_S = 30.0
+
+
+Progress = Callable[[Iterator[bytes], int], Iterator[bytes]]
+"""Passes the batches of a checkpoint on, of so many bytes in all, and may show how far they are."""
+
+
+def _unshown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+    return batches
 
 
 class _Replayer:
@@ -125,19 +131,19 @@ def _applied(image: MetadataImage, values: list[bytes], offset: int, epoch: int)
     return delta.apply(offset, epoch)
 
 
-def load(source: str, as_of: int | None = None) -> MetadataView:
+def load(source: str, as_of: int | None = None, progress: Progress = _unshown) -> MetadataView:
     """The metadata that `source` holds: a path to a checkpoint, a `__cluster_metadata-0` directory
     or a log directory with one, or host:port of nodes. `as_of`: the offset of the last record to
-    apply.
+    apply; `progress` sees the batches of a checkpoint file.
 
     Raises ConfigError for an offset or source that does not exist, CorruptMessageError,
     StorageError, NetworkError.
     """
     path = Path(source)
     if path.is_file():
-        return _of_checkpoint(path, as_of)
+        return _of_checkpoint(path, as_of, progress)
     if path.is_dir():
-        return _of_directory(path, as_of)
+        return _of_directory(path, as_of, progress)
     if "/" in source or ":" not in source:
         raise ConfigError(f"{source!r} is no file, no directory and no host:port")
     return _of_cluster(source, as_of)
@@ -154,7 +160,7 @@ def _view(
 # --- files --------------------------------------------------------------------------------------
 
 
-def _of_checkpoint(path: Path, as_of: int | None) -> MetadataView:
+def _of_checkpoint(path: Path, as_of: int | None, progress: Progress) -> MetadataView:
     snapshot_id = parse_name(path.name)
     if snapshot_id is None:
         raise ConfigError(
@@ -169,18 +175,18 @@ def _of_checkpoint(path: Path, as_of: int | None) -> MetadataView:
     directory = OsDirectory(path.parent, create=False)
     FileSnapshotReader(directory, snapshot_id, name=path.name).verify()
     replayer = _Replayer(None)
-    replayer.load(snapshot_id, _shown(_batches(directory, path.name), path.stat().st_size))
+    replayer.load(snapshot_id, progress(_batches(directory, path.name), path.stat().st_size))
     return _view(replayer, str(path), {}, [])
 
 
-def _of_directory(path: Path, as_of: int | None) -> MetadataView:
+def _of_directory(path: Path, as_of: int | None, progress: Progress) -> MetadataView:
     if (path / PARTITION_DIRECTORY).is_dir():
         path = path / PARTITION_DIRECTORY
     directory = OsDirectory(path, create=False)
     for attempt in range(_ATTEMPTS_MAX):
         names = directory.list()
         try:
-            return _replay_directory(directory, str(path), as_of)
+            return _replay_directory(directory, str(path), as_of, progress)
         except StorageError:
             # A live node may have removed what it needs no more while we read: then look again.
             if attempt + 1 == _ATTEMPTS_MAX or directory.list() == names:
@@ -188,7 +194,9 @@ def _of_directory(path: Path, as_of: int | None) -> MetadataView:
     raise StorageError(f"{path} changes faster than it can be read")
 
 
-def _replay_directory(directory: Directory, path: str, as_of: int | None) -> MetadataView:
+def _replay_directory(
+    directory: Directory, path: str, as_of: int | None, progress: Progress
+) -> MetadataView:
     notes: list[str] = []
     replayer = _Replayer(as_of)
     logs = [name for name in directory.list() if _base_offset(name) is not None]
@@ -205,7 +213,7 @@ def _replay_directory(directory: Directory, path: str, as_of: int | None) -> Met
             notes.append(f"not used: {error}")
             continue
         name = snapshot_id.name if directory.exists(snapshot_id.name) else _long(snapshot_id)
-        replayer.load(snapshot_id, _shown(_batches(directory, name), directory.size_of(name)))
+        replayer.load(snapshot_id, progress(_batches(directory, name), directory.size_of(name)))
         break
     first = _base_offset(logs[0]) if logs else None
     if first is not None and first > replayer.image.offset + 1:
@@ -268,22 +276,6 @@ def _batches(directory: Directory, name: str, *, torn_end: bool = False) -> Iter
             position += length
     finally:
         file.close()
-
-
-def _shown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
-    """The batches of a large file, with a bar on a terminal: a million partitions take seconds."""
-    if size_bytes < _SHOWN_BYTES_LEAST or not sys.stderr.isatty():
-        yield from batches
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress
-
-    columns = ("reading the checkpoint", BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=size_bytes)
-        for raw in batches:
-            yield raw
-            progress.advance(task, len(raw))
 
 
 # --- a live cluster -----------------------------------------------------------------------------

@@ -6,6 +6,8 @@ The tree is of a checkpoint file or a metadata log directory (`--snapshot`), or 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,7 @@ app = typer.Typer(
 )
 
 _DIFFERENT = 1
+_SHOWN_BYTES_LEAST = 4 << 20
 
 Snapshot = Annotated[
     Path | None,
@@ -238,10 +241,26 @@ def _loaded(source: str, as_of: int | None) -> MetadataView:
 
     if ":" in source and not Path(source).exists():
         check_reachable(source)
-    view = load(source, as_of)
+    view = load(source, as_of, _shown)
     for note in view.notes:
         typer.echo(f"tidemark: {note}", err=True)
     return view
+
+
+def _shown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+    """The batches of a large file, with a bar on a terminal: a million partitions take seconds."""
+    if size_bytes < _SHOWN_BYTES_LEAST or not sys.stderr.isatty():
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress
+
+    columns = ("reading the checkpoint", BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=size_bytes)
+        for raw in batches:
+            yield raw
+            progress.advance(task, len(raw))
 
 
 def _side(view: MetadataView) -> dict[str, Any]:
