@@ -30,7 +30,7 @@ from node.runtime.clock import Clock
 from node.runtime.health import Health
 from node.runtime.storage import NodeStorage
 from node.runtime.tasks import OnFatal, cancel_all, spawn
-from node.serving.broker_admin import BrokerAdminService
+from node.serving.broker_admin import BrokerLogDirs
 from node.serving.log_service import LogService
 from node.serving.offsets import OffsetFinder
 from node.serving.producer_ids import ProducerIdManager
@@ -40,12 +40,12 @@ from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
+from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.controller_client import ControllerClient
 from quorum.services.listening import bind
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
-from tidemark.v1 import admin_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 from tiering.manager import RemoteLogManager
 
@@ -208,7 +208,7 @@ class BrokerServer:
             service = self._log_service(name)
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())
-            admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service(name), server)
+            add_admin_service(server, self._admin_node(name))
             self._health.add_to(server)
             bound = bind(server, name, endpoint)
             await self._health.set(False)
@@ -229,19 +229,21 @@ class BrokerServer:
             self._config.fetch_max_bytes,
         )
 
-    def _admin_service(self, listener: str) -> BrokerAdminService:
-        return BrokerAdminService(
-            partitions=self.replicas.partitions,
-            logs=self._logs,
-            tier=self._tier,
-            mover=self.mover,
-            uncleanable=self.background.cleaner.uncleanable,
+    def _admin_node(self, listener: str) -> AdminNode:
+        return AdminNode(
             config=self._config,
             cluster_id=self._storage.cluster_id,
             images=self._loader,
             quorum=self._raft,
             client=self._client,
             listener=listener,
+            log_dirs=BrokerLogDirs(
+                partitions=self.replicas.partitions,
+                logs=self._logs,
+                tier=self._tier,
+                mover=self.mover,
+                uncleanable=self.background.cleaner.uncleanable,
+            ),
         )
 
     async def _become_ready(self) -> None:

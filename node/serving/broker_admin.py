@@ -1,19 +1,17 @@
-"""The Admin service of a broker: what the quorum's room answers from the image, and DescribeLogDirs
-of this node."""
+"""DescribeLogDirs and AlterReplicaLogDirs of a broker: the part of the Admin service that answers
+from its own disks (`quorum.services.admin_service.LogDirAdmin`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from commitlog.manager.manager import LogManager
 from commitlog.moves.future_log import FutureLog
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.upkeep.directory_mover import DirectoryMover
-from quorum.services.admin_service import AdminService
 from tidemark.errors import ApiError, ErrorCode, StorageError, TidemarkError
 from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2
@@ -22,7 +20,7 @@ from tiering.manager import RemoteLogManager
 logger = logging.getLogger(__name__)
 
 
-class BrokerAdminService(AdminService):
+class BrokerLogDirs:
     """`tier` is None without tiered storage; `uncleanable` are logs that the cleaner gave up, and
     why."""
 
@@ -34,17 +32,15 @@ class BrokerAdminService(AdminService):
         tier: RemoteLogManager | None,
         mover: DirectoryMover,
         uncleanable: Mapping[TopicPartition, str],
-        **answers: Any,
     ) -> None:
-        super().__init__(**answers)
         self._uncleanable = uncleanable
         self._mover = mover
         self._partitions = partitions
         self._logs = logs
         self._tier = tier
 
-    async def DescribeLogDirs(
-        self, request: admin_pb2.DescribeLogDirsRequest, context: Any
+    async def describe_log_dirs(
+        self, request: admin_pb2.DescribeLogDirsRequest
     ) -> admin_pb2.DescribeLogDirsResponse:
         """Sizes and offsets of the replicas of this node, those of the tier with them. A directory
         that is offline has an error, and nothing else."""
@@ -71,8 +67,8 @@ class BrokerAdminService(AdminService):
                     _describe_future(result, future)
         return response
 
-    async def AlterReplicaLogDirs(
-        self, request: admin_pb2.AlterReplicaLogDirsRequest, context: Any
+    async def alter_replica_log_dirs(
+        self, request: admin_pb2.AlterReplicaLogDirsRequest
     ) -> admin_pb2.AlterReplicaLogDirsResponse:
         """Begins moves between the directories of this node, each partition with its own answer."""
         response = admin_pb2.AlterReplicaLogDirsResponse()

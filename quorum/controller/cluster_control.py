@@ -39,7 +39,6 @@ from quorum.image import (
 from quorum.image.features import check_supported
 from quorum.image.records import broker_record
 from tidemark.errors import (
-    BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
@@ -346,18 +345,6 @@ def _without_directories(
         log_dirs=[d.bytes for d in kept if d not in failed],
     )
     return [pb.MetadataRecord(broker_registration_change=change)]
-
-
-def unregister_broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
-    """Forgets a broker; its replicas stay assigned. Raises BrokerIdNotRegisteredError."""
-    broker = rules.image.brokers.get(broker_id)
-    if broker is None:
-        raise BrokerIdNotRegisteredError(f"no broker {broker_id} is registered")
-    record = pb.UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)
-    return [
-        *elections.out_of_service(broker_id, unclean=True).changes(rules),
-        pb.MetadataRecord(unregister_broker=record),
-    ]
 
 
 def _broker_from_request(

@@ -6,7 +6,6 @@ that it is its own (`quorum.services.controller_registration`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from uuid import UUID
 
 from quorum.controller.result import ControllerResult
@@ -17,11 +16,9 @@ from quorum.image.records import controller_record, listeners_of, ranges_of
 from tidemark.errors import (
     InconsistentClusterIdError,
     InvalidRegistrationError,
-    InvalidRequestError,
     UnsupportedVersionError,
 )
 from tidemark.v1 import controller_pb2
-from tidemark.v1 import metadata_pb2 as pb
 
 _Response = controller_pb2.RegisterControllerResponse
 
@@ -63,18 +60,3 @@ def register_controller(
     check_supported(image.features, controller.feature_ranges, f"controller {controller_id}")
     known = image.controllers.get(controller_id) == controller
     return ControllerResult.atomic([] if known else [controller_record(controller)], _Response())
-
-
-def unregister_controller(
-    image: MetadataImage, controller_id: int, voters: Collection[int]
-) -> list[pb.MetadataRecord]:
-    """Forgets a controller that is no voter any more; nothing where it is not registered. Raises
-    InvalidRequestError for a voter."""
-    if controller_id not in image.controllers:
-        return []
-    if controller_id in voters:
-        raise InvalidRequestError(
-            f"controller {controller_id} is a voter of the quorum: remove it from the voters first"
-        )
-    record = pb.UnregisterControllerRecord(controller_id=controller_id)
-    return [pb.MetadataRecord(unregister_controller=record)]

@@ -18,36 +18,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
 
 from quorum.controller import elections
-from quorum.controller.alter_partition import alter_partitions
-from quorum.controller.cluster_control import (
-    BrokerControl,
-    check_broker_epoch,
-    unregister_broker,
-)
-from quorum.controller.configs import alter_configs
-from quorum.controller.controllers import register_controller, unregister_controller
-from quorum.controller.directories import assign_replicas
+from quorum.controller.cluster_control import BrokerControl
 from quorum.controller.elections import ElectionRules
-from quorum.controller.features import update_features
-from quorum.controller.leader_requests import elect_leaders
-from quorum.controller.partitions import create_partitions
-from quorum.controller.reassignments import alter_reassignments
+from quorum.controller.requests import REQUESTS, RequestContext
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.sweeps import Portion, Sweep, Sweeps
-from quorum.controller.topics import TopicControl
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image.image import METADATA_VERSION
-from quorum.image.records import feature_record, producer_ids_record
+from quorum.image.records import feature_record
 from tidemark.config import ServerConfig
-from tidemark.errors import BrokerIdNotRegisteredError, NotControllerError
-from tidemark.v1 import admin_pb2, controller_pb2
+from tidemark.errors import NotControllerError
 from tidemark.v1 import metadata_pb2 as pb
 
-PRODUCER_ID_BLOCK_SIZE = 1_000
 UNCLEAN_ELECTION_INTERVAL_MS = 300_000
 _FENCE_PASSES_PER_SESSION = 8
 
@@ -91,7 +80,6 @@ class ControllerCore:
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._sweeps = Sweeps()
         self._cluster = BrokerControl(cluster_id, self._sessions, self._sweeps)
-        self._topics = TopicControl(config, rng)
         self._rng = rng
         self._image: MetadataImage | None = None
         self._epoch = 0
@@ -166,98 +154,19 @@ class ControllerCore:
         if self._image is not None and committed.offset >= self._image.offset:
             self._image = committed
 
-    # Requests of brokers.
-
-    def register_broker(
-        self, request: controller_pb2.RegisterBrokerRequest, next_offset: int, now_ms: int
-    ) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
-        """`next_offset` is the offset the first record will have: the broker's epoch."""
-        return self._cluster.register(self._rules(), request, next_offset, now_ms)
-
-    def register_controller(
-        self, request: controller_pb2.RegisterControllerRequest
-    ) -> ControllerResult[controller_pb2.RegisterControllerResponse]:
-        return register_controller(self.image, self._cluster_id, request)
-
-    def broker_heartbeat(
-        self, request: controller_pb2.BrokerHeartbeatRequest, now_ms: int
-    ) -> ControllerResult[controller_pb2.BrokerHeartbeatResponse]:
-        return self._cluster.heartbeat(self._rules(), request, now_ms)
-
-    def alter_partition(
-        self, request: controller_pb2.AlterPartitionRequest
-    ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
-        return alter_partitions(self._rules(), request)
-
-    def assign_replicas_to_dirs(
-        self, request: controller_pb2.AssignReplicasToDirsRequest
-    ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
-        return assign_replicas(self._rules(), request)
-
-    def allocate_producer_ids(
-        self, request: controller_pb2.AllocateProducerIdsRequest
-    ) -> ControllerResult[controller_pb2.AllocateProducerIdsResponse]:
-        """The next block of ids, which no other broker gets; raises StaleBrokerEpochError."""
-        check_broker_epoch(self.image, request.broker_id, request.broker_epoch)
-        start = self.image.next_producer_id
-        record = producer_ids_record(
-            start + PRODUCER_ID_BLOCK_SIZE, request.broker_id, request.broker_epoch
+    def handle(self, request: Message, next_offset: int, now_ms: int) -> ControllerResult[Any]:
+        """The records and the answer of a request of `REQUESTS`; raises ApiError. `next_offset` is
+        the offset the first record will have."""
+        context = RequestContext(
+            self._rules(),
+            self._cluster,
+            self._cluster_id,
+            self._rng,
+            self._voters,
+            next_offset,
+            now_ms,
         )
-        response = controller_pb2.AllocateProducerIdsResponse(
-            producer_id_start=start, producer_id_len=PRODUCER_ID_BLOCK_SIZE
-        )
-        return ControllerResult.atomic([record], response)
-
-    # Requests of administrators.
-
-    def create_topics(
-        self, request: admin_pb2.CreateTopicsRequest
-    ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
-        return self._topics.create(self.image, request)
-
-    def delete_topics(
-        self, request: admin_pb2.DeleteTopicsRequest
-    ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
-        return self._topics.delete(self.image, request)
-
-    def alter_configs(
-        self, request: admin_pb2.IncrementalAlterConfigsRequest
-    ) -> ControllerResult[admin_pb2.IncrementalAlterConfigsResponse]:
-        return alter_configs(self.image, self._config, request)
-
-    def create_partitions(
-        self, request: admin_pb2.CreatePartitionsRequest
-    ) -> ControllerResult[admin_pb2.CreatePartitionsResponse]:
-        return create_partitions(self.image, self._rng, request)
-
-    def alter_reassignments(
-        self, request: admin_pb2.AlterPartitionReassignmentsRequest
-    ) -> ControllerResult[admin_pb2.AlterPartitionReassignmentsResponse]:
-        return alter_reassignments(self._rules(), request)
-
-    def update_features(
-        self, request: admin_pb2.UpdateFeaturesRequest
-    ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
-        return update_features(self.image, request, self._voters())
-
-    def unregister_broker(
-        self, request: admin_pb2.UnregisterBrokerRequest
-    ) -> ControllerResult[admin_pb2.UnregisterBrokerResponse]:
-        """Forgets a broker or, where there is none of the id, a controller that is no voter.
-        Raises BrokerIdNotRegisteredError, InvalidRequestError."""
-        node_id = request.broker_id
-        try:
-            records = unregister_broker(self._rules(), node_id)
-        except BrokerIdNotRegisteredError:
-            records = unregister_controller(self.image, node_id, self._voters())
-            if not records:
-                raise
-        return ControllerResult.each(records, admin_pb2.UnregisterBrokerResponse())
-
-    def elect_leaders(
-        self, request: admin_pb2.ElectLeadersRequest
-    ) -> ControllerResult[admin_pb2.ElectLeadersResponse]:
-        return elect_leaders(self._rules(), request)
+        return REQUESTS[type(request)].generate(context, request)
 
     # Time.
 

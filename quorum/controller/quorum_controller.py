@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
 
 from quorum.controller.core import ControllerCore
 from quorum.controller.event_queue import EventQueue
+from quorum.controller.requests import REQUESTS
 from quorum.controller.result import ControllerResult
 from quorum.image import InconsistentMetadataError, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
@@ -29,7 +32,6 @@ from tidemark.errors import (
     UnknownServerError,
     UnsupportedVersionError,
 )
-from tidemark.v1 import admin_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +42,6 @@ Generate = Callable[[int], ControllerResult[R]]
 
 _QUEUE_LIMIT = 10_000
 _REQUEST_TIMEOUT_MS = 30_000
-
-
-# Who generates the records of each method of the Admin service that changes metadata.
-_CHANGES: Mapping[str, Callable[[ControllerCore, Any], ControllerResult[Any]]] = {
-    "CreateTopics": ControllerCore.create_topics,
-    "DeleteTopics": ControllerCore.delete_topics,
-    "IncrementalAlterConfigs": ControllerCore.alter_configs,
-    "CreatePartitions": ControllerCore.create_partitions,
-    "AlterPartitionReassignments": ControllerCore.alter_reassignments,
-    "ElectLeaders": ControllerCore.elect_leaders,
-    "UpdateFeatures": ControllerCore.update_features,
-    "UnregisterBroker": ControllerCore.unregister_broker,
-}
 
 
 class _Pending(NamedTuple):
@@ -94,51 +83,18 @@ class QuorumController:
     def core(self) -> ControllerCore:
         return self._core
 
-    async def register_broker(
-        self, request: controller_pb2.RegisterBrokerRequest
-    ) -> controller_pb2.RegisterBrokerResponse:
-        def generate(now_ms: int) -> ControllerResult[controller_pb2.RegisterBrokerResponse]:
+    async def handle(self, request: Message) -> Any:
+        """The answer to a request of `REQUESTS` when it is committed, within the request's
+        `timeout_ms` where it has one; raises ApiError."""
+
+        def generate(now_ms: int) -> ControllerResult[Any]:
             next_offset = max(self._next_offset, self._raft.log_end_offset)
-            return self._core.register_broker(request, next_offset, now_ms)
+            return self._core.handle(request, next_offset, now_ms)
 
-        return await self._run(generate, urgent=True)
-
-    async def register_controller(
-        self, request: controller_pb2.RegisterControllerRequest
-    ) -> controller_pb2.RegisterControllerResponse:
-        return await self._run(lambda _: self._core.register_controller(request))
-
-    async def broker_heartbeat(
-        self, request: controller_pb2.BrokerHeartbeatRequest
-    ) -> controller_pb2.BrokerHeartbeatResponse:
-        return await self._run(lambda now: self._core.broker_heartbeat(request, now), urgent=True)
-
-    async def alter_partition(
-        self, request: controller_pb2.AlterPartitionRequest
-    ) -> controller_pb2.AlterPartitionResponse:
-        return await self._run(lambda _: self._core.alter_partition(request))
-
-    async def allocate_producer_ids(
-        self, request: controller_pb2.AllocateProducerIdsRequest
-    ) -> controller_pb2.AllocateProducerIdsResponse:
-        return await self._run(lambda _: self._core.allocate_producer_ids(request))
-
-    async def assign_replicas_to_dirs(
-        self, request: controller_pb2.AssignReplicasToDirsRequest
-    ) -> controller_pb2.AssignReplicasToDirsResponse:
-        return await self._run(lambda _: self._core.assign_replicas_to_dirs(request))
-
-    async def create_topics(
-        self, request: admin_pb2.CreateTopicsRequest
-    ) -> admin_pb2.CreateTopicsResponse:
-        answer: admin_pb2.CreateTopicsResponse = await self.administer("CreateTopics", request)
-        return answer
-
-    async def administer(self, method: str, request: Any) -> Any:
-        """The answer to a method of the Admin service that changes metadata; raises ApiError."""
-        generate = _CHANGES[method]
         return await self._run(
-            lambda now_ms: generate(self._core, request), timeout_ms=request.timeout_ms
+            generate,
+            urgent=REQUESTS[type(request)].urgent,
+            timeout_ms=getattr(request, "timeout_ms", 0),
         )
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:

@@ -90,75 +90,81 @@ class _Names:
             self.by_metric_name[_metric_name(name)] = name
 
 
-@dataclass(slots=True)
-class TopicControl:
-    """Generates the records of new and deleted topics. `rng` gives topic ids and placement."""
+def create_topics(
+    image: MetadataImage,
+    config: ServerConfig,
+    rng: random.Random,
+    request: admin_pb2.CreateTopicsRequest,
+) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
+    """Creates the topics it can; the others have their error in the answer. `rng` gives topic ids
+    and placement."""
+    response = admin_pb2.CreateTopicsResponse()
+    result = ControllerResult(response)
+    creator = _Creator(image, config, rng, _Names(image))
+    counts = Counter(topic.name for topic in request.topics)
+    for wanted in request.topics:
+        try:
+            if counts[wanted.name] > 1:
+                raise InvalidRequestError(f"the request names {wanted.name!r} more than once")
+            created, records = creator.create(wanted)
+        except ApiError as error:
+            created = _Created(
+                name=wanted.name,
+                error_code=int(error.code),  # type: ignore[arg-type]
+                error_message=str(error),
+            )
+        else:
+            if not request.validate_only:
+                result.groups.append(records)
+        response.topics.append(created)
+    return result
 
+
+def delete_topics(
+    image: MetadataImage, request: admin_pb2.DeleteTopicsRequest
+) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
+    """Deletes the topics it can; their partitions and settings go with them."""
+    response = admin_pb2.DeleteTopicsResponse()
+    result = ControllerResult(response)
+    counts = Counter(request.topic_names)
+    for name in request.topic_names:
+        deleted = admin_pb2.DeleteTopicsResponse.Topic(name=name)
+        topic = image.topics.get(name)
+        try:
+            if counts[name] > 1:
+                raise InvalidRequestError(f"the request names {name!r} more than once")
+            if topic is None:
+                raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+        except ApiError as error:
+            deleted.error_code = int(error.code)  # type: ignore[assignment]
+            deleted.error_message = str(error)
+        else:
+            deleted.topic_id = topic.topic_id.bytes
+            remove = pb.RemoveTopicRecord(topic_id=topic.topic_id.bytes)
+            result.groups.append([pb.MetadataRecord(remove_topic=remove)])
+        response.topics.append(deleted)
+    return result
+
+
+@dataclass(slots=True)
+class _Creator:
+    """Makes the records of the new topics of one request."""
+
+    image: MetadataImage
     config: ServerConfig
     rng: random.Random
+    names: _Names
 
-    def create(
-        self, image: MetadataImage, request: admin_pb2.CreateTopicsRequest
-    ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
-        """Creates the topics it can; the others have their error in the answer."""
-        response = admin_pb2.CreateTopicsResponse()
-        result = ControllerResult(response)
-        names = _Names(image)
-        counts = Counter(topic.name for topic in request.topics)
-        for wanted in request.topics:
-            try:
-                if counts[wanted.name] > 1:
-                    raise InvalidRequestError(f"the request names {wanted.name!r} more than once")
-                created, records = self._create_one(image, names, wanted)
-            except ApiError as error:
-                created = _Created(
-                    name=wanted.name,
-                    error_code=int(error.code),  # type: ignore[arg-type]
-                    error_message=str(error),
-                )
-            else:
-                names.add(wanted.name)
-                if not request.validate_only:
-                    result.groups.append(records)
-            response.topics.append(created)
-        return result
-
-    def delete(
-        self, image: MetadataImage, request: admin_pb2.DeleteTopicsRequest
-    ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
-        """Deletes the topics it can; their partitions and settings go with them."""
-        response = admin_pb2.DeleteTopicsResponse()
-        result = ControllerResult(response)
-        counts = Counter(request.topic_names)
-        for name in request.topic_names:
-            deleted = admin_pb2.DeleteTopicsResponse.Topic(name=name)
-            topic = image.topics.get(name)
-            try:
-                if counts[name] > 1:
-                    raise InvalidRequestError(f"the request names {name!r} more than once")
-                if topic is None:
-                    raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
-            except ApiError as error:
-                deleted.error_code = int(error.code)  # type: ignore[assignment]
-                deleted.error_message = str(error)
-            else:
-                deleted.topic_id = topic.topic_id.bytes
-                remove = pb.RemoveTopicRecord(topic_id=topic.topic_id.bytes)
-                result.groups.append([pb.MetadataRecord(remove_topic=remove)])
-            response.topics.append(deleted)
-        return result
-
-    def _create_one(
-        self, image: MetadataImage, names: _Names, wanted: _Creatable
-    ) -> tuple[_Created, list[pb.MetadataRecord]]:
+    def create(self, wanted: _Creatable) -> tuple[_Created, list[pb.MetadataRecord]]:
+        image = self.image
         validate_topic_name(wanted.name)
-        names.check_free(wanted.name)
+        self.names.check_free(wanted.name)
         validate_topic_configs(wanted.configs, self.config, image.broker_configs(None))
         if wanted.assignments:
             replicas = _manual_replicas(image, wanted)
         else:
-            replicas = self._placed_replicas(image, wanted)
-        topic_id = self._new_topic_id(image)
+            replicas = self._placed_replicas(wanted)
+        topic_id = self._new_topic_id()
         records = [topic_record(wanted.name, topic_id)]
         records += _config_records(wanted.name, wanted.configs)
         manual = bool(wanted.assignments)
@@ -168,6 +174,7 @@ class TopicControl:
             )
             for index, ids in enumerate(replicas)
         ]
+        self.names.add(wanted.name)
         created = _Created(
             name=wanted.name,
             topic_id=topic_id.bytes,
@@ -176,7 +183,7 @@ class TopicControl:
         )
         return created, records
 
-    def _placed_replicas(self, image: MetadataImage, wanted: _Creatable) -> list[tuple[int, ...]]:
+    def _placed_replicas(self, wanted: _Creatable) -> list[tuple[int, ...]]:
         partitions, factor = wanted.num_partitions, wanted.replication_factor
         if partitions == -1:
             partitions = self.config.num_partitions
@@ -189,12 +196,13 @@ class TopicControl:
             raise InvalidReplicationFactorError(
                 f"the replication factor {factor} is not within 1 and {_REPLICATION_FACTOR_MAX}"
             )
-        return StripedReplicaPlacer(self.rng).place(usable_brokers(image), partitions, factor)
+        placer = StripedReplicaPlacer(self.rng)
+        return placer.place(usable_brokers(self.image), partitions, factor)
 
-    def _new_topic_id(self, image: MetadataImage) -> UUID:
+    def _new_topic_id(self) -> UUID:
         while True:
             topic_id = UUID(int=self.rng.getrandbits(128), version=4)
-            if image.topics.by_id(topic_id) is None:
+            if self.image.topics.by_id(topic_id) is None:
                 return topic_id
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from uuid import UUID
 
 from quorum.raft.effects import LeaderAndEpoch
+from quorum.raft.messages import AnyRequest, Response
 from snapshot.reader import SnapshotReader
 from tidemark.types import Endpoint, Listener
 
@@ -151,6 +152,10 @@ class RaftClient(Protocol):
         cleaned. `end_offset` must be at a batch boundary and at most the high watermark; nothing
         happens when there is one at or above it. `values` is consumed on a worker thread, so it
         must not change under way."""
+        ...
+
+    async def handle(self, request: AnyRequest) -> Response:
+        """Answers a request of the quorum, here by this node itself."""
         ...
 
     def describe(self) -> QuorumInfo: ...

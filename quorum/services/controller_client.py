@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from tidemark.errors import ErrorCode, InvalidRequestError, RequestTimedOutError, error_for
 from tidemark.types import Endpoint
-from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.rpcs import ADMIN, CONTROLLER, Rpc, rpcs_of
 
 FORWARDED = ("tidemark-forwarded", "1")
 
@@ -42,23 +41,7 @@ _RETRIED_STATUS = frozenset(
 )
 
 
-class _Method(NamedTuple):
-    path: str
-    response: type[Message]
-
-
-def _methods() -> dict[str, _Method]:
-    found: dict[str, _Method] = {}
-    for file in (controller_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR):
-        for service in file.services_by_name.values():
-            for method in service.methods:
-                found[method.name] = _Method(
-                    f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
-                )
-    return found
-
-
-_METHODS = _methods()
+_RPCS = {rpc.name: rpc for service in (CONTROLLER, ADMIN) for rpc in rpcs_of(service)}
 
 
 class ControllerClient:
@@ -92,7 +75,7 @@ class ControllerClient:
         Raises RequestTimedOutError when no active controller answered within `timeout_ms`, and the
         error of a status that a retry does not cure.
         """
-        known = _METHODS.get(method)
+        known = _RPCS.get(method)
         if known is None:
             raise InvalidRequestError(f"no controller method {method!r}")
         loop = asyncio.get_running_loop()
@@ -126,13 +109,13 @@ class ControllerClient:
             await asyncio.gather(*self._retired, return_exceptions=True)
 
     async def _attempt(
-        self, endpoint: Endpoint, method: _Method, request: Message, left_ms: float
+        self, endpoint: Endpoint, rpc: Rpc, request: Message, left_ms: float
     ) -> tuple[Any, str]:
         """(answer, "") or (None, why it is worth another attempt)."""
         call = self._connect(endpoint).unary_unary(
-            method.path,
+            rpc.path,
             request_serializer=type(request).SerializeToString,
-            response_deserializer=method.response.FromString,
+            response_deserializer=rpc.response.FromString,
         )
         timeout_s = min(left_ms, self._attempt_ms_max) / 1000
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import grpc.aio
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -23,13 +24,15 @@ from quorum.controller.quorum_controller import QuorumController
 from quorum.image.features import FIRST_LEVELS
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
-from quorum.services.admin_service import Context, ControllerAdminService, answered
+from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.controller_client import ControllerClient
 from quorum.services.controller_registration import ControllerRegistrar
 from quorum.services.listening import bind
+from quorum.services.serving import Context, add_service, answered
 from tidemark.config import ServerConfig
-from tidemark.v1 import admin_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tidemark.v1 import controller_pb2
 from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.rpcs import CONTROLLER, Rpc
 
 logger = logging.getLogger(__name__)
 
@@ -41,49 +44,6 @@ class ServedRaftClient(RaftClient, Protocol):
     """A Raft client that can also answer other replicas on a gRPC server: `RaftServer`."""
 
     def add_to_server(self, server: grpc.aio.Server) -> None: ...
-
-
-class ControllerService(controller_pb2_grpc.ControllerServicer):
-    """What brokers ask; errors are told in the answer."""
-
-    def __init__(self, controller: QuorumController) -> None:
-        self._controller = controller
-
-    async def RegisterBroker(
-        self, request: controller_pb2.RegisterBrokerRequest, context: Context
-    ) -> controller_pb2.RegisterBrokerResponse:
-        work = self._controller.register_broker(request)
-        return await answered(controller_pb2.RegisterBrokerResponse, work)
-
-    async def BrokerHeartbeat(
-        self, request: controller_pb2.BrokerHeartbeatRequest, context: Context
-    ) -> controller_pb2.BrokerHeartbeatResponse:
-        work = self._controller.broker_heartbeat(request)
-        return await answered(controller_pb2.BrokerHeartbeatResponse, work)
-
-    async def AlterPartition(
-        self, request: controller_pb2.AlterPartitionRequest, context: Context
-    ) -> controller_pb2.AlterPartitionResponse:
-        work = self._controller.alter_partition(request)
-        return await answered(controller_pb2.AlterPartitionResponse, work)
-
-    async def AllocateProducerIds(
-        self, request: controller_pb2.AllocateProducerIdsRequest, context: Context
-    ) -> controller_pb2.AllocateProducerIdsResponse:
-        work = self._controller.allocate_producer_ids(request)
-        return await answered(controller_pb2.AllocateProducerIdsResponse, work)
-
-    async def RegisterController(
-        self, request: controller_pb2.RegisterControllerRequest, context: Context
-    ) -> controller_pb2.RegisterControllerResponse:
-        work = self._controller.register_controller(request)
-        return await answered(controller_pb2.RegisterControllerResponse, work)
-
-    async def AssignReplicasToDirs(
-        self, request: controller_pb2.AssignReplicasToDirsRequest, context: Context
-    ) -> controller_pb2.AssignReplicasToDirsResponse:
-        work = self._controller.assign_replicas_to_dirs(request)
-        return await answered(controller_pb2.AssignReplicasToDirsResponse, work)
 
 
 def _monotonic_ms() -> int:
@@ -139,18 +99,16 @@ class ControllerServer:
         names = [name for name in self._config.controller_listener_names if name in listeners]
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self._raft.add_to_server(server)
-        controller_pb2_grpc.add_ControllerServicer_to_server(
-            ControllerService(self.controller), server
-        )
-        admin = ControllerAdminService(
-            self.controller,
+        add_service(server, CONTROLLER, self._serve_controller)
+        node = AdminNode(
             config=self._config,
             cluster_id=self._cluster_id,
             images=self._loader,
             quorum=self._raft,
             client=self._client,
+            controller=self.controller,
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        add_admin_service(server, node)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         bound = [bind(server, name, listeners[name]) for name in names]
@@ -176,13 +134,17 @@ class ControllerServer:
             self._server = None
         await self._client.close()
 
+    async def _serve_controller(self, rpc: Rpc, request: Message, context: Context) -> Message:
+        """Serves the Controller service; errors go into the answer."""
+        return await answered(rpc.response, self.controller.handle(request))
+
     async def _register(
         self, request: controller_pb2.RegisterControllerRequest, timeout_ms: int
     ) -> controller_pb2.RegisterControllerResponse:
         """Asks the active controller, which may be this one."""
         if self.controller.is_active:
-            return await self.controller.register_controller(request)
-        answer: controller_pb2.RegisterControllerResponse = await self._client.call(
-            "RegisterController", request, timeout_ms
-        )
+            work = self.controller.handle(request)
+        else:
+            work = self._client.call("RegisterController", request, timeout_ms)
+        answer: controller_pb2.RegisterControllerResponse = await work
         return answer

@@ -10,12 +10,12 @@ DUPLICATE_VOTER or VOTER_NOT_FOUND (of a kraft.version: success).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 from quorum.image import MetadataImage
 from quorum.image.features import KRAFT_VERSION, obstacles
 from quorum.raft import messages as m
-from quorum.replica import voters_codec as wire
+from quorum.replica import voters_codec
 from tidemark.errors import (
     ErrorCode,
     InvalidRequestError,
@@ -34,14 +34,9 @@ class VoterChanger(Protocol):
     async def handle(self, request: m.AnyRequest) -> m.Response: ...
 
 
-async def change_voters(quorum: VoterChanger, request: Any) -> raft_pb2.RaftVoterResponse:
+async def change_voters(quorum: VoterChanger, request: m.Request) -> raft_pb2.RaftVoterResponse:
     """Asks this process's own replica. NotControllerError where it does not lead (any more)."""
-    plain: m.Request
-    if isinstance(request, raft_pb2.AddRaftVoterRequest):
-        plain = wire.add_request_from_proto(request)
-    else:
-        plain = wire.remove_request_from_proto(request)
-    return wire.response_to_proto(await _ask_leader(quorum, plain))
+    return voters_codec.response_to_proto(await _ask_leader(quorum, request))
 
 
 async def _ask_leader(quorum: VoterChanger, request: m.AnyRequest) -> m.VoterChangeResponse:

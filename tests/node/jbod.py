@@ -29,8 +29,8 @@ from tidemark.errors import ApiError, ErrorCode, code_of
 from tidemark.records import iter_batches
 from tidemark.types import TopicPartition, random_uuid
 from tidemark.v1 import admin_pb2
-from tidemark.v1 import controller_pb2 as pb
 from tidemark.wire import FetchPartitionData, PartitionProduceData
+from tidemark.wire.rpcs import CONTROLLER, rpcs_of
 
 DIRECTORIES = ("a", "b")
 
@@ -111,30 +111,18 @@ class JbodCluster(Cluster):
         self.delivered = 0
         self.acked: dict[int, list[str]] = {}
         self.refused: dict[int, list[ErrorCode]] = {}
-        core, s = self.scenario.core, self.scenario
         self.controller.handlers = {
-            "RegisterBroker": self._handler(
-                lambda r: core.register_broker(r, s.offset, s.now_ms), pb.RegisterBrokerResponse
-            ),
-            "BrokerHeartbeat": self._handler(
-                lambda r: core.broker_heartbeat(r, s.now_ms), pb.BrokerHeartbeatResponse
-            ),
-            "AlterPartition": self._handler(core.alter_partition, pb.AlterPartitionResponse),
-            "AssignReplicasToDirs": self._handler(
-                core.assign_replicas_to_dirs, pb.AssignReplicasToDirsResponse
-            ),
+            rpc.name: self._handler(rpc.response) for rpc in rpcs_of(CONTROLLER)
         }
         self._keeper = asyncio.get_running_loop().create_task(self._keep_time())
         self._deliver()
 
-    def _handler(
-        self, work: Callable[[Any], Any], response: Callable[..., Any]
-    ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    def _handler(self, response: Callable[..., Any]) -> Callable[[Any], Coroutine[Any, Any, Any]]:
         async def handle(request: Any) -> Any:
             await asyncio.sleep(0.002)
             self._catch_up_time()
             try:
-                answer = self.scenario.apply(work(request))
+                answer = self.scenario.ask(request)
             except ApiError as error:
                 return response(error_code=int(code_of(error)), error_message=str(error))
             finally:
@@ -178,7 +166,7 @@ class JbodCluster(Cluster):
 
     def delete(self) -> None:
         request = admin_pb2.DeleteTopicsRequest(topic_names=[TOPIC])
-        self.scenario.apply(self.scenario.core.delete_topics(request))
+        self.scenario.ask(request)
         self._deliver()
 
     def disk(self, node_id: int, directory: str) -> MemoryDirectory:

@@ -33,7 +33,7 @@ from tidemark.errors import (
     error_for,
     raise_for,
 )
-from tidemark.v1 import admin_pb2, log_pb2
+from tidemark.v1 import admin_pb2, log_pb2, raft_pb2
 
 
 class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
@@ -65,14 +65,12 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         async def attempt(address: str) -> list[TopicListing]:
             nonlocal unknown_outcome
             try:
-                answer = await self._send(
-                    address, "CreateTopics", request, admin_pb2.CreateTopicsResponse
-                )
+                answer = await self._send(address, request, admin_pb2.CreateTopicsResponse)
             except (NetworkError, RequestTimedOutError):
                 unknown_outcome = True
                 raise
             for topic in answer.topics:
-                if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and unknown_outcome:
+                if int(topic.error_code) == ErrorCode.TOPIC_ALREADY_EXISTS and unknown_outcome:
                     continue
                 raise_for(topic.error_code, topic.error_message)
             return [decoding.listing(topic) for topic in answer.topics]
@@ -94,14 +92,12 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         async def attempt(address: str) -> None:
             nonlocal unknown_outcome
             try:
-                answer = await self._send(
-                    address, "DeleteTopics", request, admin_pb2.DeleteTopicsResponse
-                )
+                answer = await self._send(address, request, admin_pb2.DeleteTopicsResponse)
             except (NetworkError, RequestTimedOutError):
                 unknown_outcome = True
                 raise
             for topic in answer.topics:
-                if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                if int(topic.error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     if unknown_outcome:
                         continue
                     raise Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
@@ -113,23 +109,17 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
     async def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
         """All topics by name; internal ones begin with "__"."""
         request = admin_pb2.ListTopicsRequest(include_internal=include_internal)
-
-        async def attempt(address: str) -> list[TopicListing]:
-            answer = await self._send(address, "ListTopics", request, admin_pb2.ListTopicsResponse)
-            return sorted(map(decoding.listing, answer.topics), key=lambda topic: topic.name)
-
-        return await self._with_retries(attempt)
+        answer = await self._ask(request, admin_pb2.ListTopicsResponse)
+        return sorted(map(decoding.listing, answer.topics), key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
         """Partitions, replicas and settings by topic name; UnknownTopicOrPartitionError."""
         request = admin_pb2.DescribeTopicsRequest(topic_names=names)
 
         async def attempt(address: str) -> dict[str, TopicDescription]:
-            answer = await self._send(
-                address, "DescribeTopics", request, admin_pb2.DescribeTopicsResponse
-            )
+            answer = await self._send(address, request, admin_pb2.DescribeTopicsResponse)
             for topic in answer.topics:
-                if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                if int(topic.error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise Final(error_for(topic.error_code, f"topic {topic.name!r} is unknown"))
                 raise_for(topic.error_code, topic.error_message)
             return {topic.name: decoding.topic(topic) for topic in answer.topics}
@@ -138,30 +128,13 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
 
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, active controller and brokers, fenced ones included."""
-
-        async def attempt(address: str) -> ClusterDescription:
-            request = admin_pb2.DescribeClusterRequest()
-            return decoding.cluster(
-                await self._send(
-                    address, "DescribeCluster", request, admin_pb2.DescribeClusterResponse
-                )
-            )
-
-        return await self._with_retries(attempt)
+        request = admin_pb2.DescribeClusterRequest()
+        return decoding.cluster(await self._ask(request, admin_pb2.DescribeClusterResponse))
 
     async def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum as its leader sees it."""
-        from tidemark.v1 import raft_pb2
-
-        async def attempt(address: str) -> QuorumDescription:
-            request = raft_pb2.DescribeQuorumRequest()
-            return decoding.quorum(
-                await self._send(
-                    address, "DescribeMetadataQuorum", request, raft_pb2.DescribeQuorumResponse
-                )
-            )
-
-        return await self._with_retries(attempt)
+        request = raft_pb2.DescribeQuorumRequest()
+        return decoding.quorum(await self._ask(request, raft_pb2.DescribeQuorumResponse))
 
     async def describe_log_dirs(
         self, brokers: Sequence[int] | None = None, topics: Sequence[str] = ()
@@ -182,9 +155,7 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
                     await self._metadata.refresh()
                     raise NetworkError(f"broker {broker_id} is not alive")
                 try:
-                    answer = await self._send(
-                        address, "DescribeLogDirs", request, admin_pb2.DescribeLogDirsResponse
-                    )
+                    answer = await self._send(address, request, admin_pb2.DescribeLogDirsResponse)
                 except (NetworkError, RequestTimedOutError):
                     await self._metadata.refresh()
                     raise

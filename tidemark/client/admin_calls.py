@@ -8,16 +8,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import ApiError, RequestTimedOutError, raise_for
 from tidemark.v1 import log_pb2
+from tidemark.wire.rpcs import ADMIN, rpcs_of
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
-_SERVICE = "/tidemark.v1.Admin/"
+_PATHS = {rpc.request: rpc.path for rpc in rpcs_of(ADMIN)}
 
 
 class AdminCalls(AsyncCloses):
@@ -47,12 +51,21 @@ class AdminCalls(AsyncCloses):
 
     # How requests are sent.
 
-    async def _send(self, address: str, method: str, request: Any, answer_type: Any) -> Any:
-        answer = await self._connections.call(
-            address, _SERVICE + method, request, answer_type.FromString
-        )
+    async def _send(self, address: str, request: Message, response: type[R]) -> R:
+        """The answer of one node; raises ApiError, also the one that the answer carries."""
+        path = _PATHS[type(request)]
+        answer: Any = await self._connections.call(address, path, request, response.FromString)
         raise_for(answer.error_code, answer.error_message)
-        return answer
+        checked: R = answer
+        return checked
+
+    async def _ask(self, request: Message, response: type[R], timeout_ms: int | None = None) -> R:
+        """The answer of any node; see `_with_retries`."""
+
+        async def attempt(address: str) -> R:
+            return await self._send(address, request, response)
+
+        return await self._with_retries(attempt, timeout_ms)
 
     async def _with_retries(
         self, attempt: Callable[[str], Awaitable[T]], timeout_ms: int | None = None

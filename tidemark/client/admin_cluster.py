@@ -47,8 +47,7 @@ class ClusterAdmin(AdminCalls):
             asked = request.resources.add(resource=_resource(resource))
             for op in ops:
                 asked.ops.add(name=op.name, type=_op_type(op.op), value=op.value)
-        response = admin_pb2.IncrementalAlterConfigsResponse
-        answer = await self._ask("IncrementalAlterConfigs", request, response, timeout_ms)
+        answer = await self._ask(request, admin_pb2.IncrementalAlterConfigsResponse, timeout_ms)
         for result in answer.responses:
             kind = "topic" if result.resource.resource_type == 2 else "broker"
             _check(result, f"{kind} {result.resource.resource_name!r}")
@@ -77,7 +76,7 @@ class ClusterAdmin(AdminCalls):
 
             async def attempt(address: str) -> dict[str, ConfigEntry]:
                 to = self._address_of(resource) or address
-                [result] = (await self._send(to, "DescribeConfigs", request, response)).results
+                [result] = (await self._send(to, request, response)).results
                 try:
                     _check(result, f"{resource.kind} {resource.name!r}")
                 except ApiError as error:
@@ -110,9 +109,7 @@ class ClusterAdmin(AdminCalls):
             topic = request.topics.add(name=name, count=count)
             for replicas in (assignments or {}).get(name, ()):
                 topic.assignments.add(broker_ids=replicas)
-        answer = await self._ask(
-            "CreatePartitions", request, admin_pb2.CreatePartitionsResponse, timeout_ms
-        )
+        answer = await self._ask(request, admin_pb2.CreatePartitionsResponse, timeout_ms)
         for result in answer.results:
             _check(result, f"topic {result.name!r}")
         if not validate_only:
@@ -148,8 +145,7 @@ class ClusterAdmin(AdminCalls):
             if replicas is not None:
                 asked.replicas.broker_ids.extend(replicas)
                 asked.replicas.SetInParent()
-        response = admin_pb2.AlterPartitionReassignmentsResponse
-        answer = await self._ask("AlterPartitionReassignments", request, response, timeout_ms)
+        answer = await self._ask(request, admin_pb2.AlterPartitionReassignmentsResponse, timeout_ms)
         for result in answer.responses:
             _check(result, f"{result.topic}-{result.partition_index}")
 
@@ -162,8 +158,7 @@ class ClusterAdmin(AdminCalls):
             request.topics.add(topic=name, partition_indexes=indexes)
         if partitions is not None and not partitions:
             return {}
-        response = admin_pb2.ListPartitionReassignmentsResponse
-        answer = await self._ask("ListPartitionReassignments", request, response, None)
+        answer = await self._ask(request, admin_pb2.ListPartitionReassignmentsResponse)
         return {
             TopicPartition(p.topic, p.partition_index): PartitionReassignment(
                 tuple(p.replicas), tuple(p.adding_replicas), tuple(p.removing_replicas)
@@ -214,9 +209,7 @@ class ClusterAdmin(AdminCalls):
         )
         for partition in partitions or ():
             request.partitions.add(topic=partition.topic, partition_index=partition.partition)
-        answer = await self._ask(
-            "ElectLeaders", request, admin_pb2.ElectLeadersResponse, timeout_ms
-        )
+        answer = await self._ask(request, admin_pb2.ElectLeadersResponse, timeout_ms)
         return {
             TopicPartition(r.topic, r.partition_index): error_for(r.error_code, r.error_message)
             if r.error_code
@@ -244,10 +237,9 @@ class ClusterAdmin(AdminCalls):
             for node in (await self._features()).nodes
         ]
 
-    async def _features(self) -> Any:
+    async def _features(self) -> admin_pb2.DescribeFeaturesResponse:
         request = admin_pb2.DescribeFeaturesRequest()
-        response = admin_pb2.DescribeFeaturesResponse
-        return await self._ask("DescribeFeatures", request, response, None)
+        return await self._ask(request, admin_pb2.DescribeFeaturesResponse)
 
     async def update_features(
         self,
@@ -270,8 +262,7 @@ class ClusterAdmin(AdminCalls):
         )
         for name, level in levels.items():
             request.updates.add(feature=name, level=level, type=kind)
-        response = admin_pb2.UpdateFeaturesResponse
-        answer = await self._ask("UpdateFeatures", request, response, timeout_ms)
+        answer = await self._ask(request, admin_pb2.UpdateFeaturesResponse, timeout_ms)
         for result in answer.results:
             _check(result, f"feature {result.feature!r}")
 
@@ -281,14 +272,7 @@ class ClusterAdmin(AdminCalls):
         request = admin_pb2.UnregisterBrokerRequest(
             broker_id=broker_id, timeout_ms=timeout_ms or self._retry.timeout_ms
         )
-        response = admin_pb2.UnregisterBrokerResponse
-        await self._ask("UnregisterBroker", request, response, timeout_ms)
-
-    async def _ask(self, method: str, request: Any, response: Any, timeout_ms: int | None) -> Any:
-        async def attempt(address: str) -> Any:
-            return await self._send(address, method, request, response)
-
-        return await self._with_retries(attempt, timeout_ms)
+        await self._ask(request, admin_pb2.UnregisterBrokerResponse, timeout_ms)
 
     def _address_of(self, resource: ConfigResource) -> str | None:
         """Where only one node can answer: its address, if it is known."""

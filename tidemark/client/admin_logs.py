@@ -12,7 +12,6 @@ from tidemark.client.models import OffsetAndTimestamp, OffsetSpec, TopicPartitio
 from tidemark.client.offsets import OffsetLookup
 from tidemark.errors import (
     ApiError,
-    ErrorCode,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -63,16 +62,14 @@ class LogAdmin(AdminCalls):
                 await self._metadata.refresh()
                 raise NetworkError(f"broker {broker_id} is not alive")
             try:
-                answer = await self._send(address, "AlterReplicaLogDirs", request, response)
+                answer = await self._send(address, request, response)
             except (NetworkError, RequestTimedOutError):
                 await self._metadata.refresh()
                 raise
             return {
                 TopicPartitionReplica(
                     TopicPartition(topic.topic_name, p.partition_index), broker_id
-                ): None
-                if p.error_code == ErrorCode.NONE
-                else error_for(p.error_code, p.error_message)
+                ): None if not p.error_code else error_for(p.error_code, p.error_message)
                 for topic in answer.results
                 for p in topic.partitions
             }

@@ -47,7 +47,7 @@ class QuorumAdmin(AdminCalls):
             timeout_ms=timeout_ms or self._retry.timeout_ms,
             ack_when_committed=True,
         )
-        await self._change_voters("AddRaftVoter", request)
+        await self._ask(request, raft_pb2.RaftVoterResponse, request.timeout_ms)
 
     async def remove_raft_voter(
         self, voter_id: int, directory_id: UUID, *, timeout_ms: int | None = None
@@ -62,14 +62,4 @@ class QuorumAdmin(AdminCalls):
             voter_directory_id=directory_id.bytes,
             timeout_ms=timeout_ms or self._retry.timeout_ms,
         )
-        await self._change_voters("RemoveRaftVoter", request)
-
-    async def _change_voters(
-        self,
-        method: str,
-        request: raft_pb2.AddRaftVoterRequest | raft_pb2.RemoveRaftVoterRequest,
-    ) -> None:
-        async def attempt(address: str) -> None:
-            await self._send(address, method, request, raft_pb2.RaftVoterResponse)
-
-        await self._with_retries(attempt, request.timeout_ms)
+        await self._ask(request, raft_pb2.RaftVoterResponse, request.timeout_ms)

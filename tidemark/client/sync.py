@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import threading
 from collections import deque
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
-from uuid import UUID
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES
@@ -23,31 +23,18 @@ from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import (
-    AlterConfigOp,
     BatchMetadata,
-    ClusterDescription,
-    ConfigEntry,
-    ConfigResource,
-    FeatureDescription,
     Header,
-    LogDirDescription,
-    NewTopic,
-    NodeFeatures,
     OffsetAndTimestamp,
-    OffsetSpec,
-    PartitionReassignment,
-    QuorumDescription,
     RecordMetadata,
-    TopicDescription,
-    TopicListing,
-    TopicPartitionReplica,
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
-from tidemark.errors import ApiError, TidemarkError
-from tidemark.types import Endpoint, TopicPartition
+from tidemark.errors import TidemarkError
+from tidemark.types import TopicPartition
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class LoopThread:
@@ -384,6 +371,19 @@ class Consumer(_Face):
         return self._thread.run(self._core.partitions_for(topic))
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Admin, P], T]:
+    """The blocking form of a method of AsyncAdmin, with its signature and documentation."""
+
+    @functools.wraps(method)
+    def call(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._thread.run(method(self._core, *arguments, **options))
+
+    call.__qualname__ = f"Admin.{call.__name__}"
+    return call
+
+
 class Admin(_Face):
     """Administers a cluster; see AsyncAdmin for settings, meanings and errors."""
 
@@ -391,174 +391,33 @@ class Admin(_Face):
         super().__init__(lambda: AsyncAdmin(bootstrap_servers, **settings))
         self._core: AsyncAdmin
 
-    def close(self) -> None:
-        """Closes the connections."""
-        self._thread.run(self._core.close())
+    close = _blocking(AsyncAdmin.close)
 
-    def create_topics(
-        self,
-        topics: Sequence[NewTopic],
-        *,
-        timeout_ms: int | None = None,
-        validate_only: bool = False,
-    ) -> list[TopicListing]:
-        """Creates topics; they can be produced to when this returns."""
-        return self._thread.run(
-            self._core.create_topics(topics, timeout_ms=timeout_ms, validate_only=validate_only)
-        )
+    create_topics = _blocking(AsyncAdmin.create_topics)
+    delete_topics = _blocking(AsyncAdmin.delete_topics)
+    list_topics = _blocking(AsyncAdmin.list_topics)
+    describe_topics = _blocking(AsyncAdmin.describe_topics)
+    wait_until_topics_known = _blocking(AsyncAdmin.wait_until_topics_known)
+    create_partitions = _blocking(AsyncAdmin.create_partitions)
+    alter_partition_reassignments = _blocking(AsyncAdmin.alter_partition_reassignments)
+    list_partition_reassignments = _blocking(AsyncAdmin.list_partition_reassignments)
+    wait_until_reassigned = _blocking(AsyncAdmin.wait_until_reassigned)
+    elect_leaders = _blocking(AsyncAdmin.elect_leaders)
 
-    def delete_topics(self, names: Sequence[str], *, timeout_ms: int | None = None) -> None:
-        """Deletes topics."""
-        self._thread.run(self._core.delete_topics(names, timeout_ms=timeout_ms))
+    incremental_alter_configs = _blocking(AsyncAdmin.incremental_alter_configs)
+    describe_configs = _blocking(AsyncAdmin.describe_configs)
+    describe_features = _blocking(AsyncAdmin.describe_features)
+    describe_node_features = _blocking(AsyncAdmin.describe_node_features)
+    update_features = _blocking(AsyncAdmin.update_features)
 
-    def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
-        """All topics by name."""
-        return self._thread.run(self._core.list_topics(include_internal=include_internal))
+    describe_cluster = _blocking(AsyncAdmin.describe_cluster)
+    describe_cluster_everywhere = _blocking(AsyncAdmin.describe_cluster_everywhere)
+    unregister_broker = _blocking(AsyncAdmin.unregister_broker)
+    describe_quorum = _blocking(AsyncAdmin.describe_quorum)
+    add_raft_voter = _blocking(AsyncAdmin.add_raft_voter)
+    remove_raft_voter = _blocking(AsyncAdmin.remove_raft_voter)
 
-    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
-        """Topics by name."""
-        return self._thread.run(self._core.describe_topics(names))
-
-    def describe_cluster(self) -> ClusterDescription:
-        """The cluster."""
-        return self._thread.run(self._core.describe_cluster())
-
-    def describe_quorum(self) -> QuorumDescription:
-        """The metadata quorum."""
-        return self._thread.run(self._core.describe_quorum())
-
-    def delete_records(
-        self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
-    ) -> dict[TopicPartition, int]:
-        """Deletes the records below offsets; gives the low watermarks."""
-        return self._thread.run(self._core.delete_records(offsets, timeout_ms=timeout_ms))
-
-    def list_offsets(
-        self,
-        wanted: Mapping[TopicPartition, int | OffsetSpec],
-        *,
-        read_committed: bool = False,
-        timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Offsets by timestamp or OffsetSpec."""
-        work = self._core.list_offsets(wanted, read_committed=read_committed, timeout_ms=timeout_ms)
-        return self._thread.run(work)
-
-    def add_raft_voter(
-        self,
-        voter_id: int,
-        directory_id: UUID,
-        endpoint: Endpoint | Mapping[str, Endpoint],
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Makes a controller a voter of the metadata quorum."""
-        self._thread.run(
-            self._core.add_raft_voter(voter_id, directory_id, endpoint, timeout_ms=timeout_ms)
-        )
-
-    def remove_raft_voter(
-        self, voter_id: int, directory_id: UUID, *, timeout_ms: int | None = None
-    ) -> None:
-        """Makes a voter of the metadata quorum an observer."""
-        self._thread.run(
-            self._core.remove_raft_voter(voter_id, directory_id, timeout_ms=timeout_ms)
-        )
-
-    def describe_log_dirs(
-        self, brokers: Sequence[int] | None = None, topics: Sequence[str] = ()
-    ) -> dict[int, list[LogDirDescription]]:
-        """Log directories by broker."""
-        return self._thread.run(self._core.describe_log_dirs(brokers, topics))
-
-    def alter_replica_log_dirs(
-        self, moves: Mapping[TopicPartitionReplica, str]
-    ) -> dict[TopicPartitionReplica, ApiError | None]:
-        """Begins to move replicas to other directories of their brokers."""
-        return self._thread.run(self._core.alter_replica_log_dirs(moves))
-
-    def wait_until_topics_known(self, names: Sequence[str], timeout_ms: int | None = None) -> None:
-        """Returns when every live broker can serve the topics."""
-        self._thread.run(self._core.wait_until_topics_known(names, timeout_ms))
-
-    def describe_cluster_everywhere(self) -> dict[int, frozenset[int]]:
-        """For each live broker the live brokers that it knows itself."""
-        return self._thread.run(self._core.describe_cluster_everywhere())
-
-    def incremental_alter_configs(
-        self,
-        changes: Mapping[ConfigResource, Sequence[AlterConfigOp]],
-        *,
-        validate_only: bool = False,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Changes settings."""
-        self._thread.run(
-            self._core.incremental_alter_configs(
-                changes, validate_only=validate_only, timeout_ms=timeout_ms
-            )
-        )
-
-    def describe_configs(
-        self, resources: Collection[ConfigResource], names: Sequence[str] = (), **include: bool
-    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        """Settings by resource and name."""
-        return self._thread.run(self._core.describe_configs(resources, names, **include))
-
-    def create_partitions(self, counts: Mapping[str, int], **options: Any) -> None:
-        """Grows topics."""
-        self._thread.run(self._core.create_partitions(counts, **options))
-
-    def alter_partition_reassignments(
-        self,
-        reassignments: Mapping[TopicPartition, Sequence[int] | None],
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Begins or cancels moves of partitions."""
-        self._thread.run(
-            self._core.alter_partition_reassignments(reassignments, timeout_ms=timeout_ms)
-        )
-
-    def list_partition_reassignments(
-        self, partitions: Collection[TopicPartition] | None = None
-    ) -> dict[TopicPartition, PartitionReassignment]:
-        """Moves under way."""
-        return self._thread.run(self._core.list_partition_reassignments(partitions))
-
-    def wait_until_reassigned(
-        self,
-        reassignments: Mapping[TopicPartition, Sequence[int]],
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Returns when the moves of these partitions are done."""
-        self._thread.run(self._core.wait_until_reassigned(reassignments, timeout_ms=timeout_ms))
-
-    def elect_leaders(
-        self,
-        election_type: str = "PREFERRED",
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, ApiError | None]:
-        """Elects leaders; what became of each partition."""
-        return self._thread.run(
-            self._core.elect_leaders(election_type, partitions, timeout_ms=timeout_ms)
-        )
-
-    def describe_features(self) -> dict[str, FeatureDescription]:
-        """Features by name."""
-        return self._thread.run(self._core.describe_features())
-
-    def describe_node_features(self) -> list[NodeFeatures]:
-        """What each registered node supports."""
-        return self._thread.run(self._core.describe_node_features())
-
-    def update_features(self, levels: Mapping[str, int], **options: Any) -> None:
-        """Sets levels of features."""
-        self._thread.run(self._core.update_features(levels, **options))
-
-    def unregister_broker(self, broker_id: int, *, timeout_ms: int | None = None) -> None:
-        """Forgets a broker."""
-        self._thread.run(self._core.unregister_broker(broker_id, timeout_ms=timeout_ms))
+    delete_records = _blocking(AsyncAdmin.delete_records)
+    list_offsets = _blocking(AsyncAdmin.list_offsets)
+    describe_log_dirs = _blocking(AsyncAdmin.describe_log_dirs)
+    alter_replica_log_dirs = _blocking(AsyncAdmin.alter_replica_log_dirs)

@@ -6,6 +6,8 @@ import random
 from typing import Any, TypeVar
 from uuid import UUID
 
+from google.protobuf.message import Message
+
 from quorum.controller.core import ControllerCore
 from quorum.controller.result import ControllerResult
 from quorum.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
@@ -63,7 +65,7 @@ class Scenario:
         """Sets a feature's level; gives the error code, and `message` has the text."""
         request = admin_pb2.UpdateFeaturesRequest()
         request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
-        result = self.apply(self.core.update_features(request)).results[0]
+        result = self.ask(request).results[0]
         self.message = result.error_message
         return result.error_code
 
@@ -87,13 +89,11 @@ class Scenario:
         for name, (low, high) in (features or {}).items():
             request.features.add(name=name, min_level=low, max_level=high)
         request.listeners.add(name="CONTROLLER", host="127.0.0.1", port=9_100 + controller_id)
-        self.apply(self.core.register_controller(request))
+        self.ask(request)
 
     def unregister(self, node_id: int) -> None:
         """Forgets a broker or a controller."""
-        self.apply(
-            self.core.unregister_broker(admin_pb2.UnregisterBrokerRequest(broker_id=node_id))
-        )
+        self.ask(admin_pb2.UnregisterBrokerRequest(broker_id=node_id))
 
     @property
     def image(self) -> MetadataImage:
@@ -111,6 +111,14 @@ class Scenario:
             result.after_append(self.offset - 1)
         self.core.validate()
         return result.response
+
+    def generate(self, request: Message) -> ControllerResult[Any]:
+        """The records and the answer of a request, not applied yet."""
+        return self.core.handle(request, self.offset, self.now_ms)
+
+    def ask(self, request: Message) -> Any:
+        """The answer to a request whose records are applied."""
+        return self.apply(self.generate(request))
 
     def advance(self, delay_ms: int) -> None:
         """Time goes by, with all the timed work that becomes due."""
@@ -145,7 +153,7 @@ class Scenario:
             request.features.add(name=name, min_level=low, max_level=high)
         request.log_dirs.extend(directory.bytes for directory in log_dirs)
         request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=9_000 + broker_id)
-        response = self.apply(self.core.register_broker(request, self.offset, self.now_ms))
+        response = self.ask(request)
         self.epochs[broker_id] = response.broker_epoch
         return response.broker_epoch
 
@@ -159,7 +167,7 @@ class Scenario:
             current_metadata_offset=self.offset - 1 if offset is None else offset,
             **wants,  # type: ignore[arg-type]
         )
-        return self.apply(self.core.broker_heartbeat(request, self.now_ms))
+        return self.ask(request)
 
     def start_brokers(self, *broker_ids: int, racks: str = "") -> None:
         """Registers and unfences brokers; `racks` has a letter for each, or nothing."""
@@ -201,7 +209,7 @@ class Scenario:
         for index, ids in enumerate(assignment):
             topic.assignments.add(partition_index=index, broker_ids=ids)
         request = admin_pb2.CreateTopicsRequest(topics=[topic], validate_only=validate_only)
-        return self.apply(self.core.create_topics(request)).topics[0]
+        return self.ask(request).topics[0]
 
     def partition(self, name: str, index: int = 0) -> PartitionRegistration:
         topic = self.image.topics.get(name)
@@ -232,4 +240,4 @@ class Scenario:
         request = controller_pb2.AlterPartitionRequest(
             broker_id=asker, broker_epoch=self.epochs[asker], partitions=[data]
         )
-        return self.apply(self.core.alter_partition(request)).partitions[0]
+        return self.ask(request).partitions[0]

@@ -106,7 +106,7 @@ def test_a_registration_that_says_nonsense_is_refused(change: dict[str, object])
     }
     request = controller_pb2.RegisterBrokerRequest(**(fields | change))  # type: ignore[arg-type]
     with pytest.raises(InvalidRegistrationError):
-        s.core.register_broker(request, s.offset, s.now_ms)
+        s.generate(request)
 
 
 def test_a_heartbeat_of_an_old_epoch_is_stale() -> None:
@@ -248,13 +248,13 @@ def test_producer_ids_come_in_blocks_that_nobody_gets_twice() -> None:
         request = controller_pb2.AllocateProducerIdsRequest(
             broker_id=broker_id, broker_epoch=s.epochs[broker_id]
         )
-        answer = s.apply(s.core.allocate_producer_ids(request))
+        answer = s.ask(request)
         assert answer.producer_id_len == 1_000
         starts.append(answer.producer_id_start)
     assert starts == [0, 1_000, 2_000]
     stale = controller_pb2.AllocateProducerIdsRequest(broker_id=1, broker_epoch=0)
     with pytest.raises(StaleBrokerEpochError):
-        s.core.allocate_producer_ids(stale)
+        s.generate(stale)
 
 
 def test_an_idle_controller_writes_a_no_op_and_a_busy_one_does_not() -> None:

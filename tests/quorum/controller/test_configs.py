@@ -36,7 +36,7 @@ def alter(
     asked.resource.resource_type, asked.resource.resource_name = resource
     for name, kind, value in ops:
         asked.ops.add(name=name, type=kind, value=value)  # type: ignore[arg-type]
-    return s.apply(s.core.alter_configs(request)).responses[0]
+    return s.ask(request).responses[0]
 
 
 def described(
@@ -118,7 +118,7 @@ def test_a_setting_or_a_resource_named_twice_is_refused(s: Scenario) -> None:
         asked = request.resources.add()
         asked.resource.resource_type, asked.resource.resource_name = TOPIC
         asked.ops.add(name="retention.ms", value="1")
-    answers = s.apply(s.core.alter_configs(request)).responses
+    answers = s.ask(request).responses
     assert [a.error_code for a in answers] == [ErrorCode.INVALID_REQUEST] * 2
 
 

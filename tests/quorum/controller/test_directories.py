@@ -35,7 +35,7 @@ def assign(s: Scenario, directory: UUID, name: str, broker_id: int = 1, index: i
     asked = request.directories.add(id=directory.bytes)
     topic_id = topic.topic_id.bytes if topic is not None else b"x" * 16
     asked.partitions.add(topic_id=topic_id, partition_index=index)
-    return s.apply(s.core.assign_replicas_to_dirs(request)).partitions[0].error_code
+    return s.ask(request).partitions[0].error_code
 
 
 def fail(s: Scenario, *directories: UUID) -> controller_pb2.BrokerHeartbeatResponse:
@@ -45,7 +45,7 @@ def fail(s: Scenario, *directories: UUID) -> controller_pb2.BrokerHeartbeatRespo
         current_metadata_offset=s.offset - 1,
         offline_log_dirs=[d.bytes for d in directories],
     )
-    return s.apply(s.core.broker_heartbeat(request, s.now_ms))
+    return s.ask(request)
 
 
 def test_a_replica_is_where_its_broker_says(s: Scenario) -> None:
@@ -126,7 +126,7 @@ def test_the_same_process_registers_again_without_the_directory_that_failed(s: S
 def test_the_directories_follow_the_replicas_of_a_move(s: Scenario) -> None:
     request = admin_pb2.AlterPartitionReassignmentsRequest()
     request.partitions.add(topic="a").replicas.broker_ids.extend([3, 1])
-    s.apply(s.core.alter_reassignments(request))
+    s.ask(request)
     p = s.partition("a")
     assert (p.replicas, p.directory_of(1), p.directory_of(3)) == ((3, 1, 2), A, None)
     s.alter("a", (1, 2, 3))
@@ -135,13 +135,13 @@ def test_the_directories_follow_the_replicas_of_a_move(s: Scenario) -> None:
 
 def test_a_forgotten_broker_leads_nothing_and_is_in_no_isr(s: Scenario) -> None:
     request = admin_pb2.UnregisterBrokerRequest(broker_id=1)
-    s.apply(s.core.unregister_broker(request))
+    s.ask(request)
     assert 1 not in s.image.brokers
     for name in "ab":
         p = s.partition(name)
         assert (p.leader, p.isr, p.replicas) == (2, (2,), (1, 2))
     with pytest.raises(BrokerIdNotRegisteredError):
-        s.core.unregister_broker(request)
+        s.generate(request)
     s.register(1, incarnation=2, log_dirs=(A, B))
     s.heartbeat(1)
     s.alter("a", (1, 2))

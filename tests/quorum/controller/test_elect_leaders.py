@@ -16,7 +16,7 @@ def elect(s: Scenario, kind: int, *topics: str, everything: bool = False) -> dic
     request = Request(election_type=kind, all_partitions=everything)  # type: ignore[arg-type]
     for name in topics:
         request.partitions.add(topic=name)
-    return {r.topic: r.error_code for r in s.apply(s.core.elect_leaders(request)).results}
+    return {r.topic: r.error_code for r in s.ask(request).results}
 
 
 @pytest.fixture

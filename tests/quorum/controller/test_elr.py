@@ -107,7 +107,7 @@ def test_the_minimum_for_all_brokers_counts_where_the_topic_has_none(s: Scenario
     asked = request.resources.add()
     asked.resource.resource_type = 4
     asked.ops.add(name="min.insync.replicas", value="2")
-    assert s.apply(s.core.alter_configs(request)).responses[0].error_code == 0
+    assert s.ask(request).responses[0].error_code == 0
     s.alter("u", (1, 2))
     s.alter("u", (1,))
     assert s.partition("u").elr == (2,)

@@ -59,7 +59,7 @@ def test_all_updates_or_none() -> None:
     request = Request()
     request.updates.add(feature=ELR_VERSION, level=1)
     request.updates.add(feature="new.version", level=1)
-    answers = s.apply(s.core.update_features(request)).results
+    answers = s.ask(request).results
     assert [a.error_code for a in answers] == [0, ErrorCode.INVALID_UPDATE_VERSION]
     assert s.written == []
 

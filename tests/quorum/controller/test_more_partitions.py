@@ -20,7 +20,7 @@ def grow(
     topic = request.topics.add(name=name, count=count)
     for ids in by_hand:
         topic.assignments.add(broker_ids=ids)
-    return s.apply(s.core.create_partitions(request)).results[0]
+    return s.ask(request).results[0]
 
 
 @pytest.fixture
@@ -106,5 +106,5 @@ def test_unknown_topics_repeated_ones_and_trials_write_nothing(s: Scenario) -> N
     request = admin_pb2.CreatePartitionsRequest()
     for _ in range(2):
         request.topics.add(name="t", count=4)
-    answers = s.apply(s.core.create_partitions(request)).results
+    answers = s.ask(request).results
     assert {a.error_code for a in answers} == {ErrorCode.INVALID_REQUEST}

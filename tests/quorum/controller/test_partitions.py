@@ -85,7 +85,7 @@ def test_a_restarted_broker_does_not_slip_back_into_the_isr(s: Scenario) -> None
 def test_a_leader_of_an_old_registration_is_stale(s: Scenario) -> None:
     request = controller_pb2.AlterPartitionRequest(broker_id=1, broker_epoch=0)
     with pytest.raises(StaleBrokerEpochError):
-        s.core.alter_partition(request)
+        s.generate(request)
 
 
 def test_a_partition_named_twice_is_refused(s: Scenario) -> None:
@@ -96,7 +96,7 @@ def test_a_partition_named_twice_is_refused(s: Scenario) -> None:
     request = controller_pb2.AlterPartitionRequest(
         broker_id=1, broker_epoch=s.epochs[1], partitions=[data, data]
     )
-    answer = s.apply(s.core.alter_partition(request))
+    answer = s.ask(request)
     assert [p.error_code for p in answer.partitions] == [0, ErrorCode.INVALID_REQUEST]
     assert s.partition("t").isr == (1,)
 

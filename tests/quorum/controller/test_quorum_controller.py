@@ -60,11 +60,11 @@ def creation(name: str, timeout_ms: int = 0) -> admin_pb2.CreateTopicsRequest:
 
 async def broker_in_service(node: Node, broker_id: int) -> int:
     """Registers and unfences; gives the epoch. Needs commits to go on."""
-    answer = await node.controller.register_broker(registration(broker_id))
+    answer = await node.controller.handle(registration(broker_id))
     heartbeat = controller_pb2.BrokerHeartbeatRequest(
         broker_id=broker_id, broker_epoch=answer.broker_epoch, current_metadata_offset=1_000
     )
-    assert not (await node.controller.broker_heartbeat(heartbeat)).is_fenced
+    assert not (await node.controller.handle(heartbeat)).is_fenced
     return answer.broker_epoch
 
 
@@ -116,7 +116,7 @@ def test_an_answer_comes_only_with_the_commit() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        waiting = asyncio.ensure_future(first.controller.create_topics(creation("t")))
+        waiting = asyncio.ensure_future(first.controller.handle(creation("t")))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         assert "t" in first.controller.core.image.topics
@@ -132,8 +132,8 @@ def test_a_read_waits_for_everything_before_it() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        created = asyncio.ensure_future(first.controller.create_topics(creation("t")))
-        again = asyncio.ensure_future(first.controller.create_topics(creation("t")))
+        created = asyncio.ensure_future(first.controller.handle(creation("t")))
+        again = asyncio.ensure_future(first.controller.handle(creation("t")))
         await asyncio.sleep(0.1)
         assert not again.done(), "that the topic exists is not certain yet"
         quorum.commit()
@@ -147,15 +147,15 @@ def test_with_the_leadership_goes_what_was_not_committed() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        lost = asyncio.ensure_future(first.controller.create_topics(creation("lost")))
+        lost = asyncio.ensure_future(first.controller.handle(creation("lost")))
         await asyncio.sleep(0.1)
         quorum.elect(2)
         with pytest.raises(NotControllerError):
             await lost
         with pytest.raises(NotControllerError):
-            await first.controller.create_topics(creation("t"))
+            await first.controller.handle(creation("t"))
         quorum.auto_commit = True
-        answer = await second.controller.create_topics(creation("lost"))
+        answer = await second.controller.handle(creation("lost"))
         assert answer.topics[0].error_code == 0
         quorum.elect(1)
         assert "lost" in first.controller.core.image.topics
@@ -167,7 +167,7 @@ def test_a_leader_elected_anew_begins_from_the_committed_image() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        lost = asyncio.ensure_future(first.controller.create_topics(creation("lost")))
+        lost = asyncio.ensure_future(first.controller.handle(creation("lost")))
         await asyncio.sleep(0.1)
         quorum.elect(1)
         with pytest.raises(NotControllerError):
@@ -183,7 +183,7 @@ def test_a_change_that_is_never_committed_times_out_with_a_retriable_error() -> 
         await broker_in_service(first, 7)
         quorum.auto_commit = False
         with pytest.raises(RequestTimedOutError):
-            await first.controller.create_topics(creation("t", timeout_ms=50))
+            await first.controller.handle(creation("t", timeout_ms=50))
         quorum.commit()
         assert "t" in first.loader.image.topics
 
@@ -194,7 +194,7 @@ def test_the_active_image_is_the_committed_one_when_nothing_is_pending() -> None
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        created = asyncio.ensure_future(first.controller.create_topics(creation("t")))
+        created = asyncio.ensure_future(first.controller.handle(creation("t")))
         await asyncio.sleep(0.1)
         ahead = first.controller.core.image
         quorum.commit()
@@ -209,7 +209,7 @@ def test_the_active_image_is_the_committed_one_when_nothing_is_pending() -> None
 def test_silent_brokers_are_fenced_by_the_clock_of_the_active_controller() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
-        await first.controller.create_topics(creation("t"))
+        await first.controller.handle(creation("t"))
         await asyncio.sleep(8.9)
         assert not second.loader.image.brokers[7].fenced
         await asyncio.sleep(2)
@@ -250,7 +250,7 @@ def test_an_append_refused_by_the_log_ends_the_leadership() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         quorum.leader_id = 2  # the log knows first: no listener has heard of it yet
         with pytest.raises(NotControllerError):
-            await first.controller.register_broker(registration(1))
+            await first.controller.handle(registration(1))
         assert not first.controller.is_active
 
     in_virtual_time(scenario)

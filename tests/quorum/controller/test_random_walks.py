@@ -105,7 +105,7 @@ class Walk:
         names = self.s.image.topics.names()
         if len(names) > 3:
             request = admin_pb2.DeleteTopicsRequest(topic_names=[self.rng.choice(names)])
-            self.s.apply(self.s.core.delete_topics(request))
+            self.s.ask(request)
 
     def alter(self) -> None:
         names = self.s.image.topics.names()
@@ -123,7 +123,7 @@ class Walk:
             asked = request.partitions.add(topic=self.rng.choice(names))
             if self.rng.random() < 0.7:
                 asked.replicas.broker_ids.extend(self.rng.sample(BROKERS, self.rng.randint(1, 3)))
-            self.s.apply(self.s.core.alter_reassignments(request))
+            self.s.ask(request)
 
     def change_controller(self) -> None:
         if self.rng.random() < 0.2:

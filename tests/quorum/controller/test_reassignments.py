@@ -28,7 +28,7 @@ def move(s: Scenario, *replicas: int, name: str = "t", index: int = 0) -> int:
     if replicas:
         asked.replicas.broker_ids.extend(r for r in replicas if r)
         asked.replicas.SetInParent()
-    return s.apply(s.core.alter_reassignments(request)).responses[0].error_code
+    return s.ask(request).responses[0].error_code
 
 
 def listed(s: Scenario, *topics: str) -> list[tuple[str, list[int], list[int], list[int]]]:
@@ -135,7 +135,7 @@ def test_what_there_is_not_is_told(s: Scenario) -> None:
     request = Request()
     for _ in range(2):
         request.partitions.add(topic="t", partition_index=0)
-    answers = s.apply(s.core.alter_reassignments(request)).responses
+    answers = s.ask(request).responses
     assert answers[1].error_code == ErrorCode.INVALID_REQUEST
 
 

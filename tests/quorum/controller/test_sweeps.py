@@ -224,7 +224,7 @@ def test_the_next_controller_elects_what_a_returned_broker_did_not_lead_yet() ->
 def test_a_broker_forgotten_in_the_middle_leaves_nothing_to_be_closed() -> None:
     s = cluster()
     begin_fencing_of_1(s)
-    s.apply(s.core.unregister_broker(admin_pb2.UnregisterBrokerRequest(broker_id=1)))
+    s.ask(admin_pb2.UnregisterBrokerRequest(broker_id=1))
     assert (led_by(s, 1), in_isr(s, 1)) == (0, 0)
     assert sum(finish(s)) == 0
     assert 1 not in s.image.brokers

@@ -100,7 +100,7 @@ def test_a_manual_assignment_counts_partitions_from_0_and_says_no_counts(s: Scen
     )
     topic.assignments.add(partition_index=1, broker_ids=[1])
     request = admin_pb2.CreateTopicsRequest(topics=[topic])
-    [answer] = s.apply(s.core.create_topics(request)).topics
+    [answer] = s.ask(request).topics
     assert answer.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert s.try_create("t", (1,), partitions=1).error_code == ErrorCode.INVALID_REQUEST
 
@@ -129,7 +129,7 @@ def test_topics_of_one_request_stand_each_for_itself(s: Scenario) -> None:
     request = admin_pb2.CreateTopicsRequest()
     for name in ("good", "twice", "twice", "bad name", "a.b", "a_b"):
         request.topics.add(name=name, num_partitions=1, replication_factor=1)
-    answer = s.apply(s.core.create_topics(request))
+    answer = s.ask(request)
     assert [(t.name, t.error_code) for t in answer.topics] == [
         ("good", 0),
         ("twice", ErrorCode.INVALID_REQUEST),
@@ -145,7 +145,7 @@ def test_a_large_request_is_split_between_topics_never_within_one(s: Scenario) -
     request = admin_pb2.CreateTopicsRequest()
     for name in ("a", "b", "c"):
         request.topics.add(name=name, num_partitions=4_000, replication_factor=1)
-    result = s.core.create_topics(request)
+    result = s.generate(request)
     sizes = [len(batch) for batch in result.batches()]
     assert sizes == [8_002, 4_001]
     assert max(sizes) <= RECORDS_PER_BATCH_MAX
@@ -156,7 +156,7 @@ def test_a_large_request_is_split_between_topics_never_within_one(s: Scenario) -
 def test_deletion_takes_partitions_and_settings_and_frees_the_name(s: Scenario) -> None:
     topic_id = s.create("t", (1, 2), retention_ms="1")
     request = admin_pb2.DeleteTopicsRequest(topic_names=["t", "none", "x", "x"])
-    answer = s.apply(s.core.delete_topics(request))
+    answer = s.ask(request)
     assert [t.error_code for t in answer.topics] == [
         0,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

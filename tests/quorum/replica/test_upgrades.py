@@ -16,6 +16,7 @@ import pytest
 from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.controller import core as controller_core
+from quorum.controller.controllers import register_controller
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.image import records as r
@@ -104,10 +105,10 @@ def test_the_active_controller_resigns_at_a_level_beyond_its_own(
         monkeypatch.setattr(controller_core, "SUPPORTED", OLD)
         request = admin_pb2.UpdateFeaturesRequest()
         request.updates.add(feature=METADATA_VERSION, level=1, type=1)  # type: ignore[arg-type]
-        await controller.administer("UpdateFeatures", request)  # within its reach
+        await controller.handle(request)  # within its reach
         request.updates[0].level, request.updates[0].type = 2, 0  # type: ignore[assignment]
         with pytest.raises(UnknownServerError, match="install a version"):
-            await controller.administer("UpdateFeatures", request)
+            await controller.handle(request)
         assert not controller.is_active
         assert raft.leader_and_epoch.leader_id is None, "it resigned"
         controller.stop()
@@ -158,7 +159,7 @@ class ActiveController:
         if self.down:
             self.down -= 1
             raise RequestTimedOutError("no active controller")
-        found = controller_core.register_controller(self.loader.image, CLUSTER_ID, request)
+        found = register_controller(self.loader.image, CLUSTER_ID, request)
         self.write(*found.records)
         return found.response
 

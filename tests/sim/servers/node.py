@@ -386,16 +386,7 @@ class LeaderCaller:
         async def ask(target: ServerNode) -> Any:
             controller = target.controller
             assert controller is not None
-            own = {
-                "RegisterBroker": controller.register_broker,
-                "BrokerHeartbeat": controller.broker_heartbeat,
-                "AlterPartition": controller.alter_partition,
-                "AssignReplicasToDirs": controller.assign_replicas_to_dirs,
-            }
-            known = own.get(method)
-            if known is None:
-                return await controller.administer(method, request)
-            answer = await known(request)
+            answer = await controller.handle(request)
             if method == "BrokerHeartbeat" and answer.should_shut_down:
                 self._world.broker_may_go(target, request)
             return answer

@@ -1,0 +1,53 @@
+"""UnregisterBroker: takes the registration of a broker, or of a controller that is no voter any
+more, out of the metadata (KIP-185, KIP-919)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quorum.controller import elections
+from quorum.controller.elections import ElectionRules
+from quorum.controller.result import ControllerResult
+from quorum.image import MetadataImage
+from tidemark.errors import BrokerIdNotRegisteredError, InvalidRequestError
+from tidemark.v1 import admin_pb2
+from tidemark.v1 import metadata_pb2 as pb
+
+
+def unregister(
+    rules: ElectionRules, voters: Collection[int], request: admin_pb2.UnregisterBrokerRequest
+) -> ControllerResult[admin_pb2.UnregisterBrokerResponse]:
+    """Forgets a broker or, where there is none of the id, a controller that is no voter.
+    Raises BrokerIdNotRegisteredError, InvalidRequestError."""
+    node_id = request.broker_id
+    records = _broker(rules, node_id) or _controller(rules.image, node_id, voters)
+    if not records:
+        raise BrokerIdNotRegisteredError(f"no broker {node_id} is registered")
+    return ControllerResult.each(records, admin_pb2.UnregisterBrokerResponse())
+
+
+def _broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
+    """Forgets a broker; its replicas stay assigned."""
+    broker = rules.image.brokers.get(broker_id)
+    if broker is None:
+        return []
+    record = pb.UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)
+    return [
+        *elections.out_of_service(broker_id, unclean=True).changes(rules),
+        pb.MetadataRecord(unregister_broker=record),
+    ]
+
+
+def _controller(
+    image: MetadataImage, controller_id: int, voters: Collection[int]
+) -> list[pb.MetadataRecord]:
+    """Forgets a controller that is no voter any more; nothing where it is not registered. Raises
+    InvalidRequestError for a voter."""
+    if controller_id not in image.controllers:
+        return []
+    if controller_id in voters:
+        raise InvalidRequestError(
+            f"controller {controller_id} is a voter of the quorum: remove it from the voters first"
+        )
+    record = pb.UnregisterControllerRecord(controller_id=controller_id)
+    return [pb.MetadataRecord(unregister_controller=record)]
