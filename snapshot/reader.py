@@ -14,10 +14,8 @@ from commitlog.disk.files import Directory, File
 from snapshot.framing import ControlBatch, decode_batch_at, header_timestamp_ms
 from snapshot.names import SUFFIX, SnapshotId, parse_name
 from tidemark.errors import CorruptMessageError, SnapshotNotFoundError
-from tidemark.records import ControlMessage, ControlType, KRaftVersion, Voters, read_header
-
-_OVERHEAD_BYTES = 12  # base offset and length
-_LEAST_BATCH_BYTES = 61
+from tidemark.records import ControlMessage, ControlType, KRaftVersion, Voters
+from tidemark.records.header import HEADER_BYTES, OVERHEAD_BYTES, claimed_size, read_header
 
 
 class SnapshotReader(Protocol):
@@ -108,9 +106,9 @@ class FileSnapshotReader:
             file.close()
 
     def _read_batch(self, file: File, position: int, size: int) -> bytes:
-        prefix = file.pread(_OVERHEAD_BYTES, position)
-        length = int.from_bytes(prefix[8:12], "big", signed=True) + _OVERHEAD_BYTES
-        if len(prefix) < _OVERHEAD_BYTES or not _LEAST_BATCH_BYTES <= length <= size - position:
+        prefix = file.pread(OVERHEAD_BYTES, position)
+        length = claimed_size(prefix) if len(prefix) == OVERHEAD_BYTES else 0
+        if not HEADER_BYTES <= length <= size - position:
             raise self._corrupt(f"the batch at byte {position} is torn")
         raw = file.pread(length, position)
         if len(raw) != length:

@@ -37,6 +37,7 @@ from tidemark.records.header import (
     TIMESTAMP_TYPE_FLAG,
     crc_is_valid,
     read_header,
+    sequence_after,
 )
 from tidemark.records.header import BatchHeader as Header
 from tidemark.records.plain import Record, iter_records
@@ -210,7 +211,7 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
             "value_size": -1 if record.value is None else len(record.value),
             "sequence": -1
             if header.base_sequence < 0
-            else (header.base_sequence + record.offset - header.base_offset) & 0x7FFFFFFF,
+            else sequence_after(header.base_sequence, record.offset - header.base_offset),
             "header_keys": [key for key, _ in record.headers],
         }
         if header.is_control:

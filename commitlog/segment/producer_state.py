@@ -30,6 +30,7 @@ from tidemark.errors import (
     TransactionCoordinatorFencedError,
 )
 from tidemark.records.control import EndTransactionMarker, end_transaction
+from tidemark.records.header import MAX_SEQUENCE
 from tidemark.records.header import BatchHeader as Header
 
 RETAINED_BATCHES = 5
@@ -37,7 +38,6 @@ SNAPSHOT_SUFFIX = ".snapshot"
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
-_MAX_SEQUENCE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ProducerBatch:
 
     @property
     def first_sequence(self) -> int:
-        return (self.last_sequence - self.offset_delta) & _MAX_SEQUENCE
+        return (self.last_sequence - self.offset_delta) & MAX_SEQUENCE
 
     @property
     def first_offset(self) -> int:
@@ -406,7 +406,7 @@ class ProducerStateManager:
 
 def add_one(sequence: int) -> int:
     """The sequence after `sequence`; 0 after the greatest one, and at the very beginning."""
-    return 0 if sequence in (-1, _MAX_SEQUENCE) else sequence + 1
+    return 0 if sequence in (-1, MAX_SEQUENCE) else sequence + 1
 
 
 def _check_one(

@@ -35,14 +35,12 @@ from tidemark.records import (
     Voters,
     decode_batch,
     decode_control_records,
-    read_header,
 )
+from tidemark.records.header import HEADER_BYTES, OVERHEAD_BYTES, claimed_size, read_header
 from tidemark.types import METADATA_TOPIC, uuid_to_text
 
 PARTITION_DIRECTORY = f"{METADATA_TOPIC}-0"
 LOG_SUFFIX = ".log"
-_PREFIX_BYTES = 12
-_BATCH_BYTES_LEAST = 61
 _FETCH_BYTES_MAX = 8 << 20
 _ATTEMPTS_MAX = 5
 _CALL_TIMEOUT_S = 30.0
@@ -264,13 +262,13 @@ def _batches(directory: Directory, name: str, *, torn_end: bool = False) -> Iter
     try:
         position, size = 0, file.size
         while position < size:
-            prefix = file.pread(_PREFIX_BYTES, position)
-            length = int.from_bytes(prefix[8:12], "big", signed=True) + _PREFIX_BYTES
-            if len(prefix) < _PREFIX_BYTES or length > size - position:
+            prefix = file.pread(OVERHEAD_BYTES, position)
+            length = claimed_size(prefix) if len(prefix) == OVERHEAD_BYTES else None
+            if length is None or length > size - position:
                 if torn_end:
                     return
                 raise CorruptMessageError(f"{directory.path}/{name} is torn at byte {position}")
-            if length < _BATCH_BYTES_LEAST:
+            if length < HEADER_BYTES:
                 raise CorruptMessageError(f"{directory.path}/{name}: no batch at byte {position}")
             yield file.pread(length, position)
             position += length

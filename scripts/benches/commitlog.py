@@ -29,6 +29,7 @@ from commitlog.log.log import Log
 from tidemark.config import TopicConfig
 from tidemark.records import HEADER_BYTES, Record, encode_batch
 from tidemark.records.arrow import warm_up
+from tidemark.records.header import ATTRIBUTES_AT, BASE_TIMESTAMP_AT, CRC_AT
 from tidemark.types import TopicPartition
 
 TOTAL_BYTES = 256 << 20
@@ -199,11 +200,11 @@ def _fill(path: Path, records: int) -> Log:
             [Record(0, NOW_MS + i, b"k%03d" % i, os.urandom(1000)) for i in range(records)]
         )
     )
-    body = memoryview(batch)[21:]
+    body = memoryview(batch)[ATTRIBUTES_AT:]
     log = _open(path, LOOKUP_CONFIG)
     for first_ms in range(NOW_MS, NOW_MS + LOOKUP_LOG_BYTES // len(batch) * records, records):
-        struct.pack_into(">qq", batch, 27, first_ms, first_ms + records - 1)
-        struct.pack_into(">I", batch, 17, crc32c(body))
+        struct.pack_into(">qq", batch, BASE_TIMESTAMP_AT, first_ms, first_ms + records - 1)
+        struct.pack_into(">I", batch, CRC_AT, crc32c(body))
         log.append_as_leader(batch, 1, first_ms)
     return log
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemark.client.accumulator import Accumulator
-from tidemark.client.batch import MAX_SEQUENCE, Batch, Stamp, next_sequence
+from tidemark.client.batch import Batch, Stamp
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import (
     DuplicateSequenceNumberError,
@@ -19,6 +19,7 @@ from tidemark.errors import (
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
 )
+from tidemark.records.header import MAX_SEQUENCE, sequence_after
 from tidemark.types import TopicPartition
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -213,8 +214,8 @@ def test_requests_respect_their_size_and_nobody_starves() -> None:
 
 
 def test_sequences_wrap_to_zero() -> None:
-    assert next_sequence(MAX_SEQUENCE, 1) == 0
-    assert next_sequence(MAX_SEQUENCE - 1, 3) == 1
+    assert sequence_after(MAX_SEQUENCE, 1) == 0
+    assert sequence_after(MAX_SEQUENCE - 1, 3) == 1
 
 
 STEPS = st.sampled_from(["send", "send", "send", "tick", "pump", "ok", "lost", "refuse", "gap"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from tidemark.records import (
@@ -13,7 +15,8 @@ from tidemark.records import (
     read_header,
     validate_batches,
 )
-from tidemark.records.header import sequence_after
+from tidemark.records import header as layout
+from tidemark.records.header import BatchHeader, sequence_after
 
 RECORDS = [Record(0, 10, b"k", b"v"), Record(1, 30, None, None), Record(2, 20, b"", b"")]
 
@@ -77,3 +80,26 @@ def test_sequences_wrap_to_zero() -> None:
     assert sequence_after(last - 1, 1) == last
     header = read_header(encode_batch(RECORDS, producer_id=1, base_sequence=last))
     assert header.last_sequence == 1
+
+
+def test_the_positions_are_those_of_the_struct() -> None:
+    position, found = 0, {}
+    for name, code in zip(
+        BatchHeader._fields, layout.HEADER.format.removeprefix(">"), strict=False
+    ):
+        found[name] = position
+        position += struct.calcsize(">" + code)
+    assert position == layout.HEADER_BYTES == layout.HEADER.size
+    assert found["partition_leader_epoch"] == layout.OVERHEAD_BYTES
+    assert found["magic"] == layout.MAGIC_AT == layout.PATCH_BYTES
+    assert {
+        "batch_length": layout.LENGTH_AT,
+        "crc": layout.CRC_AT,
+        "attributes": layout.ATTRIBUTES_AT,
+        "last_offset_delta": layout.LAST_OFFSET_DELTA_AT,
+        "base_timestamp_ms": layout.BASE_TIMESTAMP_AT,
+        "max_timestamp_ms": layout.MAX_TIMESTAMP_AT,
+        "producer_id": layout.PRODUCER_ID_AT,
+        "base_sequence": layout.BASE_SEQUENCE_AT,
+        "record_count": layout.RECORD_COUNT_AT,
+    }.items() <= found.items()

@@ -23,12 +23,10 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 from tidemark.client.batch import (
-    BATCH_HEADER_BYTES,
     NO_STAMP,
     RECORD_OVERHEAD_BYTES,
     Batch,
     Stamp,
-    next_sequence,
 )
 from tidemark.client.models import Header
 from tidemark.client.retry import RetryPolicy
@@ -40,6 +38,7 @@ from tidemark.errors import (
     RequestTimedOutError,
     UnknownProducerIdError,
 )
+from tidemark.records.header import HEADER_BYTES, sequence_after
 from tidemark.types import TopicPartition
 
 _MAX_EPOCH = 2**15 - 1
@@ -147,7 +146,7 @@ class Accumulator:
         batch = queue.open = Batch(queue.topic_partition, now_ms)
         queue.batches.append(batch)
         self._busy[queue.topic_partition] = queue
-        self.buffered_bytes += BATCH_HEADER_BYTES
+        self.buffered_bytes += HEADER_BYTES
         return batch
 
     # Closing, stamping, encoding.
@@ -202,7 +201,7 @@ class Accumulator:
                 return False
             (queue.producer_id, queue.epoch), queue.next_sequence = self._identity, 0
         batch.stamp = Stamp(queue.producer_id, queue.epoch, queue.next_sequence)
-        queue.next_sequence = next_sequence(queue.next_sequence, batch.count)
+        queue.next_sequence = sequence_after(queue.next_sequence, batch.count)
         return True
 
     def encoded(self, batch: Batch, payload: bytes, stamp: Stamp) -> None:
@@ -337,7 +336,7 @@ class Accumulator:
             child.stamp = NO_STAMP
             if batch.stamp is not None and batch.stamp.producer_id >= 0:
                 child.stamp = batch.stamp._replace(base_sequence=sequence)
-                sequence = next_sequence(sequence, count)
+                sequence = sequence_after(sequence, count)
             batch.children.append(child)
             self.buffered_bytes += child.size_bytes
         assert sum(child.count for child in batch.children) == batch.count
@@ -451,7 +450,7 @@ class Accumulator:
                 total += batch.size_bytes
                 if batch.stamp is not None and batch.stamp.producer_id >= 0:
                     assert sequence is None or batch.stamp.base_sequence == sequence
-                    sequence = next_sequence(batch.stamp.base_sequence, batch.count)
+                    sequence = sequence_after(batch.stamp.base_sequence, batch.count)
             assert sequence is None or sequence == queue.next_sequence
         assert total == self.buffered_bytes
 

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tidemark.client.models import Header
+from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicPartition
 
 # What a record costs in a batch beside its key and value: length, attributes, deltas, lengths of
 # key and value, header count.
 RECORD_OVERHEAD_BYTES = 14
-BATCH_HEADER_BYTES = 61
-MAX_SEQUENCE = 2**31 - 1
 
 
 class Stamp(NamedTuple):
@@ -32,13 +31,6 @@ class Stamp(NamedTuple):
 
 
 NO_STAMP = Stamp(-1, -1, -1)
-
-
-def next_sequence(sequence: int, count: int) -> int:
-    """The sequence `count` records after `sequence`; after 2**31 - 1 comes 0, as in Kafka's
-    DefaultRecordBatch.
-    """
-    return (sequence + count) & MAX_SEQUENCE
 
 
 class Batch:
@@ -80,7 +72,7 @@ class Batch:
         self.topic_partition = topic_partition
         self.created_ms = created_ms
         self.count = 0
-        self.size_bytes = BATCH_HEADER_BYTES
+        self.size_bytes = HEADER_BYTES
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []

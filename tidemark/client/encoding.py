@@ -7,12 +7,10 @@ Nothing here touches the producer's state, so any thread may run it; the kernels
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +19,7 @@ from tidemark import records
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch, Stamp
 from tidemark.client.models import Header
 from tidemark.errors import InvalidRecordError
-
-_STAMP = struct.Struct(">qhi")
-_STAMP_AT = 43
-_CRC = struct.Struct(">I")
-_CRC_AT = 17
-_CRC_FROM = 21
+from tidemark.records.header import HEADER_BYTES, read_header, signed
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -112,10 +105,8 @@ def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
 
 def restamp(payload: bytes, stamp: Stamp) -> bytes:
     """The same batch with another producer id, epoch, sequence, and the CRC that goes with it."""
-    changed = bytearray(payload)
-    _STAMP.pack_into(changed, _STAMP_AT, *stamp)
-    _CRC.pack_into(changed, _CRC_AT, crc32c.crc32c(memoryview(changed)[_CRC_FROM:]))
-    return bytes(changed)
+    header = read_header(payload)._replace(**stamp._asdict())
+    return signed(header.packed, memoryview(payload)[HEADER_BYTES:])
 
 
 def halve(payload: bytes, stamp: Stamp, compression: str) -> list[tuple[bytes, int, Stamp]]:

@@ -20,7 +20,7 @@ from tidemark.client.connections import Connections
 from tidemark.client.errors import NoOffsetForPartitionError
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.offsets import OffsetLookup
-from tidemark.client.records import RawBatches, whole_batches
+from tidemark.client.records import RawBatches
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.watch import SLOW_CALL_S, unless_moved
 from tidemark.errors import (
@@ -31,6 +31,7 @@ from tidemark.errors import (
     TidemarkError,
     error_for,
 )
+from tidemark.records.header import whole_batches
 from tidemark.types import OffsetSpec, TopicPartition
 from tidemark.v1 import log_pb2
 
@@ -351,8 +352,8 @@ class Fetcher:
             return
         state.attempts = 0
         buffer = memoryview(data.payload)
-        end, next_offset = whole_batches(buffer)
-        if next_offset is None or next_offset <= offset:
+        end, _, next_offset = whole_batches(buffer)
+        if not end or next_offset <= offset:
             return
         raw = RawBatches(
             state.topic_partition,

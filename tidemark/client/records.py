@@ -14,11 +14,6 @@ from typing import Any
 from tidemark.client.models import ConsumerRecord
 from tidemark.types import TopicPartition
 
-_OFFSET_AND_LENGTH = struct.Struct(">qi")
-_LAST_OFFSET_DELTA = struct.Struct(">i")
-_LAST_OFFSET_DELTA_AT = 23
-_PREFIX_BYTES = 12
-_BATCH_HEADER_BYTES = 61
 _CONTROL_KEY = struct.Struct(">hh")
 _ABORT = 0
 
@@ -39,22 +34,6 @@ class RawBatches:
     high_watermark: int
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...] = ()
-
-
-def whole_batches(buffer: memoryview) -> tuple[int, int | None]:
-    """(bytes of whole batches, offset after the last of them, None without any); a torn tail is
-    left out.
-    """
-    position, next_offset, size = 0, None, len(buffer)
-    while position + _BATCH_HEADER_BYTES <= size:
-        base_offset, length = _OFFSET_AND_LENGTH.unpack_from(buffer, position)
-        end = position + _PREFIX_BYTES + length
-        if length < _BATCH_HEADER_BYTES - _PREFIX_BYTES or end > size:
-            break
-        (delta,) = _LAST_OFFSET_DELTA.unpack_from(buffer, position + _LAST_OFFSET_DELTA_AT)
-        next_offset = base_offset + delta + 1
-        position = end
-    return position, next_offset
 
 
 def without_aborted(raw: RawBatches) -> memoryview | bytes:

@@ -401,4 +401,4 @@ def restamp(
 
 def sequence_after(sequence: int, delta: int) -> int:
     """Kafka's sequence arithmetic: after 2^31 - 1 comes 0."""
-    return (sequence + delta) & 0x7FFFFFFF
+    return (sequence + delta) & MAX_SEQUENCE

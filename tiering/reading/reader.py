@@ -22,7 +22,7 @@ from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
-from tidemark.records import decode_batch, read_header
+from tidemark.records import decode_batch
 from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteReadBusyError,
@@ -182,17 +182,16 @@ class RemoteReader:
         position, batch = await self.segments.find(segment, indexes.position_of(offset), offset)
         while True:
             records = await self.segments.slice(segment, position, batch.size_bytes)
-            header = read_header(records)
-            if header.max_timestamp_ms >= timestamp_ms and not header.is_control:
+            if batch.max_timestamp_ms >= timestamp_ms and not batch.is_control:
                 for record in decode_batch(records):
                     if record.timestamp_ms >= timestamp_ms and record.offset >= first_offset:
                         return TimestampOffset(
-                            record.timestamp_ms, record.offset, header.partition_leader_epoch
+                            record.timestamp_ms, record.offset, batch.partition_leader_epoch
                         )
             position += batch.size_bytes
             if position >= segment.segment_size_bytes:
                 return None
-            batch = await self.segments.bounds(segment, position)
+            batch = await self.segments.header(segment, position)
 
     async def _aux_state(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int

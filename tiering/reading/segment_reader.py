@@ -17,13 +17,13 @@ from uuid import UUID
 
 from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
+from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header
 from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.remote_indexes import RemoteIndexes
-from tiering.reading.segment_scan import HEADER_BYTES, BatchBounds, batch_bounds
 from tiering.store.manager import RemoteStorageManager
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class SegmentReader:
             # All of it belongs to the lineage: the index leads close to the answer's end.
             position = indexes.last_position_within(position, limit)
         while position + HEADER_BYTES <= limit:
-            batch = await self.bounds(segment, position)
+            batch = await self.header(segment, position)
             if position + batch.size_bytes > limit or batch.base_offset >= end_offset:
                 break
             position += batch.size_bytes
@@ -101,25 +101,25 @@ class SegmentReader:
 
     async def find(
         self, segment: RemoteLogSegmentMetadata, position: int, offset: int
-    ) -> tuple[int, BatchBounds]:
-        """Position and bounds of the first batch from `position` on whose last offset is >=
+    ) -> tuple[int, BatchHeader]:
+        """Position and header of the first batch from `position` on whose last offset is >=
         `offset`.
         """
         while position < segment.segment_size_bytes:
-            batch = await self.bounds(segment, position)
+            batch = await self.header(segment, position)
             if batch.last_offset >= offset:
                 return position, batch
             position += batch.size_bytes
         raise OffsetOutOfRangeError(f"{segment.remote_log_segment_id} ends before offset {offset}")
 
-    async def bounds(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchBounds:
-        """The bounds of the batch at `position`."""
+    async def header(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchHeader:
+        """The header of the batch at `position`."""
         number, at = divmod(position, self._chunk_bytes)
         chunk = await self._chunk(segment, number)
         try:
             if at + HEADER_BYTES <= len(chunk):
-                return batch_bounds(chunk, at)
-            return batch_bounds(await self.slice(segment, position, HEADER_BYTES), 0)
+                return read_header(chunk, at, position - at)
+            return read_header(await self.slice(segment, position, HEADER_BYTES), 0, position)
         except CorruptMessageError:
             self._chunks.drop(segment.id)
             raise

@@ -15,6 +15,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from tests.tiering.builders import PARTITION, segment
 from tests.tiering.world import World, batch
 from tidemark.errors import CorruptMessageError, RequestTimedOutError
+from tidemark.records import read_header
 from tiering.errors import (
     RemoteReadBusyError,
     RemoteStorageError,
@@ -25,7 +26,6 @@ from tiering.metrics import RemoteMetrics
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.remote_indexes import RemoteIndexes
-from tiering.reading.segment_scan import batch_bounds
 from tiering.store.manager import IndexType
 
 
@@ -284,7 +284,7 @@ def test_the_chunk_cache_keeps_to_its_limit_and_forgets_failures() -> None:
 
 def test_bounds_are_read_from_the_header_alone() -> None:
     content = batch(0, 5)
-    bounds = batch_bounds(content, 0)
+    bounds = read_header(content[:61])
     assert (bounds.base_offset, bounds.last_offset, bounds.size_bytes) == (0, 4, len(content))
     with pytest.raises(CorruptMessageError):
-        batch_bounds(bytes(61), 0)
+        read_header(bytes(61))

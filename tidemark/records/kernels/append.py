@@ -10,6 +10,23 @@ from __future__ import annotations
 
 from numba import types
 
+from tidemark.records.header import (
+    ATTRIBUTES_AT,
+    BASE_SEQUENCE_AT,
+    BASE_TIMESTAMP_AT,
+    CODEC_MASK,
+    COMPRESSION_NAMES,
+    CRC_AT,
+    HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    MAGIC,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_ID_AT,
+    RECORD_COUNT_AT,
+)
 from tidemark.records.kernels.batches import big_endian
 from tidemark.records.kernels.codec import Bytes
 from tidemark.records.kernels.crc import crc_of
@@ -18,12 +35,7 @@ from tidemark.records.kernels.walk import bytes_of, walk
 
 __all__ = ["KEYS_UNKNOWN", "bytes_of", "check"]
 
-_HEADER_BYTES = 61
-_OVERHEAD_BYTES = 12
-_CRC_BEGIN = 21
-_MAGIC = 2
-_CODEC_MASK = 0x07
-_CODECS = 5
+_CODECS = len(COMPRESSION_NAMES)
 KEYS_UNKNOWN = -1
 
 
@@ -37,24 +49,27 @@ def check(data: Bytes, at: int) -> tuple[int, int, int, int]:
     A compressed batch is not walked over: its timestamps are the header's, its keys KEYS_UNKNOWN.
     """
     size = len(data) - at
-    if at < 0 or size < _HEADER_BYTES or data[at + 16] != _MAGIC:
+    if at < 0 or size < HEADER_BYTES or data[at + MAGIC_AT] != MAGIC:
         return -1, 0, 0, 0
-    whole = big_endian(data, at + 8, 4) + _OVERHEAD_BYTES
-    attributes = big_endian(data, at + 21, 2)
-    if whole < _HEADER_BYTES or whole > size or attributes < 0 or attributes >= _CODECS:
+    whole = big_endian(data, at + LENGTH_AT, 4) + OVERHEAD_BYTES
+    attributes = big_endian(data, at + ATTRIBUTES_AT, 2)
+    if whole < HEADER_BYTES or whole > size or attributes < 0 or attributes >= _CODECS:
         return -1, 0, 0, 0
-    count = big_endian(data, at + 57, 4)
-    if big_endian(data, at, 8) != 0 or count <= 0 or count != big_endian(data, at + 23, 4) + 1:
+    count = big_endian(data, at + RECORD_COUNT_AT, 4)
+    last_delta = big_endian(data, at + LAST_OFFSET_DELTA_AT, 4)
+    if big_endian(data, at, 8) != 0 or count <= 0 or count != last_delta + 1:
         return -1, 0, 0, 0
-    if big_endian(data, at + 43, 8) >= 0 and big_endian(data, at + 53, 4) < 0:
+    producer_id = big_endian(data, at + PRODUCER_ID_AT, 8)
+    if producer_id >= 0 and big_endian(data, at + BASE_SEQUENCE_AT, 4) < 0:
         return -1, 0, 0, 0
     end = at + whole
-    if crc_of(data, at + _CRC_BEGIN, end) != big_endian(data, at + 17, 4) & 0xFFFFFFFF:
+    if crc_of(data, at + ATTRIBUTES_AT, end) != big_endian(data, at + CRC_AT, 4) & 0xFFFFFFFF:
         return -1, 0, 0, 0
-    first, greatest = big_endian(data, at + 27, 8), big_endian(data, at + 35, 8)
-    if attributes & _CODEC_MASK:
+    first = big_endian(data, at + BASE_TIMESTAMP_AT, 8)
+    greatest = big_endian(data, at + MAX_TIMESTAMP_AT, 8)
+    if attributes & CODEC_MASK:
         return end, min(first, greatest), greatest, KEYS_UNKNOWN
-    fault, least, most, keyless = walk(data, at + _HEADER_BYTES, end, count, first)
+    fault, least, most, keyless = walk(data, at + HEADER_BYTES, end, count, first)
     if fault != 0 or most != greatest:
         return -1, 0, 0, 0
     return end, least, most, keyless

@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from tidemark.records.header import (
+    ATTRIBUTES_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    MAGIC,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_ID_AT,
+)
 from tidemark.records.kernels.codec import Bytes, Ints64, wide
 from tidemark.records.kernels.crc import crc_of
 from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
-
-_HEADER_BYTES = 61
-_OVERHEAD_BYTES = 12
-_CRC_AT = 17
-_CRC_BEGIN = 21
-_MAGIC = 2
 
 # What `walk_batches` notes.
 END, DAMAGED = range(2)
@@ -44,17 +50,17 @@ def walk_batches(data: Bytes, check_crc: int, positions: Ints64, notes: Ints64) 
     """
     at, found = wide(0), 0
     notes[DAMAGED] = 0
-    while len(data) - at >= _HEADER_BYTES and found < len(positions):
-        length = big_endian(data, at + 8, 4)
-        if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES:
+    while len(data) - at >= HEADER_BYTES and found < len(positions):
+        length = big_endian(data, at + LENGTH_AT, 4)
+        if data[at + MAGIC_AT] != MAGIC or length < HEADER_BYTES - OVERHEAD_BYTES:
             notes[DAMAGED] = 1
             break
-        end = at + length + _OVERHEAD_BYTES
+        end = at + length + OVERHEAD_BYTES
         if end > len(data):
             break
         if check_crc:
-            crc = big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
-            if crc_of(data, at + _CRC_BEGIN, end) != crc:
+            crc = big_endian(data, at + CRC_AT, 4) & 0xFFFFFFFF
+            if crc_of(data, at + ATTRIBUTES_AT, end) != crc:
                 notes[DAMAGED] = 1
                 break
         positions[found] = at
@@ -68,7 +74,7 @@ def sound_batches(view: memoryview, check_crc: bool) -> tuple[Any, int, bool]:
     """Where the batches begin (int64 array), where the last one ends, and whether a damaged one
     follows.
     """
-    positions = np.empty(len(view) // _HEADER_BYTES, np.int64)
+    positions = np.empty(len(view) // HEADER_BYTES, np.int64)
     notes = np.zeros(2, np.int64)
     found = walk_batches(np.frombuffer(view, np.uint8), check_crc, positions, notes)
     end, damaged = notes.tolist()
@@ -109,11 +115,11 @@ def note_entries(
     timestamp, timestamp_offset, producer, due = greatest[0], greatest[1], wide(-1), 0
     for row in range(len(positions)):
         at = positions[row]
-        if at < 0 or at + _HEADER_BYTES > len(data):
+        if at < 0 or at + HEADER_BYTES > len(data):
             return -1
-        last_offset = big_endian(data, at, 8) + big_endian(data, at + 23, 4)
-        producer = max(producer, big_endian(data, at + 43, 8))
-        batch_timestamp = big_endian(data, at + 35, 8)
+        last_offset = big_endian(data, at, 8) + big_endian(data, at + LAST_OFFSET_DELTA_AT, 4)
+        producer = max(producer, big_endian(data, at + PRODUCER_ID_AT, 8))
+        batch_timestamp = big_endian(data, at + MAX_TIMESTAMP_AT, 8)
         if batch_timestamp > timestamp:
             timestamp, timestamp_offset = batch_timestamp, last_offset
         if at + start - last_indexed > interval_bytes:

@@ -11,6 +11,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from tidemark.records.header import (
+    ATTRIBUTES_AT,
+    BASE_TIMESTAMP_AT,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    CRC_AT,
+    DELETE_HORIZON_FLAG,
+    HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    MAGIC,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_ID_AT,
+    RECORD_COUNT_AT,
+    TIMESTAMP_TYPE_FLAG,
+    TRANSACTIONAL_FLAG,
+)
 from tidemark.records.kernels.batches import big_endian
 from tidemark.records.kernels.codec import FAULT_OFFSET, _copy, wide
 from tidemark.records.kernels.compact import (
@@ -30,14 +49,7 @@ from tidemark.records.kernels.compact import (
 from tidemark.records.kernels.crc import CRC_BEGIN, crc_more
 from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
 
-_HEADER_BYTES = 61
-_OVERHEAD_BYTES = 12
-_CRC_AT = 17
-_SUMMED_AT = 21  # where that begins which the CRC covers
-_MAGIC = 2
-_NO_PLAIN_DATA = 0x37  # a codec, a transaction, control records
-_APPEND_TIME = 0x08
-DELETE_HORIZON = 0x40
+_NO_PLAIN_DATA = CODEC_MASK | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 FAULT_DAMAGED = -101  # wrong size, magic or CRC
 FAULT_ROOM = -102  # `out` is too small; a larger one goes on where this one ended
@@ -65,36 +77,38 @@ DONE, SPECIAL, EMPTY = range(10, 13)
 @helper
 def _whole_end(data: Bytes, at: int) -> int:
     """Where the batch at `at` ends; 0 where the data cuts it off, or FAULT_DAMAGED."""
-    if len(data) - at < _HEADER_BYTES:
+    if len(data) - at < HEADER_BYTES:
         return 0
-    length = big_endian(data, at + 8, 4)
-    if data[at + 16] != _MAGIC or length < _HEADER_BYTES - _OVERHEAD_BYTES:
+    length = big_endian(data, at + LENGTH_AT, 4)
+    if data[at + MAGIC_AT] != MAGIC or length < HEADER_BYTES - OVERHEAD_BYTES:
         return FAULT_DAMAGED
-    end = at + length + _OVERHEAD_BYTES
+    end = at + length + OVERHEAD_BYTES
     return end if end <= len(data) else 0
 
 
 @helper
 def _is_possible(data: Bytes, at: int, end: int) -> bool:
     """Can a batch have these offsets, and as many records?"""
-    count, last_delta = big_endian(data, at + 57, 4), big_endian(data, at + 23, 4)
+    count = big_endian(data, at + RECORD_COUNT_AT, 4)
+    last_delta = big_endian(data, at + LAST_OFFSET_DELTA_AT, 4)
     return (
         big_endian(data, at, 8) >= 0
         and 0 <= count <= last_delta + 1
-        and (count <= (end - at - _HEADER_BYTES) // RECORD_BYTES_MIN)
+        and (count <= (end - at - HEADER_BYTES) // RECORD_BYTES_MIN)
     )
 
 
 @helper
 def _is_special(data: Bytes, at: int) -> bool:
-    return big_endian(data, at + 21, 2) & _NO_PLAIN_DATA != 0 or big_endian(data, at + 57, 4) == 0
+    flags = big_endian(data, at + ATTRIBUTES_AT, 2) & _NO_PLAIN_DATA
+    return flags != 0 or big_endian(data, at + RECORD_COUNT_AT, 4) == 0
 
 
 @helper
 def _crc_fits(data: Bytes, at: int, end: int, crc: int, summed: int) -> bool:
     """Is the batch's CRC right? `crc` was taken up to `summed`."""
     crc = crc_more(crc, data, summed, end) ^ CRC_BEGIN
-    return crc == big_endian(data, at + _CRC_AT, 4) & 0xFFFFFFFF
+    return crc == big_endian(data, at + CRC_AT, 4) & 0xFFFFFFFF
 
 
 @kernel(
@@ -136,15 +150,15 @@ def map_batches(
         end = _whole_end(data, at)
         if end <= 0:
             break
-        fault, crc, summed = wide(0), wide(CRC_BEGIN), at + _SUMMED_AT
+        fault, crc, summed = wide(0), wide(CRC_BEGIN), at + ATTRIBUTES_AT
         if not _is_special(data, at) and _is_possible(data, at, end):
             fault, entries, waiting, crc, summed = _put_records(
                 data,
-                at + _HEADER_BYTES,
+                at + HEADER_BYTES,
                 end,
                 big_endian(data, at, 8),
-                big_endian(data, at + 23, 4),
-                big_endian(data, at + 57, 4),
+                big_endian(data, at + LAST_OFFSET_DELTA_AT, 4),
+                big_endian(data, at + RECORD_COUNT_AT, 4),
                 crc,
                 summed,
                 start_offset,
@@ -201,40 +215,40 @@ def _put_batch(
     """Writes a plain batch with its marked records only to out[used:], where there is room for it;
     where it ends, or a fault. It keeps its header but for times, attributes, count and CRC.
     """
-    attributes = big_endian(data, at + 21, 2)
-    base_time = big_endian(data, at + 27, 8)
-    has_append_time = attributes & _APPEND_TIME != 0
+    attributes = big_endian(data, at + ATTRIBUTES_AT, 2)
+    base_time = big_endian(data, at + BASE_TIMESTAMP_AT, 8)
+    has_append_time = attributes & TIMESTAMP_TYPE_FLAG != 0
     if has_append_time:  # every record's timestamp is the greatest one
-        first_time = max_time = big_endian(data, at + 35, 8)
+        first_time = max_time = big_endian(data, at + MAX_TIMESTAMP_AT, 8)
     new_base_time = first_time
-    if attributes & DELETE_HORIZON:
+    if attributes & DELETE_HORIZON_FLAG:
         new_base_time = base_time
     elif tombstones:
         new_base_time = horizon_ms
-        attributes |= DELETE_HORIZON
-    _copy(out, used, data, at, _HEADER_BYTES)
-    _put_big_endian(out, used + 21, attributes, 2)
-    _put_big_endian(out, used + 27, new_base_time, 8)
-    _put_big_endian(out, used + 35, max_time, 8)
-    _put_big_endian(out, used + 57, kept, 4)
+        attributes |= DELETE_HORIZON_FLAG
+    _copy(out, used, data, at, HEADER_BYTES)
+    _put_big_endian(out, used + ATTRIBUTES_AT, attributes, 2)
+    _put_big_endian(out, used + BASE_TIMESTAMP_AT, new_base_time, 8)
+    _put_big_endian(out, used + MAX_TIMESTAMP_AT, max_time, 8)
+    _put_big_endian(out, used + RECORD_COUNT_AT, kept, 4)
     written, crc, summed = _rewrite_records(
         data,
-        at + _HEADER_BYTES,
+        at + HEADER_BYTES,
         end,
-        big_endian(data, at + 57, 4),
+        big_endian(data, at + RECORD_COUNT_AT, 4),
         (max_time if has_append_time else base_time) - new_base_time,
         has_append_time,
         keep,
         out,
-        used + _HEADER_BYTES,
+        used + HEADER_BYTES,
         wide(CRC_BEGIN),
-        used + _SUMMED_AT,
+        used + ATTRIBUTES_AT,
     )
     if written < 0:
         return written
-    _put_big_endian(out, used + 8, written - used - _OVERHEAD_BYTES, 4)
+    _put_big_endian(out, used + LENGTH_AT, written - used - OVERHEAD_BYTES, 4)
     crc = crc_more(crc, out, summed, written) ^ CRC_BEGIN
-    _put_big_endian(out, used + _CRC_AT, crc, 4)
+    _put_big_endian(out, used + CRC_AT, crc, 4)
     return written
 
 
@@ -254,19 +268,19 @@ def _decide(
     """
     if not _is_possible(data, at, end):
         return FAULT_OFFSET, 0, 0, 0, 0
-    base_time = big_endian(data, at + 27, 8)
-    count = big_endian(data, at + 57, 4)
-    has_horizon = big_endian(data, at + 21, 2) & DELETE_HORIZON != 0
+    base_time = big_endian(data, at + BASE_TIMESTAMP_AT, 8)
+    count = big_endian(data, at + RECORD_COUNT_AT, 4)
+    has_horizon = big_endian(data, at + ATTRIBUTES_AT, 2) & DELETE_HORIZON_FLAG != 0
     kept, tombstones, first_time, max_time, crc, summed = _mark_records(
         data,
-        at + _HEADER_BYTES,
+        at + HEADER_BYTES,
         end,
         big_endian(data, at, 8),
-        big_endian(data, at + 23, 4),
+        big_endian(data, at + LAST_OFFSET_DELTA_AT, 4),
         base_time,
         count,
         has_horizon and orders[NOW] >= base_time,
-        at + _SUMMED_AT,
+        at + ATTRIBUTES_AT,
         wide(CRC_BEGIN),
         question,
         table,
@@ -278,13 +292,13 @@ def _decide(
     if kept == count and (tombstones == 0 or has_horizon):
         return WHOLE, kept, 0, 0, 0
     if summed == NEVER:
-        summed = at + _SUMMED_AT
+        summed = at + ATTRIBUTES_AT
     if not _crc_fits(data, at, end, crc, summed):  # it is never signed anew, and never dropped
         return FAULT_DAMAGED, 0, 0, 0, 0
     if kept:
         return REWRITE, kept, tombstones, first_time, max_time
     ends_range = orders[KEEPS_LAST] != 0 and end == len(data)
-    if ends_range or big_endian(data, at + 43, 8) >= 0:
+    if ends_range or big_endian(data, at + PRODUCER_ID_AT, 8) >= 0:
         return EMPTY, 0, 0, 0, 0
     return DROP, 0, 0, 0, 0
 

@@ -5,7 +5,7 @@ module is imported and never again because an argument came from `bytes` instead
 cache lies where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's
 cache directory. Where none can be written, a kernel is compiled in memory: slower to start, never
 an error. numba takes a kernel from the cache while the file that it stands in is as it was; here
-the files of its helpers count, too.
+the files of its helpers and the values of its constants count, too.
 """
 
 from __future__ import annotations
@@ -49,26 +49,30 @@ def _compiled(function: F, signature: Any, cache: bool) -> F:
     compiled: Any = numba.njit(cache=cache, nogil=True, error_model="numpy")(function)
     file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if file is not None:
-        file._source_stamp = (file._source_stamp, _stamps_of_helpers(function))
+        file._source_stamp = (file._source_stamp, _stamps_of_inputs(function))
     compiled.compile(signature)
     compiled.disable_compile()
     dispatcher: F = compiled
     return dispatcher
 
 
-def _stamps_of_helpers(function: Any) -> tuple[tuple[float, int], ...]:
-    """Time and size of the files of all helpers that go into a kernel."""
-    seen, waiting = {function}, [function]
+def _stamps_of_inputs(function: Any) -> tuple[tuple[Any, ...], ...]:
+    """Time and size of the files of all helpers that go into a kernel, and the constants in them:
+    a constant may come from a file without helpers.
+    """
+    seen, waiting, constants = {function}, [function], set()
     while waiting:
         called = waiting.pop()
         for name in called.__code__.co_names:
             known = called.__globals__.get(name)
+            if isinstance(known, int):
+                constants.add((called.__module__, name, known))
             inner = getattr(known, "py_func", None) or getattr(known, "_defn", None)
             if inner is not None and inner not in seen:
                 seen.add(inner)
                 waiting.append(inner)
     stats = [Path(file).stat() for file in sorted({each.__code__.co_filename for each in seen})]
-    return tuple((stat.st_mtime, stat.st_size) for stat in stats)
+    return (*((stat.st_mtime, stat.st_size) for stat in stats), *sorted(constants))
 
 
 def helper(function: F) -> F:
