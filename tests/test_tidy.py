@@ -10,7 +10,6 @@ from tests.tidy import classes, header, references, rooms, style, voice
 from tests.tidy.allowances import (
     CALLBACKS,
     FACELESS,
-    HEADER,
     LONG_PROSE,
     SIZES,
     SPLIT,
@@ -60,8 +59,8 @@ def test_rooms_have_faces() -> None:
 
 
 def test_the_batch_header_has_one_home() -> None:
-    found = {place for n, t in own_sources().items() for place in header.defined(n, t)}
-    assert found <= HEADER, f"use tidemark.records.header: {sorted(found - HEADER)}"
+    found = [place for n, t in own_sources().items() for place in header.defined(n, t)]
+    assert found == [], f"use tidemark.records.header: {found}"
 
 
 def test_the_voice_gets_no_worse() -> None:

@@ -50,45 +50,6 @@ VOICE = {
 }
 """(headless docstrings, long sentences) of a room, at most."""
 
-HEADER = {
-    "commitlog/log/validation.py:_LENGTH",
-    "commitlog/segment/batch_table.py:_LINK",
-    "commitlog/segment/batches.py:ATTRIBUTES_POSITION",
-    "commitlog/segment/batches.py:CRC_POSITION",
-    "commitlog/segment/batches.py:_STAMP",
-    "commitlog/segment/batches.py:_WALK",
-    "commitlog/segment/batches.py:patch",
-    "quorum/inspect/source.py:_BATCH_BYTES_LEAST",
-    "quorum/inspect/source.py:_PREFIX_BYTES",
-    "snapshot/reader.py:_LEAST_BATCH_BYTES",
-    "snapshot/reader.py:_OVERHEAD_BYTES",
-    "tidemark/client/batch.py:BATCH_HEADER_BYTES",
-    "tidemark/client/encoding.py:_CRC_AT",
-    "tidemark/client/encoding.py:_CRC_FROM",
-    "tidemark/client/encoding.py:_STAMP",
-    "tidemark/client/records.py:_BATCH_HEADER_BYTES",
-    "tidemark/client/records.py:_OFFSET_AND_LENGTH",
-    "tidemark/client/records.py:_PREFIX_BYTES",
-    "tidemark/records/kernels/append.py:_CRC_BEGIN",
-    "tidemark/records/kernels/append.py:_HEADER_BYTES",
-    "tidemark/records/kernels/append.py:_OVERHEAD_BYTES",
-    "tidemark/records/kernels/batches.py:_CRC_AT",
-    "tidemark/records/kernels/batches.py:_CRC_BEGIN",
-    "tidemark/records/kernels/batches.py:_HEADER_BYTES",
-    "tidemark/records/kernels/batches.py:_OVERHEAD_BYTES",
-    "tidemark/records/kernels/clean.py:_CRC_AT",
-    "tidemark/records/kernels/clean.py:_HEADER_BYTES",
-    "tidemark/records/kernels/clean.py:_OVERHEAD_BYTES",
-    "tidemark/records/kernels/clean.py:_SUMMED_AT",
-    "tidemark/records/kernels/find.py:_CRC_BEGIN",
-    "tidemark/records/kernels/find.py:_HEADER_BYTES",
-    "tidemark/records/kernels/find.py:_OVERHEAD_BYTES",
-    "tidemark/records/plain.py:_CRC_AT",
-    "tiering/reading/segment_scan.py:HEADER_BYTES",
-    "tiering/reading/segment_scan.py:_BASE_AND_LENGTH",
-}
-"""Definitions of the record batch header outside its home."""
-
 FACELESS = {
     "commitlog",
     "commitlog/cleaner",

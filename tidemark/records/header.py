@@ -222,8 +222,8 @@ def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def whole_batches(buffer: BytesLike, max_offset: int | None = None) -> tuple[int, int, int]:
-    """The whole batches that a buffer begins with, up to one whose last offset is at or above
-    `max_offset`: (bytes, first base offset, next offset); (0, -1, -1) without any.
+    """The extent of the whole batches that a buffer begins with: bytes, first base offset, next
+    offset; (0, -1, -1) without any. Ends before a batch whose last offset is `max_offset` or more.
     """
     end, size, first, following = 0, len(buffer), -1, -1
     unpack = _BOUNDS.unpack_from
