@@ -9,7 +9,7 @@ from commitlog.manager.registry import LogRegistry
 
 
 class DeletedLogs:
-    """The renamed directories that wait for their removal, and the logs with deleted segments."""
+    """Renamed directories that wait for removal, and logs with deleted segments."""
 
     def __init__(self, registry: LogRegistry) -> None:
         self._registry = registry
@@ -17,11 +17,11 @@ class DeletedLogs:
         self._waiting: list[tuple[int, LogDirectory, str]] = []
 
     def add(self, due_ms: int, directory: LogDirectory, name: str) -> None:
-        """Has the tree `name` in `directory` removed at `due_ms`."""
+        """Schedules the removal of the tree `name` in `directory` at `due_ms`."""
         self._waiting.append((due_ms, directory, name))
 
     def purge(self, now_ms: int) -> int:
-        """Removes what is due; returns how many logs and segments that were."""
+        """Removes everything that is due; returns the number of removed logs and segments."""
         due = [entry for entry in self._waiting if entry[0] <= now_ms]
         purged = 0
         for entry in due:

@@ -1,5 +1,4 @@
-"""Which logs the periodic passes of a node flush: those with rolled segments, and those whose
-flush.ms is over."""
+"""Periodic flushes of a node: logs with rolled segments, and logs whose flush.ms is over."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ _NEVER_MS = 2**63 - 1
 
 
 class FlushPasses:
-    """The passes of a node: each looks at the logs that changed alone. After an error, what was not
-    looked at comes with the next pass."""
+    """Flushes logs that changed. After an error the remaining logs come with the next pass."""
 
     def __init__(self, changes: Changes) -> None:
         self._rolled = changes.reader()
@@ -34,7 +32,7 @@ class FlushPasses:
             self._rolled.put_back(waiting)
 
     def flush_due(self, now_ms: int, is_open: Callable[[Log], bool]) -> None:
-        """Flushes the logs whose flush.ms is over; those where it is not yet wait for it."""
+        """Flushes the logs whose flush.ms is over; keeps the others for the next pass."""
         waiting = self._unflushed.take()
         try:
             for log in tuple(waiting):

@@ -1,16 +1,17 @@
-"""All logs of a node's log directories: opening, creating, deleting, checkpoints.
+"""LogManager, the face of the room: opening, creating and deleting logs, and their checkpoints.
 
-Per directory: a lock file (one process at a time), the marker of a clean stop, and the checkpoints
-of recovery points, log starts and high watermarks. A new log goes to the directory with the fewest
-logs. A deleted log is renamed `<topic>-<n>.<uuid>-delete` at once and removed later; a log that
-nobody claims is set aside as `-stray`. `__cluster_metadata-0` is the quorum's, not opened here.
+Each directory has a lock file for one process at a time, and a marker of a clean stop. It has
+checkpoints of recovery points, log start offsets and high watermarks. A new log goes to the
+directory with the fewest logs. A deleted log is renamed to `<topic>-<n>.<uuid>-delete` at once and
+removed later. A stray log is renamed to `-stray`. The quorum owns `__cluster_metadata-0`; it is not
+opened here.
 
-A directory whose disk fails goes offline (`commitlog.disk.log_directory`) and `directory_failed` is
-called, once, in whatever thread noticed; then the owner of the logs calls `drop_offline`. Its logs
-are given up without touching a file, and are never made anew elsewhere (KIP-112, KIP-858).
+A directory whose disk fails goes offline (`commitlog.disk.log_directory`). `directory_failed` is
+called once, in the thread that noticed; then the owner of the logs calls `drop_offline`. The logs
+in it are dropped without touching a file, and are never made anew elsewhere (KIP-112, KIP-858).
 
-`open`, `close`, `purge_deleted` and the checkpoints may run in a thread; the logs themselves belong
-to the event loop.
+`open`, `close`, `purge_deleted`, `flush_due` and the checkpoints may run in a thread. The logs
+themselves belong to the event loop.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogManager:
-    """The logs of one node."""
+    """Logs of one node."""
 
     def __init__(
         self,
@@ -62,11 +63,12 @@ class LogManager:
         known_replica: Callable[[TopicPartition], KnownReplica | None] = lambda _: None,
         directory_failed: Callable[[LogDirectory], object] = lambda _: None,
     ) -> None:
-        """`topic_config` gives a topic's settings where they are known when the logs are opened;
-        `locked`: the caller holds the directories' locks already; `vital`: the path of the
-        directory that the process can not do without (its metadata log's); `known_replica`: the
-        topic id and the directory id that the metadata has for a partition of this node;
-        `directory_failed` is called once for each directory that fails, in any thread.
+        """`topic_config` returns the settings of a topic if they are known when its logs are
+        opened. `locked`: the caller holds the locks of the directories already. `vital` is the path
+        of the directory the process can not continue without: that of its metadata log.
+        `known_replica` returns the topic id and the directory id that the metadata has for a
+        partition of this node. `directory_failed` is called once for each directory that fails, in
+        any thread.
         """
         self._locked = locked
         self._vital = vital
@@ -102,14 +104,16 @@ class LogManager:
         )
 
     def _can_do_without(self, directory: LogDirectory) -> bool:
-        """A full disk refuses what it can not take, and retention may make room again: it does not
-        fail a directory that the process can not do without.
+        """Returns whether a full disk may fail the directory.
+
+        A full disk refuses only writes, and retention may free space again. So it does not fail a
+        directory that the process can not continue without.
         """
         return directory.path != self._vital and len(self.online_directories) > 1
 
     @property
     def online_directories(self) -> list[LogDirectory]:
-        """The directories that have not failed, in the order of log.dirs."""
+        """Directories that have not failed, in the order of log.dirs."""
         return placement.online(self.directories)
 
     @property
@@ -124,7 +128,9 @@ class LogManager:
         return self._registry.lost_in(topic_partition)
 
     def forget_lost(self, topic_partition: TopicPartition) -> None:
-        """Drops what a failed directory holds of a replica that left this node: it is a stray."""
+        """Drops a log in a failed directory, and what is left of its moves: the replica left this
+        node.
+        """
         self._registry.forget_lost(topic_partition)
         self.moves.forget(topic_partition)
 
@@ -137,11 +143,11 @@ class LogManager:
     # --- open and close
 
     def open(self) -> int:
-        """Locks the directories and opens all logs in them, recovering where a stop was unclean.
+        """Locks the directories and opens all logs in them; recovers those of an unclean stop.
 
-        Returns the broker epoch of the clean stop before; -1 after an unclean one, or where a
-        directory is offline. One whose disk fails goes offline, the others are opened. StorageError
-        where another process holds a directory.
+        A directory whose disk fails goes offline, and the others are opened. Returns the broker
+        epoch of the last clean stop, -1 after an unclean one or if a directory is offline. Raises
+        StorageError if another process has locked a directory.
         """
         OPEN_FILES.limit = self._config.log_max_open_files
         epochs = set()
@@ -178,12 +184,12 @@ class LogManager:
         )
 
     def close(self, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Closes all logs and gives the directories back.
+        """Closes all logs and unlocks the directories.
 
-        A clean close flushes what is not durable yet, num.recovery.threads.per.data.dir logs of a
-        directory at a time; then it writes the checkpoints that changed, and at last the marker
-        with `broker_epoch`. A directory that is offline, or goes offline here, gets no marker; nor
-        does one with a log that could not be opened, and so was perhaps never recovered.
+        A clean close flushes the logs, num.recovery.threads.per.data.dir of a directory at a time.
+        Then it writes the checkpoints that changed, and last the marker with `broker_epoch`. A
+        directory that is offline, or goes offline meanwhile, gets no marker. Nor does one with a
+        log that failed to open, and so was perhaps never recovered.
         """
         of_directory: dict[LogDirectory, list[Log]] = {}
         for log in self.logs():
@@ -258,13 +264,15 @@ class LogManager:
         assigned: UUID | None = None,
         may_hold_data: bool = False,
     ) -> Log:
-        """The log of a partition with these settings; a new, durable one where there is none, in
-        the `assigned` directory where that is online.
+        """Returns the log of a partition and applies `config`.
 
-        A log of another topic of the same name is set aside as stray. StorageError where the log
-        could not be opened at start, or none can be made. LogDirectoryOfflineError where the log
-        was, is assigned to, or could be in a directory that is offline; `may_hold_data`: the
-        metadata counts on this replica's records, so that it must not come back empty (KIP-858).
+        If there is none, makes a durable one, in the `assigned` directory if that is online. A log
+        of another topic of the same name is set aside as stray. `may_hold_data`: the metadata
+        counts on this replica's records, so it must not come back empty (KIP-858).
+
+        Raises StorageError if the log failed to open at the start, or can not be made. Raises
+        LogDirectoryOfflineError if the log was, is assigned to, or may be in a directory that is
+        offline.
         """
         self._registry.check(topic_partition)
         log = self.get(topic_partition)
@@ -304,7 +312,9 @@ class LogManager:
         return log
 
     def delete(self, topic_partition: TopicPartition) -> None:
-        """Takes a log out at once; its files go after file.delete.delay.ms (`purge_deleted`)."""
+        """Deletes a log: renames it at once, and removes its files after file.delete.delay.ms
+        (`purge_deleted`).
+        """
         log = self.get(topic_partition)
         self.forget_lost(topic_partition)
         if log is not None:
@@ -313,9 +323,7 @@ class LogManager:
             self._deleted.add(due_ms, home, name)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
-        """Renames a log that nobody claims to `-stray`; an operator may look at it, then
-        remove it.
-        """
+        """Renames a stray log to `-stray`, for an operator to inspect and remove."""
         if self.get(topic_partition) is not None:
             self._take_out(topic_partition, STRAY_SUFFIX)
 
@@ -324,8 +332,8 @@ class LogManager:
         self.moves.forget(topic_partition)
         home = self._registry.remove(topic_partition)
         name = unique_name(topic_partition, uuid4().hex, suffix)
-        # Without the sync the log would come back after a crash, under a topic that is gone; what
-        # comes back with a directory that failed is set aside then.
+        # Without the sync the log would come back after a crash, under a deleted topic. In a failed
+        # directory it may come back with the directory: it is set aside then.
         with suppress(LogDirectoryOfflineError):
             home.rename(str(topic_partition), name)
             home.fsync()
@@ -335,13 +343,15 @@ class LogManager:
         self._deleted.add(self._now_ms(), directory, name)
 
     def purge_deleted(self, now_ms: int) -> int:
-        """Removes the files of deleted logs and segments whose delay is over; says how many."""
+        """Removes the files of deleted logs and segments that are due; returns their number."""
         return self._deleted.purge(now_ms)
 
     # --- checkpoints
 
     def checkpoint_recovery_points(self) -> None:
-        """Flushes what was rolled, and logs whose flush.ms is over; then writes the checkpoint."""
+        """Flushes rolled segments and the logs whose flush.ms is over; then writes the recovery
+        points.
+        """
         self.flush_due()
         self._flushes.flush_rolled(self._registry.is_open)
         self._write_recovery_points()
@@ -351,11 +361,11 @@ class LogManager:
         self._flushes.flush_due(self._now_ms(), self._registry.is_open)
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Writes the log starts that the files do not tell: those within or below a segment."""
+        """Writes the log start offsets that can not be derived from the files."""
         self.checkpoints.write(LOG_START_OFFSET_CHECKPOINT, self.directories)
 
     def checkpoint_high_watermarks(self) -> None:
-        """Writes the high watermarks, each in its log's directory."""
+        """Writes the high watermarks, each in the directory of its log."""
         self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, self.directories)
 
     def _write_recovery_points(self) -> None:

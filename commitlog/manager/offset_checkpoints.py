@@ -1,17 +1,18 @@
-"""What the checkpoints of the log directories say of which logs: recovery points, log starts and
-high watermarks, a file each per directory (Kafka's names and format).
+"""Checkpoint files of the log directories: recovery points, log start offsets and high watermarks.
 
-A file is written only where what it holds changed; what changed is known from the logs that did
-(`commitlog.manager.changes`), so idle partitions cost a pass nothing, however many they are.
-Entries are kept in memory for that, as they are on disk or have to come there (`_unsaved`).
+Each directory has one file of each kind, with Kafka's name and format. A file is written only if
+its contents changed. The logs that changed since the last write are known
+(`commitlog.manager.changes`), so idle partitions cost a pass nothing. The entries are kept in
+memory for that, as they are on disk or are to be written (`_unsaved`).
 
-An entry is believed after an unclean stop, so it must never be of anything but the log that is
-there now:
-- one writer at a time, of the temporary file too; and what it writes is read by then, or a recovery
-  point from before a truncation could outlive the one that was written for it;
-- before a new log is made, what is left of one of its name goes (`forget`): the recovery point of a
-  deleted topic would have its namesake's batches taken for durable, the log start would hide them;
-- `names` tells whether a directory's file has an entry for a log in this life of the process.
+After an unclean stop an entry is trusted, so it must describe the log that exists now:
+
+- Writers exclude one another, for the temporary file too, and read the offsets under the lock.
+  Otherwise a recovery point from before a truncation could replace the one written for it.
+- Before a new log is made, entries of an earlier log of its name are removed (`forget`). The
+  recovery point of a deleted topic would mark its namesake's batches as durable, and its log start
+  would hide them.
+- `names` returns whether the file on disk has an entry for a log that exists now.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 def _log_start(log: Log) -> int | None:
-    """Where the files do not tell it: within or below a segment, or where a crash may bring back
-    others.
+    """Returns the log start offset if the files do not determine it, None if they do.
+
+    The files do not if it is within or below a segment, or if a crash may bring back others.
     """
     start, segments = log.log_start_offset, log.segments
-    # none while the loop removes all of them: the log comes again when it did
+    # none while the loop removes all of them: the log is marked as changed afterwards
     is_told = bool(segments) and start == segments[0].base_offset
     return None if is_told and (not start or log.names_are_durable) else start
 
@@ -56,10 +58,10 @@ _VALUES: dict[str, Callable[[Log], int | None]] = {
 
 
 class LogCheckpoints:
-    """The checkpoint files of a node's log directories; any thread.
+    """Checkpoint files of a node's log directories; any thread.
 
-    It is the `LogEvents` of the logs as well: what a log is about to do to its files must be in the
-    checkpoint of its directory first.
+    It implements `LogEvents`: before a log cuts or rolls its files, the checkpoint of its directory
+    must be written.
     """
 
     def __init__(self, registry: LogRegistry) -> None:
@@ -75,8 +77,9 @@ class LogCheckpoints:
         self._unsaved: set[tuple[str, LogDirectory]] = set()
 
     def read(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
-        """A checkpoint's offsets, at start; a damaged one only costs time (recovery checks
-        everything)."""
+        """Reads a checkpoint at the start. A damaged one counts as empty: it only costs time, since
+        recovery checks everything.
+        """
         try:
             found = OffsetCheckpoint(directory, name).read()
         except LogDirectoryOfflineError:
@@ -89,13 +92,14 @@ class LogCheckpoints:
         return found
 
     def names(self, directory: LogDirectory, name: str, topic_partition: TopicPartition) -> bool:
-        """Has the file an entry for this log?"""
+        """Returns whether the file on disk has an entry for this log."""
         is_saved = (name, directory) not in self._unsaved
         return is_saved and topic_partition in self._entries[name].get(directory, ())
 
     def prune(self, directory: LogDirectory, there: Set[TopicPartition]) -> None:
-        """The logs that are `there` were found at start: entries of others go with the next
-        write."""
+        """Drops the entries of logs that are not `there`, the logs found at the start; the next
+        write applies it.
+        """
         with self.lock:
             for name, entries in self._entries.items():
                 for gone in entries.get(directory, {}).keys() - there:
@@ -103,14 +107,15 @@ class LogCheckpoints:
                     self._unsaved.add((name, directory))
 
     def doubt(self, directory: LogDirectory, name: str, topic_partition: TopicPartition) -> None:
-        """The entry that was read is not this log's: as if there were none."""
+        """Drops an entry that was read but does not describe this log."""
         with self.lock:
             if self._entries[name][directory].pop(topic_partition, None) is not None:
                 self._unsaved.add((name, directory))
 
     def write(self, name: str, directories: Iterable[LogDirectory]) -> None:
-        """Brings the files of these directories up to date, durably, where they are not. After a
-        StorageError, and in the other directories, what changed is written with the next call."""
+        """Durably updates the files of these directories if they changed. Changes in other
+        directories, and changes left by a StorageError, are written with the next call.
+        """
         with self.lock:
             self._take_over(name)
             for directory in directories:
@@ -122,11 +127,11 @@ class LogCheckpoints:
 
     @property
     def unread(self) -> ChangedLogs[Log]:
-        """Where the logs add themselves after each change."""
+        """The set to which logs add themselves after each change."""
         return self._changes.unread
 
     def truncating(self, log: Log) -> None:
-        """Writes the lowered recovery point of a log, then notifies those who listen."""
+        """Writes the lowered recovery point of a log, then notifies the registry's listeners."""
         home = self._registry.directory_of(log.topic_partition)
         if home is not None:
             self._changes.note((log,))
@@ -134,7 +139,7 @@ class LogCheckpoints:
         self._registry.cut(log)
 
     def rolling(self, log: Log, is_gap: bool) -> None:
-        """Writes a log's entry before its second segment is made (see `commitlog.log.loader`)."""
+        """Writes the entry of a log before its second segment is made (`commitlog.log.loader`)."""
         home = self._registry.directory_of(log.topic_partition)
         if home is not None and (
             is_gap or not self.names(home, RECOVERY_POINT_CHECKPOINT, log.topic_partition)
@@ -145,7 +150,7 @@ class LogCheckpoints:
     # --- files
 
     def _take_over(self, name: str) -> None:
-        """Compares the logs that changed with their entries."""
+        """Updates the entries of the logs that changed."""
         entries = self._entries[name]
         for log in self._changed[name].take():
             topic_partition = log.topic_partition
@@ -171,7 +176,7 @@ class LogCheckpoints:
     def note(
         self, directory: LogDirectory, topic_partition: TopicPartition, offsets: Mapping[str, int]
     ) -> None:
-        """Durably sets one log's entries, by file; all others of the files stay."""
+        """Durably sets one log's entries, given by file; other logs' entries are kept."""
         with self.lock:
             for name, offset in offsets.items():
                 self._entries[name].setdefault(directory, {})[topic_partition] = offset
@@ -179,7 +184,7 @@ class LogCheckpoints:
                 self._save(directory, name)
 
     def forget(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
-        """Durably removes what the files say of a log that is no more."""
+        """Durably removes the entries of a log that no longer exists."""
         with self.lock:
             for name, entries in self._entries.items():
                 known = entries.get(directory, {})

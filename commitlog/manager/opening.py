@@ -1,8 +1,8 @@
 """Opens the logs of a node at its start, and recovers those that were not closed cleanly.
 
-One directory at a time, its logs in num.recovery.threads.per.data.dir threads. After a clean stop
-nothing is recovered, and one thread is enough. A directory that fails on the way goes offline, a
-log whose files can not be opened is kept as failed; the others open.
+Directories are opened one after the other, the logs of one in num.recovery.threads.per.data.dir
+threads. After a clean stop nothing is recovered, and one thread is enough. A directory that fails
+meanwhile goes offline. A log that fails to open is registered as failed. The others are opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One start of a node's logs; used once for each directory."""
+    """One start of a node's logs; `open` is called once for each directory."""
 
     registry: LogRegistry
     checkpoints: LogCheckpoints
@@ -49,9 +49,11 @@ class Opening:
     producer_expiration_ms: int
 
     def open(self, directory: LogDirectory) -> int:
-        """Opens the logs of a directory. Returns the broker epoch of the clean stop before, -1
-        after an unclean one. Raises LogDirectoryOfflineError if the directory is offline, and
-        StorageError if two logs of one partition exist and the metadata does not tell which stays.
+        """Opens the logs of a directory.
+
+        Returns the broker epoch of the last clean stop, -1 after an unclean one. Raises
+        LogDirectoryOfflineError if the directory is offline. Raises StorageError if two logs of one
+        partition exist and the metadata does not determine which stays.
         """
         marker = CleanShutdown(directory)
         epoch = marker.broker_epoch()
@@ -65,7 +67,7 @@ class Opening:
         starts = self.checkpoints.read(directory, LOG_START_OFFSET_CHECKPOINT)
         watermarks = self.checkpoints.read(directory, HIGH_WATERMARK_CHECKPOINT)
         found = self._find(directory)
-        config_of = cache(self.topic_config)  # a topic's is the same for all of its partitions
+        config_of = cache(self.topic_config)  # the same for all partitions of a topic
 
         def open_one(item: tuple[TopicPartition, str]) -> None:
             topic_partition, name = item
@@ -121,9 +123,10 @@ class Opening:
         return found
 
     def _is_current(self, topic_partition: TopicPartition, directory: LogDirectory) -> bool:
-        """Returns whether the log in `directory` is the one to open. If another directory has a log
-        of the partition, the one that is not current is set aside: its directory was away while the
-        partition, or another of its name, was made elsewhere.
+        """Returns whether the log in `directory` is the one to open.
+
+        If another directory has a log of the partition, the one that is not current is set aside.
+        Its directory was away while the partition, or another of its name, was made elsewhere.
         """
         home = self.registry.directory_of(topic_partition)
         opened = self.registry.get(topic_partition)

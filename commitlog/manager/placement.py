@@ -1,10 +1,10 @@
-"""Where a new log is made, and which of two logs of one partition stays.
+"""Placement of logs: where a new log is made, and which of two logs of one partition stays.
 
 Pure: decides from the state of the log directories, the ids that the metadata assigns, and what was
 found in the directories. It reads and writes no file.
 
-A log is never made anew where its records may exist already: in a directory that is offline, or in
-one that this node no longer has (KIP-112, KIP-858).
+A log is never made anew while its records may exist elsewhere. They may in a directory that is
+offline, or in one that this node no longer has (KIP-112, KIP-858).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from commitlog.disk.log_directory import LogDirectoryOfflineError, offline_error
 from tidemark.types import TopicPartition, uuid_to_text
 
 KnownReplica = tuple[UUID, UUID | None]
-"""The topic id and the directory id that the metadata has for a replica of this node."""
+"""Topic id and directory id in the metadata for a replica of this node."""
 
 
 class Place(Protocol):
@@ -29,27 +29,29 @@ class Place(Protocol):
     def directory_id(self) -> UUID | None: ...
     @property
     def failure(self) -> str:
-        """The reason it is offline; empty while it is online."""
+        """Reason why it is offline; empty while it is online."""
 
 
 P = TypeVar("P", bound=Place)
 
 
 class Found(NamedTuple, Generic[P]):
-    """A log that was found in a directory, and the topic id in its partition.metadata."""
+    """A log found in a directory, with the topic id in its partition.metadata."""
 
     directory: P
     topic_id: UUID | None
 
 
 def online(directories: Iterable[P]) -> list[P]:
-    """The directories that have not failed, in the order of log.dirs."""
+    """Returns the directories that have not failed, in the order of log.dirs."""
     return [directory for directory in directories if not directory.failure]
 
 
 def current_of(first: Found[P], second: Found[P], known: KnownReplica | None) -> P | None:
-    """Returns the directory of the log that the metadata counts as the replica; None if it does not
-    single one out. The topic id decides, and between logs of one topic the directory id.
+    """Returns the directory of the current one of two logs; None if the metadata does not determine
+    it.
+
+    The topic id decides, and between logs of one topic the directory id.
     """
     if known is None:
         return None
@@ -71,10 +73,12 @@ def home_of_new(
 ) -> P:
     """Returns the directory in which to make a new log.
 
-    `preferred` is what an operator asked for and `assigned` the directory id in the metadata;
-    `homes` has one entry for each log and each move of this node. `may_hold_data`: the metadata
-    counts on this replica's records. Raises LogDirectoryOfflineError if the log may exist in a
-    directory that is offline or missing, or if no directory is online.
+    `preferred` is the directory an operator requested, `assigned` the directory id in the metadata.
+    `homes` has one entry for each log and for each move of this node. `may_hold_data`: the metadata
+    counts on this replica's records.
+
+    Raises LogDirectoryOfflineError if the log may exist in a directory that is offline or missing,
+    or if no directory is online.
     """
     if preferred is not None and preferred.failure:
         preferred = None

@@ -1,7 +1,7 @@
-"""The logs of a node: which are open and in which directory, which are lost, which did not open.
+"""Registry of a node's logs: which are open and where, which are lost, which failed to open.
 
-The registry holds what the rest of the room works on, and notifies its listeners of what happens to
-a log. It opens, renames and deletes nothing.
+The rest of the room works on it. It notifies its listeners of what happens to a log. It opens,
+renames and deletes no file.
 
     open      in `by_partition`, with a directory
     lost      in a directory that failed; never touched again, never made anew elsewhere
@@ -22,7 +22,7 @@ from tidemark.types import TopicPartition
 
 
 class LogListener(Protocol):
-    """What happens to the logs of a node; each call comes in the thread that owns the logs."""
+    """Receiver of events of a node's logs; called in the thread that owns the logs."""
 
     def log_cut(self, log: Log) -> None:
         """The log is about to be truncated to its recovery point, which is checkpointed."""
@@ -35,7 +35,7 @@ class LogListener(Protocol):
 
 
 class LogRegistry:
-    """The logs of a node; changed by their owner, and by several threads while logs are opened."""
+    """Logs of a node; changed by their owner, and by several threads while logs are opened."""
 
     def __init__(self, directories: Sequence[LogDirectory]) -> None:
         self.directories = tuple(directories)
@@ -48,14 +48,14 @@ class LogRegistry:
         self._listeners: list[LogListener] = []
 
     def listen(self, listener: LogListener) -> None:
-        """Notifies `listener` of what happens to logs from now on."""
+        """Notifies `listener` of events from now on."""
         self._listeners.append(listener)
 
     # --- queries
 
     @property
     def by_partition(self) -> Mapping[TopicPartition, Log]:
-        """All open logs; not to be altered."""
+        """All open logs by partition; not to be changed."""
         return self._logs
 
     def get(self, topic_partition: TopicPartition) -> Log | None:
@@ -63,7 +63,7 @@ class LogRegistry:
         return self._logs.get(topic_partition)
 
     def is_open(self, log: Log) -> bool:
-        """Returns whether this very log is the open one of its partition."""
+        """Returns whether this object is the open log of its partition."""
         return self._logs.get(log.topic_partition) is log
 
     def directory_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
@@ -89,7 +89,7 @@ class LogRegistry:
         return directory in self._unopened
 
     def check(self, topic_partition: TopicPartition) -> None:
-        """Raises the StorageError with which the partition's log did not open, or
+        """Raises the StorageError with which the partition's log failed to open, or
         LogDirectoryOfflineError if the log is lost.
         """
         if topic_partition in self._failed:
@@ -106,23 +106,23 @@ class LogRegistry:
         self.changes.note((log,))
 
     def add_lost(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
-        """Adds a log whose directory failed before it was open."""
+        """Adds a log whose directory failed before the log was open."""
         self._lost[topic_partition] = directory
 
     def add_failed(
         self, topic_partition: TopicPartition, directory: LogDirectory, error: StorageError
     ) -> None:
-        """Adds a log whose files can not be opened."""
+        """Adds a log whose files could not be opened."""
         self._failed[topic_partition] = error
         self._unopened.add(directory)
 
     def forget_lost(self, topic_partition: TopicPartition) -> None:
-        """Drops a lost log: its replica left this node."""
+        """Drops a lost log whose replica left this node."""
         self._lost.pop(topic_partition, None)
 
     def remove(self, topic_partition: TopicPartition) -> LogDirectory:
-        """Closes an open log and drops it; returns its directory, which keeps the files."""
-        self._notify_removed(topic_partition)  # while its directory is known
+        """Closes an open log and drops it; returns its directory. The files stay."""
+        self._notify_removed(topic_partition)  # while its home is known
         log, home = self._logs.pop(topic_partition), self._homes.pop(topic_partition)
         log.close(clean=False)
         self.changes.note((log,))
@@ -140,7 +140,7 @@ class LogRegistry:
         return dropped
 
     def moved(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
-        """Notes that an open log continues in another directory."""
+        """Registers another directory of an open log."""
         left, self._homes[topic_partition] = self._homes[topic_partition], directory
         self.changes.note((self._logs[topic_partition],))
         for listener in self._listeners:

@@ -1,24 +1,26 @@
-"""Moves of logs between the log directories of a node (KIP-113): beginning, swapping, cancelling,
-and what a start finds of them.
+"""Moves of logs between the log directories of a node (KIP-113): begin, swap, cancel, and resume at
+a start.
 
-A move copies a log into a future log (`commitlog.moves.future_log`) and then swaps, here and now:
+A move copies a log into a future log (`commitlog.moves.future_log`). Then it swaps the two, on the
+event loop without a pause:
 
     1  the future log gets all that is left                                      current in A
     2  the target's checkpoints name the partition; A's log is marked as left    current in A
     3  rename `-future` to the partition's name, sync the target                 in A and in B: B
-    4  the `Log` goes on in the target
+    4  the `Log` continues in the target
     5  rename the old directory to `-delete`, sync the source                    current in B
 
 A stop between 3 and 5 leaves two logs of one partition, of one lineage. The one that moved more
-often is the current one (the file `moves`, which a future log is born with, one above its
-source's), also when the other comes back on a disk that was away for years. Where step 3 fails
-nobody knows whether B's name is durable, so the log that stays, A's, takes a higher count first.
-Where step 5 fails, A's disk did; should it come back alone, without B's, its mark says that it may
-lack records: it serves a replica that others know to be behind, and no other.
+often is the current one, even if the other comes back on a disk that was away for years. The count
+is in the file `moves`; a future log begins with its source's count plus one.
 
-A future log without its current one is deleted, unless that may come back: where the source's
-directory is offline the copy stays for the next start, and no log is made anew in its place as long
-as the metadata counts on this replica (KIP-858: it may name the target already).
+If step 3 fails, it is unknown whether B's name is durable. So A's log, which stays, gets a higher
+count first. If step 5 fails, A's disk failed. Should A come back without B, A's mark says that its
+log may lack records. Then it serves only a replica that others know to be behind.
+
+A future log without its current log is deleted, unless the current one may come back. If the
+source's directory is offline, the copy stays for the next start. No log is made anew in its place
+as long as the metadata counts on this replica: it may name the target already (KIP-858).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Logs(Protocol):
-    """The open logs of the node."""
+    """Open logs of the node, as far as moves need them."""
 
     @property
     def directories(self) -> Sequence[LogDirectory]:
@@ -63,24 +65,24 @@ class Logs(Protocol):
         """Returns whether certainly no directory of this node has a log of the partition."""
 
     def moved(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
-        """Notes that an open log continues in another directory."""
+        """Registers another directory of an open log."""
 
 
 class Checkpoints(Protocol):
-    """The checkpoint files of the log directories."""
+    """Checkpoint files of the log directories."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """While it is held nothing is written by others."""
+        """Excludes other writers of the checkpoints."""
 
     def note(
         self, directory: LogDirectory, topic_partition: TopicPartition, offsets: Mapping[str, int]
     ) -> None:
-        """Durably sets one log's entries, by file."""
+        """Durably sets one log's entries, given by file."""
 
 
 class DirectoryMoves:
-    """The future logs of one node; owned by the owner of its logs."""
+    """Future logs of one node; belongs to the owner of its logs."""
 
     def __init__(
         self,
@@ -89,8 +91,8 @@ class DirectoryMoves:
         known_replica: Callable[[TopicPartition], tuple[UUID, UUID | None] | None],
         remove_later: Callable[[LogDirectory, str], None],
     ) -> None:
-        """`known_replica` returns the topic id and the directory id that the metadata has for a
-        partition of this node; `remove_later` removes a tree of a directory in the background.
+        """`known_replica` returns the topic id and the directory id in the metadata for a partition
+        of this node. `remove_later` removes a tree of a directory in the background.
         """
         self._logs = logs
         self._checkpoints = checkpoints
@@ -102,13 +104,13 @@ class DirectoryMoves:
         self._orphans: dict[TopicPartition, tuple[LogDirectory, str]] = {}
         self._left: dict[TopicPartition, Directory] = {}
         self.preferred: dict[TopicPartition, LogDirectory] = {}
-        """Where the logs of partitions that this node does not have yet shall be made."""
+        """Directories requested for logs of partitions that this node does not have yet."""
 
     # --- at start
 
     def settle(self) -> None:
-        """Before any log is opened: of two logs of a partition only the current one keeps its name,
-        and future logs are noted.
+        """Decides between several logs of one partition, and collects the future logs; runs before
+        any log is opened. Only the current log keeps its name.
         """
         logs: dict[TopicPartition, list[LogDirectory]] = {}
         for directory in self._logs.directories:
@@ -123,15 +125,16 @@ class DirectoryMoves:
                     elif topic_partition is not None and topic_partition.topic != METADATA_TOPIC:
                         logs.setdefault(topic_partition, []).append(directory)
         for topic_partition, homes in logs.items():
-            with suppress(LogDirectoryOfflineError):  # the other one is all there is then
+            with suppress(LogDirectoryOfflineError):  # the other log is the only one left
                 if len(homes) > 1:
                     self._settle(topic_partition, homes)
                 elif len(self._logs.directories) > 1:
                     self._note_left(topic_partition, homes[0])
 
     def _settle(self, topic_partition: TopicPartition, homes: list[LogDirectory]) -> None:
-        """Renames the logs that moved less often than another of their lineage. Others stay: the
-        metadata decides when they are opened."""
+        """Renames the logs that moved less often than another of their lineage. Logs of other
+        lineages stay: the metadata decides when they are opened.
+        """
         name = str(topic_partition)
         of_log: dict[str, list[tuple[int, LogDirectory]]] = {}
         for home in homes:
@@ -153,8 +156,10 @@ class DirectoryMoves:
                         _rename_away(home, name, topic_partition, DELETE_SUFFIX)
 
     def _note_left(self, topic_partition: TopicPartition, home: LogDirectory) -> None:
-        """Is a log, the only one of its partition, marked as left? Not where the copy still has its
-        own name: it never went on there."""
+        """Registers the only log of its partition as left if it is marked so.
+
+        If the copy still has its `-future` name, it never took over: then the mark is removed.
+        """
         directory = home.subdirectory(str(topic_partition), create=False)
         try:
             lineage = Lineage.read(directory)
@@ -170,7 +175,7 @@ class DirectoryMoves:
                 self._left[topic_partition] = directory
 
     def resume(self) -> None:
-        """After the logs are opened: moves that an earlier process began go on."""
+        """Resumes the moves of an earlier process; runs after the logs are opened."""
         found, self._found = self._found, {}
         for topic_partition, (home, name) in found.items():
             if not home.is_online:
@@ -194,8 +199,9 @@ class DirectoryMoves:
     def _without_source(
         self, topic_partition: TopicPartition, home: LogDirectory, name: str
     ) -> None:
-        """A future log whose current one is not open: it stays where that may come back, or where
-        the metadata takes it for the current one."""
+        """Removes a future log whose current log is not open. Keeps it if the current log may come
+        back, or if the metadata counts the future log as the current one.
+        """
         known = self._known_replica(topic_partition)
         is_known = known is not None and known[1] is not None and known[1] == home.directory_id
         if self._logs.is_gone(topic_partition) and not is_known:
@@ -205,8 +211,9 @@ class DirectoryMoves:
         self._orphans[topic_partition] = (home, name)
 
     def check_source(self, topic_partition: TopicPartition) -> None:
-        """LogDirectoryOfflineError where the log was being moved, and its directory is missing: an
-        empty one must not take its place."""
+        """Raises LogDirectoryOfflineError if the log was being moved and its directory is missing:
+        an empty log must not take its place.
+        """
         orphan = self._orphans.get(topic_partition)
         if orphan is not None:
             home, name = orphan
@@ -217,8 +224,11 @@ class DirectoryMoves:
             )
 
     def check_current(self, topic_partition: TopicPartition, *, may_hold_data: bool) -> None:
-        """LogDirectoryOfflineError where the log was left behind by a move, is wanted for its
-        records, and may lack some; else it is the current one from now on."""
+        """Makes a log that a move left behind the current one.
+
+        Raises LogDirectoryOfflineError if it is needed for its records (`may_hold_data`), of which
+        it may lack some.
+        """
         directory = self._left.get(topic_partition)
         if directory is None:
             return
@@ -234,7 +244,9 @@ class DirectoryMoves:
         del self._left[topic_partition]
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """The replica left this node, or was made anew: a copy without its source goes."""
+        """Drops the marks of a log that left this node or was made anew, and removes a copy without
+        its source.
+        """
         self._left.pop(topic_partition, None)
         orphan = self._orphans.pop(topic_partition, None)
         if orphan is not None:
@@ -244,25 +256,26 @@ class DirectoryMoves:
     # --- moves
 
     def get(self, topic_partition: TopicPartition) -> FutureLog | None:
-        """The future log of a partition that is being moved."""
+        """Returns the future log of a partition that is being moved."""
         return self._futures.get(topic_partition)
 
     def all(self) -> list[FutureLog]:
-        """All future logs, oldest move first."""
+        """Returns all future logs, oldest move first."""
         return list(self._futures.values())
 
     def destination_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
-        """Where a partition is being moved to."""
+        """Returns the directory to which a partition is being moved."""
         return self._homes.get(topic_partition)
 
     def destinations(self) -> Collection[LogDirectory]:
-        """The directories that logs are being moved to, one for each move."""
+        """Returns the target directories, one for each move."""
         return self._homes.values()
 
     def begin(self, current: Log, destination: LogDirectory) -> FutureLog:
-        """A future log of a partition that is not being moved, nor is in `destination`.
+        """Begins to move a log that is neither being moved nor in `destination`; returns its future
+        log.
 
-        StorageError where it can not be made.
+        Raises StorageError if the future log can not be made.
         """
         topic_partition = current.topic_partition
         assert topic_partition not in self._futures, "one move of a partition at a time"
@@ -276,8 +289,9 @@ class DirectoryMoves:
         self._homes[future.topic_partition] = home
 
     def cancel(self, topic_partition: TopicPartition) -> None:
-        """The log stays where it is; what was copied goes. Nothing happens where no move is under
-        way. A disk that fails meanwhile is no error: the next start removes what is left.
+        """Cancels the move of a partition, if there is one, and removes the copy.
+
+        A disk that fails meanwhile is no error: the next start removes the rest.
         """
         future = self._futures.pop(topic_partition, None)
         if future is None:
@@ -289,7 +303,9 @@ class DirectoryMoves:
             logger.warning("%s: %s is left behind: %s", topic_partition, future.name, error)
 
     def drop_offline(self) -> None:
-        """Directories failed: moves into them are over, and those out of them lose their source."""
+        """Cancels moves into failed directories, and keeps the copies of moves out of them for the
+        next start.
+        """
         for topic_partition, future in list(self._futures.items()):
             home = self._homes[topic_partition]
             if not home.is_online:
@@ -299,9 +315,10 @@ class DirectoryMoves:
                 self._orphans[topic_partition] = (home, future.name)
 
     def swap(self, topic_partition: TopicPartition) -> None:
-        """The future log takes the place of the current one: steps 1 to 5, without a pause.
+        """Puts the future log in place of the current one: steps 1 to 5, without a pause.
 
-        StorageError, CorruptMessageError where the log stays where it is and the move is over.
+        Raises StorageError or CorruptMessageError if the log stays where it is; the move is
+        cancelled then.
         """
         future = self._futures[topic_partition]
         target, source = self._homes[topic_partition], self._logs.directory_of(topic_partition)
@@ -321,7 +338,7 @@ class DirectoryMoves:
         except (TidemarkError, OSError):
             self.cancel(topic_partition)
             raise
-        future.is_promised = False  # it is kept
+        future.is_promised = False  # the promise is kept
         for segment in left:
             segment.close()
         del self._futures[topic_partition], self._homes[topic_partition]
@@ -332,8 +349,9 @@ class DirectoryMoves:
             logger.warning("%s is left in %s: %s", topic_partition, source.path, error)
 
     def _rename(self, future: FutureLog, target: LogDirectory) -> Directory:
-        """Step 3, behind the mark. Where it fails the current log outranks whatever is in the
-        target."""
+        """Does step 3, after marking the source. If it fails, the current log gets a count above
+        that of the copy in the target.
+        """
         name = str(future.topic_partition)
         lineage = Lineage.read(future.current.directory)
         assert lineage is not None, "a future log's source has its lineage"
@@ -347,7 +365,7 @@ class DirectoryMoves:
             raise
 
     def _note(self, target: LogDirectory, current: Log) -> None:
-        """Step 2: older entries would mislead a start."""
+        """Does step 2: older entries would mislead a start."""
         self._checkpoints.note(
             target,
             current.topic_partition,
@@ -359,7 +377,7 @@ class DirectoryMoves:
         )
 
     def _remove(self, topic_partition: TopicPartition, home: LogDirectory, name: str) -> None:
-        """Takes a directory away from the log's names at once; its files go in the background."""
+        """Renames a directory to `-delete` at once; its files are removed in the background."""
         renamed = _rename_away(home, name, topic_partition, DELETE_SUFFIX)
         self._remove_later(home, renamed)
 
@@ -367,7 +385,7 @@ class DirectoryMoves:
 def _rename_away(
     home: LogDirectory, name: str, topic_partition: TopicPartition, suffix: str
 ) -> str:
-    """Gives a directory a name that no log has, durably; tells the name."""
+    """Durably gives a directory a name that no log has; returns the name."""
     renamed = unique_name(topic_partition, uuid4().hex, suffix)
     home.rename(name, renamed)
     home.fsync()

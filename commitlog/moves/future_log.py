@@ -1,18 +1,18 @@
-"""The copy of a log in another log directory, which takes the log's place when it is complete
-(Kafka's future log, KIP-113).
+"""Future log: the copy of a log in another log directory, which replaces the log when it is
+complete (KIP-113).
 
-It lives in `<topic>-<partition>.<32 hex digits>-future` and is made file by file: the log goes on
-meanwhile, so a copy is a segment's bytes up to where it ended when the piece was cut, then the
-next piece. Segments, indexes and producer snapshots become the same files; so nothing of the log
-has to be made anew, and the `Log` itself goes on in the new directory (`Log.move_to`).
+It is in the directory `<topic>-<partition>.<32 hex digits>-future` and is made file by file. The
+log is in use meanwhile, so a segment is copied in pieces. A piece ends where the segment ended when
+the piece was made. Segments, indexes and producer snapshots are copied as they are. So nothing of
+the log is rebuilt, and the `Log` object continues in the new directory (`Log.move_to`).
 
     pieces     `next_piece` (owner of the log) -> `CopyPiece.run` (any thread; every batch's CRC is
                checked) -> `take` (owner). A segment that was cut, cleaned or deleted meanwhile is
-               seen by its object (and its count of cuts) and copied again, or not at all.
-    complete   the owner copies what is left, at once: afterwards both directories hold the same
+               detected by its object and its count of cuts. It is copied again, or not at all.
+    complete   the owner copies what is left, at once. Afterwards both directories hold the same
                log, the future one durably.
-    restart    a rolled segment gets its name only when it is durable, so a new process keeps the
-               ones that have the size and the outermost batches of the current log's.
+    restart    a rolled segment gets its name only when it is durable. So a new process keeps those
+               with the size and the outermost batches of the current log's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEFT = "left"
 
 
 class SourceError(StorageError):
-    """The log that is copied can not be read; its copy is not to blame."""
+    """The log that is copied can not be read; its copy is intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class Lineage:
 
     @classmethod
     def read(cls, directory: Directory) -> Lineage | None:
-        """What a log's directory says; StorageError where it can not be understood."""
+        """Reads the lineage of the log in `directory`, None if it has none. Raises StorageError if
+        the file is malformed.
+        """
         if not directory.exists(MOVES_FILE):
             return None
         words = directory.read(MOVES_FILE).decode("ascii", "replace").split()
@@ -64,25 +66,26 @@ class Lineage:
         return cls(words[0], int(words[1]), len(words) == 3)
 
     def write(self, directory: Directory) -> None:
-        """Writes it durably."""
+        """Writes the lineage durably."""
         left = f" {_LEFT}" if self.is_left else ""
         directory.write_atomic(MOVES_FILE, f"{self.log_id} {self.count}{left}\n".encode())
 
     def after(self, moves: int, *, is_left: bool = False) -> Lineage:
-        """So many moves later."""
+        """Returns the lineage after that many more moves."""
         return replace(self, count=self.count + moves, is_left=is_left)
 
 
 @dataclass(slots=True, eq=False)
 class _Copied:
-    """How far one segment is copied. It is valid as long as the log has this very segment, cut no
-    further."""
+    """Progress of the copy of one segment; valid as long as the log has this segment object, cut no
+    further.
+    """
 
     source: Segment
     cuts: int
     size_bytes: int = 0
     next_offset: int = 0
-    finished: bool = False  # rolled, with indexes and snapshot, durable, under its own name
+    finished: bool = False  # rolled, durable, with indexes and snapshot, under its own name
 
     def is_of(self, segment: Segment | None) -> bool:
         return segment is self.source and segment.cuts == self.cuts
@@ -90,7 +93,7 @@ class _Copied:
 
 @dataclass(frozen=True, slots=True)
 class CopyPiece:
-    """Bytes of one segment to copy; all that `run` needs, in whatever thread."""
+    """Bytes of one segment to copy, with all that `run` needs in any thread."""
 
     copied: _Copied
     source: Directory
@@ -98,7 +101,7 @@ class CopyPiece:
     begin: int
     end: int
     finishes: bool = False
-    """Where it reaches `end` the segment is finished: all its files are there, durably."""
+    """Whether a piece that reaches `end` finishes the segment: all its files are copied durably."""
     syncs: bool = False
 
     @property
@@ -106,16 +109,17 @@ class CopyPiece:
         return self.end - self.begin
 
     def run(self) -> tuple[int, int | None]:
-        """Copies whole batches; gives where they end, and the offset after them (None: no batch).
+        """Copies whole batches. Returns the position after them, and the offset after them (None:
+        no batch).
 
-        SourceError or CorruptMessageError where the log can not be read, StorageError where the
-        copy can not be written, FatalError where it can not be synced.
+        Raises SourceError or CorruptMessageError if the log can not be read. Raises StorageError if
+        the copy can not be written, FatalError if it can not be synced.
         """
         data, following = self._read() if self.end > self.begin else (b"", None)
         name = self.copied.source.log_file
         file = self.target.open(name + _UNFINISHED, create=True)
         try:
-            file.truncate(self.begin)  # what a piece left that nobody took
+            file.truncate(self.begin)  # left by a piece whose result was not taken
             if data:
                 file.append(data)
             end = self.begin + len(data)
@@ -160,7 +164,7 @@ class CopyPiece:
 
 
 def copy_file(source: Directory, target: Directory, name: str) -> None:
-    """Copies a small file durably (not its name); removes it where the source has none."""
+    """Copies a small file durably, but not its name; removes it if the source has none."""
     try:
         data = source.read(name) if source.exists(name) else None
     except StorageError as error:
@@ -177,7 +181,7 @@ def copy_file(source: Directory, target: Directory, name: str) -> None:
 
 
 class FutureLog:
-    """The copy of `current` that grows in `home`; owned by whoever owns the log."""
+    """Copy of `current` that grows in `home`; belongs to the owner of the log."""
 
     def __init__(self, current: Log, home: Directory, name: str) -> None:
         self.current = current
@@ -185,13 +189,13 @@ class FutureLog:
         self.name = name
         self.directory = home.subdirectory(name)
         self.is_promised = False
-        """Does the controller know, or shall it, that the log will be here (KIP-858)?"""
+        """Whether the controller knows, or is to be told, that the log will be here (KIP-858)."""
         self._copied: dict[int, _Copied] = {}
         self._snapshots: set[int] = set()
 
     @classmethod
     def begin(cls, current: Log, home: Directory) -> FutureLog:
-        """An empty copy; its directory is durable. StorageError where it can not be made."""
+        """Makes an empty copy in a durable directory. Raises StorageError if it can not be made."""
         future = cls(
             current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
         )
@@ -205,8 +209,8 @@ class FutureLog:
 
     @classmethod
     def resume(cls, current: Log, home: Directory, name: str) -> FutureLog:
-        """Goes on with what an earlier process copied; whatever does not fit goes. StorageError
-        where it is the copy of another log.
+        """Resumes the copy of an earlier process; removes files that do not match the log. Raises
+        StorageError if it is the copy of another log.
         """
         future = cls(current, home, name)
         lineage = Lineage.read(current.directory)
@@ -223,8 +227,10 @@ class FutureLog:
         return future
 
     def _is_copy_of(self, segment: Segment) -> bool:
-        """Size and outermost batches are the same (a segment of this name is a durable copy of
-        one that the log had: what was cut and written again differs in the last leader epoch).
+        """Returns whether size and outermost batches match.
+
+        That suffices: a segment of this name is a durable copy of one that the log had. If that was
+        cut and written again, its last leader epoch differs.
         """
         size = segment.size_bytes
         if size < HEADER_BYTES or self.directory.size_of(segment.log_file) != size:
@@ -252,7 +258,7 @@ class FutureLog:
 
     @property
     def end_offset(self) -> int:
-        """Everything below is copied; the local log start where nothing is."""
+        """Offset below which everything is copied; the local log start offset if nothing is."""
         end = self.current.local_log_start_offset
         for segment in self.current.segments:
             copied = self._copied.get(segment.base_offset)
@@ -265,17 +271,17 @@ class FutureLog:
 
     @property
     def lag(self) -> int:
-        """How many offsets the log is ahead."""
+        """Number of offsets the log is ahead."""
         return max(0, self.current.log_end_offset - self.end_offset)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of records that are copied."""
+        """Size of the copied records, in bytes."""
         return sum(copied.size_bytes for copied in self._copied.values())
 
     @property
     def bytes_left(self) -> int:
-        """Bytes of records that are not copied yet."""
+        """Size of the records that are not copied yet, in bytes."""
         left = 0
         for segment in self.current.segments:
             copied = self._copied.get(segment.base_offset)
@@ -286,7 +292,7 @@ class FutureLog:
     # --- pieces
 
     def next_piece(self) -> CopyPiece | None:
-        """The next one to copy, oldest first; None where the log has nothing more."""
+        """Returns the next piece to copy, oldest first; None if the log has nothing more."""
         self._drop_what_went()
         for segment in self.current.segments:
             copied = self._copied.get(segment.base_offset)
@@ -300,7 +306,9 @@ class FutureLog:
         return None
 
     def sync_piece(self) -> CopyPiece | None:
-        """Syncs what is copied of the active segment, so that `complete` has little to sync."""
+        """Returns a piece that syncs the copy of the active segment, so that `complete` has little
+        to sync.
+        """
         self._drop_what_went()
         copied = self._copied.get(self.current.active_segment.base_offset)
         return self._piece(copied, copied.size_bytes, syncs=True) if copied else None
@@ -312,7 +320,9 @@ class FutureLog:
         return CopyPiece(copied, source, target, copied.size_bytes, end, finishes, syncs)
 
     def take(self, piece: CopyPiece, result: tuple[int, int | None]) -> None:
-        """Takes over what `piece.run` gave; what no longer fits is dropped with the next piece."""
+        """Applies the result of `piece.run`. A piece that no longer matches the log is dropped with
+        the next one.
+        """
         end, following = result
         copied = piece.copied
         copied.size_bytes = end
@@ -323,11 +333,13 @@ class FutureLog:
             self._snapshots.add(copied.next_offset)
 
     def still_fits(self, piece: CopyPiece) -> bool:
-        """Is the segment of this piece still the log's? Where not, its failure means nothing."""
+        """Returns whether the segment of this piece is still the log's; if not, an error of the
+        piece has no meaning.
+        """
         return any(piece.copied.is_of(segment) for segment in self.current.segments)
 
     def _drop_what_went(self) -> None:
-        """Forgets copies of segments that the log lost, replaced or cut."""
+        """Drops copies of segments that the log deleted, replaced or cut."""
         live = {segment.base_offset: segment for segment in self.current.segments}
         for base, copied in list(self._copied.items()):
             if not copied.is_of(live.get(base)):
@@ -344,10 +356,10 @@ class FutureLog:
     # --- the end
 
     def complete(self) -> None:
-        """Copies everything that is left, here and now; the future log is durable then.
+        """Copies everything that is left; afterwards the future log is durable.
 
-        It holds as long as nobody writes to the log: the caller moves the log over at once. After
-        an error the copy can go on.
+        That holds until the log is written to, so the caller swaps at once. After an error the copy
+        can be continued.
         """
         current = self.current
         while (piece := self.next_piece()) is not None:
@@ -364,11 +376,13 @@ class FutureLog:
             epochs = format_epochs(current.epochs.entries())
             self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, epochs)  # syncs all names, too
         except (TidemarkError, OSError):
-            self._drop(active)  # the log goes on behind it
+            self._drop(active)  # the log continues after it
             raise
 
     def segments_in(self, directory: Directory) -> list[Segment]:
-        """After `complete`: the log's segments in this copy, which is now called `directory`."""
+        """Returns the log's segments in this copy, which is now called `directory`; only after
+        `complete`.
+        """
         return [_moved(segment, directory) for segment in self.current.segments]
 
 
