@@ -1,11 +1,15 @@
-"""Which log is cleaned next, how far, and in which groups: pure decisions (Kafka's
-LogCleanerManager and Cleaner.groupSegmentsBySize).
+"""Choice of the next log to clean, of its range, and of its groups of segments: pure decisions.
 
-A log is a clean part (below the first dirty offset: cleaned before), a dirty part, and a part that
-may not be cleaned yet: the active segment, everything from the segment on that holds the last
-stable offset (the high watermark at most), and segments younger than min.compaction.lag.ms. A log
-qualifies when dirty / (clean + dirty) bytes is above min.cleanable.dirty.ratio, or when its oldest
-dirty record is older than max.compaction.lag.ms; the dirtiest goes first.
+A log has three parts. The clean part is below the first dirty offset: it was cleaned before. The
+dirty part follows. The rest may not be cleaned yet:
+
+- the active segment;
+- the segment that holds the last stable offset (at most the high watermark), and all after it;
+- segments younger than min.compaction.lag.ms.
+
+A log qualifies if dirty / (clean + dirty) bytes is above min.cleanable.dirty.ratio. It also does if
+its oldest dirty record is older than max.compaction.lag.ms. The dirtiest log goes first. Source:
+Kafka's LogCleanerManager and Cleaner.groupSegmentsBySize.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ NEVER_MS = 2**63 - 1
 
 
 class SegmentView(Protocol):
-    """What the choice looks at; timestamps in ms, -1 where there are none."""
+    """Segment as the choice reads it; timestamps in ms, -1 if there are none."""
 
     @property
     def base_offset(self) -> int: ...
@@ -38,7 +42,7 @@ class SegmentView(Protocol):
 
 
 class CleanableLog(Protocol):
-    """What the choice looks at of a log; the last segment is the active one."""
+    """Log as the choice reads it; the last segment is the active one."""
 
     @property
     def config(self) -> TopicConfig: ...
@@ -58,7 +62,7 @@ class CleanableLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """The dirty part of a log: offsets [first_dirty_offset, end_offset), sizes in bytes."""
+    """Dirty part of a log: offsets [first_dirty_offset, end_offset), sizes in bytes."""
 
     first_dirty_offset: int
     end_offset: int
@@ -73,7 +77,7 @@ class Cleanable:
 
 
 def cleanable(log: CleanableLog, checkpoint: int | None, now_ms: int) -> Cleanable:
-    """How much of a log can be cleaned; `checkpoint` is where the last cleaning ended.
+    """Returns the dirty part of a log; `checkpoint` is the offset at which the last cleaning ended.
 
     A checkpoint outside of the log (it was cut, or its start moved) counts as the log's start.
     """
@@ -106,7 +110,7 @@ def _holder(segments: Sequence[SegmentView], offset: int) -> SegmentView | None:
 
 
 def _end_offset(log: CleanableLog, first_dirty: int, now_ms: int) -> int:
-    """The base offset of the first segment that may not be cleaned."""
+    """Returns the base offset of the first segment that may not be cleaned."""
     segments = log.segments
     limit = min(log.last_stable_offset, segments[-1].base_offset)
     lag_ms = log.config.min_compaction_lag_ms
@@ -120,15 +124,18 @@ def _end_offset(log: CleanableLog, first_dirty: int, now_ms: int) -> int:
 
 
 def qualifies(found: Cleanable, config: TopicConfig) -> bool:
-    """Is it time to clean?"""
+    """Returns whether it is time to clean."""
     if found.dirty_bytes == 0:
         return False
     return found.is_overdue or found.dirty_ratio > config.min_cleanable_dirty_ratio
 
 
 def is_settled(found: Cleanable, log: CleanableLog) -> bool:
-    """Can a log that does not qualify only do so after a change, however much time passes? Not
-    where segments wait for min.compaction.lag.ms, or dirty records for max.compaction.lag.ms.
+    """Returns whether only a change, and no lapse of time, can make a log qualify that does not
+    yet.
+
+    That is not so while segments wait for min.compaction.lag.ms, or dirty records for
+    max.compaction.lag.ms.
     """
     config = log.config
     waits = config.min_compaction_lag_ms > 0 and found.end_offset < log.segments[-1].base_offset
@@ -138,7 +145,7 @@ def is_settled(found: Cleanable, log: CleanableLog) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSizes:
-    """What grouping needs of a segment, in bytes; `next_base` is where the next one begins."""
+    """Sizes of a segment for grouping, in bytes; `next_base` is the base offset of the next one."""
 
     base_offset: int
     next_base: int
@@ -150,7 +157,7 @@ class SegmentSizes:
 def group_segments(
     segments: Iterable[SegmentSizes], segment_bytes: int, index_bytes: int
 ) -> list[list[SegmentSizes]]:
-    """Neighbours that fit into one segment together: by log size, index sizes and offset span."""
+    """Groups neighbours that fit into one segment, by log size, index sizes and offset span."""
     groups: list[list[SegmentSizes]] = []
     size = index = time_index = 0
     for segment in segments:

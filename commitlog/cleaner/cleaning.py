@@ -1,10 +1,12 @@
-"""One cleaning of one log: the offset map of its dirty part, then group after group of segments
-written anew without the records that the map makes obsolete.
+"""One cleaning of one log (Kafka's Cleaner).
 
-`Cleaning` is made where the log is owned and takes copies of what it needs; `build_map` and
-`next_group` then run in any thread: they read rolled segments and write `.cleaned` files, nothing
-that the log uses. `swap` (where the log is owned) puts a finished group in its place, unless the
-log was cut or its segments changed meanwhile. Source: Kafka's Cleaner.
+It builds the offset map of the dirty part. Then it writes the segments anew, group by group,
+without the records that the map makes obsolete.
+
+`Cleaning` is made by the owner of the log and copies what it needs. `build_map` and `next_group`
+then run in any thread: they read rolled segments and write `.cleaned` files, which the log does not
+use. `swap`, called by the owner of the log, puts a finished group in place of the old segments. It
+refuses if the log was cut or its segments changed meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from tidemark.records.kernels import clean as kernels
 
 @dataclass(slots=True)
 class CleaningStats:
-    """What a cleaning did."""
+    """Counts of one cleaning."""
 
     bytes_mapped: int = 0
     bytes_read: int = 0
@@ -51,7 +53,7 @@ class CleaningStats:
 
 @dataclass(slots=True)
 class CleanedGroup:
-    """Old segments, and the finished `.cleaned` ones that shall replace them."""
+    """Old segments, and the finished `.cleaned` segments that are to replace them."""
 
     old: list[Segment]
     new: list[Segment] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Cleaning:
     """A cleaning under way."""
 
     def __init__(self, log: Log, found: Cleanable, now_ms: int, io: CleanerIo) -> None:
-        """Takes down what it needs of the log; called where the log is owned."""
+        """Copies what it needs of the log; called by the owner of the log."""
         self.log = log
         self.now_ms = now_ms
         self.io = io
@@ -94,10 +96,12 @@ class Cleaning:
 
     def build_map(self, offset_map: OffsetMap) -> None:
         """Fills the map with the dirty part, as many whole segments as fit; lowers `end_offset`
-        to where it got. SegmentDoesNotFitError where not even one does; CorruptMessageError;
+        accordingly.
+
+        Raises SegmentDoesNotFitError if not even one fits, CorruptMessageError,
         CleaningAbortedError.
         """
-        self.log.flush(self.end_offset)  # what is cleaned is durable: no crash cuts into it
+        self.log.flush(self.end_offset)  # cleaned ranges are durable: no crash cuts into them
         walk = TransactionWalk(e for e in self._aborted if e.last_offset >= self._first_dirty)
         bases = [segment.base_offset for segment, _ in self._sizes] + [self.end_offset]
         for (segment, size), following in zip(self._sizes, bases[1:], strict=True):
@@ -166,7 +170,7 @@ class Cleaning:
     def _map_special(
         self, view: memoryview, header: Header, offset_map: OffsetMap, walk: TransactionWalk
     ) -> None:
-        """Takes in a batch that is no plain data; its CRC is right."""
+        """Maps a batch that is no plain data; its CRC was checked."""
         if header.is_control:
             end = end_transaction(view, header.position) if header.record_count else None
             walk.on_control(header, end)
@@ -179,9 +183,10 @@ class Cleaning:
             offset_map.put(body, shape_of(header, self.now_ms), self._first_dirty)
 
     def next_group(self) -> CleanedGroup | None:
-        """Writes the next group's `.cleaned` files, synced; None when all are done.
+        """Writes the `.cleaned` files of the next group and syncs them; None when all groups are
+        done.
 
-        CleaningAbortedError, CorruptMessageError, StorageError; what was written of the group is
+        Raises CleaningAbortedError, CorruptMessageError or StorageError; the files of the group are
         removed then.
         """
         for wanted in self._groups:
@@ -197,7 +202,7 @@ class Cleaning:
                 raise
             if group.changed or len(members) > 1:
                 return group
-            self.discard(group)  # nothing to win
+            self.discard(group)  # nothing would become smaller
             self.stats.segments_before += 1
             self.stats.segments_after += 1
         return None
@@ -227,10 +232,10 @@ class Cleaning:
         self.stats.segments_after += len(group.new)
 
     def _append(self, group: CleanedGroup, target: Segment, left: BatchTable) -> Segment:
-        """Appends what stays of a buffer; returns where the next one goes."""
+        """Appends the batches that stay of a buffer; returns the segment for the next ones."""
         while len(left):
             fitting = self._fitting(target, left)
-            if fitting == 0:  # a rewritten batch may be larger: a group fills more than a segment
+            if fitting == 0:  # rewritten batches may be larger: one segment may not hold a group
                 self._keep_aborted(target, target.next_offset)
                 target = self._new_target(group, target.next_offset)  # no gap: see log.loader
                 continue
@@ -242,14 +247,14 @@ class Cleaning:
         return target
 
     def _fitting(self, target: Segment, table: BatchTable) -> int:
-        """How many of these batches go into `target`; at least one into an empty one."""
+        """Returns how many of these batches fit into `target`; at least one if it is empty."""
         size = target.size_bytes
         if size and (target.offset_index.is_full or target.time_index.is_full):
             return 0
         return max(size == 0, table.fitting(self._config.segment_bytes - size))
 
     def _keep_aborted(self, target: Segment, end_offset: int = sys.maxsize) -> None:
-        """Writes the transaction index entries of markers in `target`: those below an offset."""
+        """Writes the transaction index entries of markers in `target`, those below `end_offset`."""
         assert self._filter is not None
         entries = self._filter.kept_aborted
         for entry in entries:
@@ -272,7 +277,7 @@ class Cleaning:
             file.close()
 
     def discard(self, group: CleanedGroup) -> None:
-        """Removes a group's `.cleaned` files."""
+        """Removes the `.cleaned` files of a group."""
         for segment in group.new:
             segment.close()
         remove_files(self.log.directory, reversed(group.new_bases), CLEANED_SUFFIX)
@@ -280,7 +285,9 @@ class Cleaning:
     # --- where the log is owned
 
     def swap(self, group: CleanedGroup) -> None:
-        """Puts a finished group in place. CleaningAbortedError where the log changed meanwhile."""
+        """Puts a finished group in place. Raises CleaningAbortedError if the log changed
+        meanwhile.
+        """
         present = {id(segment) for segment in self.log.segments[:-1]}
         cut = self.log.truncations != self._truncations
         if self.io.must_stop() or cut or any(id(s) not in present for s in group.old):

@@ -1,18 +1,19 @@
-"""What is left of a log's batches after compaction: whole ones, rewritten ones, empty ones, none.
+"""Filter of a log's batches: what compaction leaves of each, whole, rewritten, empty or nothing.
 
 The rules (Kafka's Cleaner and MemoryRecords.filterTo; KIP-534 for the delete horizon):
-- A record stays when it is the last of its key, or lies above what the offset map speaks for.
-- A tombstone that is the last of its key stays until the horizon of its batch: the first pass that
-  meets it writes the horizon (now + delete.retention.ms) into the batch's base timestamp, a later
-  pass drops it. The markers of transactions without records go the same way.
-- Records of aborted transactions go.
-- An empty batch stays where it is the last of an active producer (its sequence or epoch must not be
-  forgotten), and as the last of the range, so that the offsets of the log stay contiguous.
-- A batch that stays whole is not touched. A rewritten one keeps its offsets, codec, producer fields
-  and leader epoch, and was checked by its CRC before: damage is never signed anew.
 
-Uncompressed data batches go through a kernel, a buffer at once (`tidemark.records.kernels.clean`);
-control batches, compressed ones and those of transactions one by one.
+- A record stays if it is the last of its key, or lies above the end of the offset map.
+- A tombstone that is the last of its key stays until the horizon of its batch. The first pass
+  writes the horizon (now + delete.retention.ms) into the batch's base timestamp; a later pass drops
+  the tombstone. Markers of transactions without records are dropped in the same way.
+- Records of aborted transactions are dropped.
+- An empty batch stays if it is the last of an active producer, whose sequence or epoch must be
+  kept. It also stays as the last of the range, so that the offsets of the log are contiguous.
+- A batch that stays whole is not touched. A rewritten one keeps its offsets, codec, producer fields
+  and leader epoch. Its CRC was checked before: damage is never signed with a new CRC.
+
+A kernel filters uncompressed data batches, a buffer at once (`tidemark.records.kernels.clean`).
+Control batches, compressed ones and those of transactions are filtered one by one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tidemark.records.kernels import compact as body_kernels
 
 
 def check_crc(view: memoryview, header: Header) -> None:
-    """CorruptMessageError where the batch is damaged: its log must not be compacted."""
+    """Raises CorruptMessageError if the batch is damaged: its log must not be compacted."""
     if not crc_is_valid(view, header.position, header):
         raise crc_error(header.base_offset)
 
@@ -60,7 +61,9 @@ def crc_error(base_offset: int) -> CorruptMessageError:
 
 
 def shape_of(header: Header, now_ms: int) -> Any:
-    """What the kernels take of a batch whose records lie alone in an array; CorruptMessageError."""
+    """Returns the fields of a batch for kernels that get its records alone. Raises
+    CorruptMessageError.
+    """
     if header.record_count > header.last_offset_delta + 1:
         raise CorruptMessageError(
             f"batch {header.base_offset} claims more records than it has offsets"
@@ -78,7 +81,7 @@ def shape_of(header: Header, now_ms: int) -> Any:
 
 
 def plain_body(view: memoryview, header: Header) -> Any:
-    """The plain records of a compressed batch, as uint8 array."""
+    """Returns the decompressed records of a batch as an uint8 array."""
     name = _codec(header)
     body = decompress(name, view[header.position + HEADER_BYTES : header.end_position])
     return np.frombuffer(body, np.uint8)
@@ -93,17 +96,17 @@ def _codec(header: Header) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LastOfProducer:
-    """The newest state of an active producer: its last data batch's offset, else its epoch."""
+    """Newest state of an active producer: the offset of its last data batch, or else its epoch."""
 
     last_offset: int | None
     epoch: int
 
 
 class Filtered(NamedTuple):
-    """What is to be written now, until the next buffer is filtered; `changed`: are the bytes that
-    stay of this one any others?
+    """Batches to write now, valid until the next buffer is filtered.
 
-    `taken` are the bytes of the buffer that were dealt with, `batches` how many batches those were.
+    `changed`: whether bytes that stay of this buffer differ from those in it. `taken` is the number
+    of bytes of the buffer that were filtered, `batches` the number of batches in them.
     """
 
     table: BatchTable
@@ -120,7 +123,7 @@ def _no_batches() -> BatchTable:
 
 
 def _larger(array: Any, size: int, used: int) -> Any:
-    """An array of `size` items that begins with the first `used` ones of another."""
+    """Returns an array of `size` items that begins with the first `used` items of `array`."""
     larger = np.empty(size, array.dtype)
     larger[:used] = array[:used]
     return larger
@@ -130,8 +133,8 @@ def _larger(array: Any, size: int, used: int) -> Any:
 class BatchFilter:
     """Filters batches in offset order, buffer by buffer; one per cleaning.
 
-    What stays is held back until it is `hold_bytes`, so that little is not written piece by piece;
-    `rest` gives what is left of it.
+    Output is held back until it has `hold_bytes`, to avoid many small writes; `rest` returns the
+    last of it.
     """
 
     offset_map: OffsetMap
@@ -144,13 +147,14 @@ class BatchFilter:
     _out: Any = field(default_factory=lambda: _NOTHING)
     _keep: Any = field(default_factory=lambda: _NOTHING)
     _positions: Any = field(default_factory=lambda: np.empty(0, np.int64))
-    _used: int = 0  # what is held back: bytes of _out, and batches
+    _used: int = 0  # held back: bytes of _out, and _written batches
     _written: int = 0
 
     def filter(self, view: memoryview, *, keeps_last: bool) -> Filtered:
-        """What stays of the whole batches that `view` begins with. With `keeps_last` the batch that
-        ends where it ends stays at least as an empty one. `kept_aborted` has the transaction index
-        entries that came with it. CorruptMessageError.
+        """Filters the whole batches at the beginning of `view`. Raises CorruptMessageError.
+
+        With `keeps_last` a batch that ends at the end of `view` stays at least as an empty one.
+        `kept_aborted` gets the transaction index entries that stay with the batches.
         """
         data = np.frombuffer(view, np.uint8)
         self._make_room(len(data))
@@ -158,7 +162,7 @@ class BatchFilter:
         orders = np.array((self.now_ms, horizon_ms, keeps_last), np.int64)
         state, replacement = np.zeros(kernels.STATE, np.int64), _NOTHING
         state[kernels.USED], state[kernels.WRITTEN] = self._used, self._written
-        state[kernels.CHANGED] = self._written > 0  # it goes behind what is held back
+        state[kernels.CHANGED] = self._written > 0  # output must follow what is held back
         while True:
             result = self.offset_map.filter_batches(
                 data, orders, replacement, self._keep, self._out, self._positions, state
@@ -188,13 +192,13 @@ class BatchFilter:
         return Filtered(table, bool(changed), taken, batches)
 
     def rest(self) -> BatchTable:
-        """What was held back, until the next buffer is filtered."""
+        """Returns the output that was held back, valid until the next buffer is filtered."""
         table = BatchTable(memoryview(self._out)[: self._used], self._positions[: self._written])
         self._used = self._written = 0
         return table
 
     def _make_room(self, size: int) -> None:
-        """Room for the batches of a buffer of `size` bytes behind what is held back."""
+        """Makes room for the batches of a buffer of `size` bytes after the output held back."""
         if len(self._keep) < size // body_kernels.RECORD_BYTES_MIN:
             self._keep = np.empty(size // body_kernels.RECORD_BYTES_MIN, np.uint8)
         most = self.hold_bytes + size + size // 16
@@ -203,14 +207,16 @@ class BatchFilter:
             self._positions = _larger(self._positions, most // HEADER_BYTES, self._written)
 
     def _enlarge(self, view: memoryview, at: int, replacement_bytes: int, used: int) -> None:
-        """Room in `_out` for whatever becomes of the batch at `at`."""
+        """Makes room in `_out` for any outcome of the batch at `at`."""
         header = whole_header(view, at)
         growth = header.record_count * body_kernels.GROWTH_BYTES_MAX
         room = used + max(header.size_bytes, replacement_bytes) + growth + len(view) - at
         self._out = _larger(self._out, room, used)
 
     def _emptied(self, header: Header, is_last: bool) -> tuple[int, bytes]:
-        """A batch none of whose records stay: dropped, or an empty one in its place."""
+        """Returns the decision on a batch without remaining records: it is dropped, or replaced by
+        an empty one.
+        """
         of_producer = self._is_last_of_producer(header)
         if not is_last and not of_producer:
             return kernels.DROP, b""
@@ -219,8 +225,9 @@ class BatchFilter:
             b"",
             count=0,
             base_time=-1,
-            # A producer expires by it. Else it would stand in the time index for no record, and
-            # Kafka's search by timestamp ends where an entry leads to nothing.
+            # The producer expires by this timestamp. Otherwise it would be in the time index
+            # without a record, and Kafka's search by timestamp ends at an entry that leads to
+            # nothing.
             max_time=header.max_timestamp_ms if of_producer else -1,
             attributes=header.attributes
             & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
@@ -237,8 +244,9 @@ class BatchFilter:
     # --- batches that are no plain data
 
     def _by_hand(self, view: memoryview, header: Header, is_last: bool) -> tuple[int, bytes]:
-        """The decision on a batch that the kernel leaves out, and what is in its place; a plain one
-        of a transaction that was not aborted goes to the kernel after all.
+        """Returns the decision on a batch that the kernel does not filter, and its replacement.
+
+        A plain batch of a transaction that was not aborted is passed to the kernel after all.
         """
         if header.is_control:
             check_crc(view, header)
@@ -293,7 +301,9 @@ class BatchFilter:
         times: tuple[int, int],
         needs_horizon: bool,
     ) -> bytes:
-        """A batch with its marked records; `times` are the first and the greatest of them."""
+        """Returns a batch with its marked records; `times` are their first and greatest
+        timestamps.
+        """
         append_time = bool(header.attributes & TIMESTAMP_TYPE_FLAG)
         attributes = header.attributes
         first_time, max_time = times
@@ -333,7 +343,7 @@ def _assembled(
     max_time: int,
     attributes: int,
 ) -> bytes:
-    """The batch with other records: offsets, epochs and producer fields are the old ones'."""
+    """Returns the batch with other records; offsets, epochs and producer fields stay."""
     changed = header._replace(
         batch_length=HEADER_BYTES - OVERHEAD_BYTES + len(body),
         attributes=attributes,

@@ -1,5 +1,5 @@
-"""What all cleaners of a node share: the rate of their reads and writes, the sign to stop, and the
-ways a cleaning ends early.
+"""Limits that all cleaners of a node share: their rate, the sign to stop, and the early ends of a
+cleaning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidemark.errors import TidemarkError
 
 
 class CleaningAbortedError(TidemarkError):
-    """The log was cut, deleted or paused while it was being cleaned; nothing is wrong with it."""
+    """The log was cut, deleted or paused during its cleaning; the log is intact."""
 
 
 class SegmentDoesNotFitError(TidemarkError):
@@ -21,7 +21,7 @@ class SegmentDoesNotFitError(TidemarkError):
 
 
 class Throttle:
-    """Holds reads and writes of all cleaners together to a rate (log.cleaner.io.max.bytes...)."""
+    """Limits reads and writes of all cleaners together to log.cleaner.io.max.bytes.per.second."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Throttle:
         self._free_at_s = 0.0
 
     def set_rate(self, bytes_per_second: float) -> None:
-        """Another rate from now on; waits under way keep theirs."""
+        """Changes the rate; waits under way keep the old one."""
         with self._lock:
             self._rate = bytes_per_second
 
     def spend(self, size_bytes: int) -> None:
-        """Waits until this many bytes more are within the rate."""
+        """Waits until this many more bytes are within the rate."""
         with self._lock:
             now = self._clock_s()
             self._free_at_s = max(self._free_at_s, now) + size_bytes / self._rate
@@ -52,7 +52,7 @@ class Throttle:
 
 @dataclass(slots=True)
 class CleanerIo:
-    """What a cleaner may use: bytes at once, rate, and a sign to stop."""
+    """Limits of one cleaner: its buffer, the shared rate, and the sign to stop."""
 
     buffer_bytes: int
     throttle: Throttle

@@ -1,11 +1,13 @@
-"""The cleaner of a node: which log is next, what is under way, and how far each log is clean
-(Kafka's LogCleaner and LogCleanerManager).
+"""LogCleaner, the face of the room: which log is next, what is under way, how far each log is
+clean.
 
-`LogCleaner` belongs to the thread that owns the logs: it chooses, swaps, and keeps states and
-checkpoints. The long work of a cleaning (`Cleaning.build_map`, `next_group`) is for other threads;
-node/upkeep/cleaning.py runs it in a pool, `clean_once` does everything at once. A log whose files
-can not be cleaned (damaged batches, keys beyond the map) is marked uncleanable with the reason; the
-others go on. The first dirty offsets are kept in `cleaner-offset-checkpoint` of each log directory.
+`LogCleaner` belongs to the thread that owns the logs. It chooses and swaps, and keeps states and
+checkpoints. The long work of a cleaning (`Cleaning.build_map`, `next_group`) is for other threads:
+node/upkeep/cleaning.py runs it in a pool. `clean_once` does everything in the calling thread.
+
+A log that can not be cleaned (damaged batches, more keys than the map holds) is marked uncleanable
+with the reason; the others are cleaned. The first dirty offsets are kept in
+`cleaner-offset-checkpoint` of each log directory. Source: Kafka's LogCleaner and LogCleanerManager.
 """
 
 from __future__ import annotations
@@ -69,14 +71,16 @@ class LogCleaner:
         logs.listen(self)
 
     def start(self) -> None:
-        """The logs are open: none is clean beyond its end."""
+        """Lowers checkpoints beyond the end of a log to it; called when the logs are open."""
         for log in self._logs.logs():
             known = self._checkpoints.get(log.topic_partition, 0)
             if known > log.log_end_offset:
                 self._checkpoints[log.topic_partition] = log.log_end_offset
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """log.cleaner.* were altered: the rate counts at once, memory from the next cleaning on."""
+        """Applies altered log.cleaner.* settings: the rate at once, memory from the next cleaning
+        on.
+        """
         self._config = config
         self._throttle.set_rate(config.log_cleaner_io_max_bytes_per_second)
 
@@ -84,8 +88,9 @@ class LogCleaner:
 
     @property
     def has_work(self) -> bool:
-        """May there be something to clean? (Only then the kernels are worth loading.) Compacted
-        logs that are clean, and that nothing happens to, are not looked at again.
+        """Whether there may be something to clean; only then the kernels are worth loading.
+
+        Compacted logs that are clean and do not change are not examined again.
         """
         self._take_changes()
         return bool(self._candidates)
@@ -98,11 +103,15 @@ class LogCleaner:
                 self._candidates.discard(log)
 
     def checkpoint_of(self, partition: TopicPartition) -> int | None:
-        """Where the last cleaning of a log ended; None: it was never cleaned."""
+        """Returns the offset at which the last cleaning of a log ended; None if it was never
+        cleaned.
+        """
         return self._checkpoints.get(partition)
 
     def choose(self) -> Cleaning | None:
-        """The dirtiest log that qualifies; it is IN_PROGRESS until `finish`."""
+        """Begins a cleaning of the dirtiest log that qualifies; the log is IN_PROGRESS until
+        `finish`.
+        """
         from commitlog.cleaner.cleaning import Cleaning
 
         now_ms = self._now_ms()
@@ -148,7 +157,7 @@ class LogCleaner:
         return CleanerIo(per_thread, self._throttle, must_stop)
 
     def new_map(self) -> OffsetMap:
-        """A map of one cleaner's share of log.cleaner.dedupe.buffer.size."""
+        """Returns a map with one cleaner's share of log.cleaner.dedupe.buffer.size."""
         from commitlog.cleaner.offset_map import OffsetMap
 
         config = self._config
@@ -158,11 +167,11 @@ class LogCleaner:
     # --- a cleaning's end
 
     def swap(self, cleaning: Cleaning, group: CleanedGroup) -> None:
-        """Puts a group in place; CleaningAbortedError where it no longer fits."""
+        """Puts a group in place. Raises CleaningAbortedError if the log changed meanwhile."""
         cleaning.swap(group)
 
     def finish(self, cleaning: Cleaning, error: BaseException | None = None) -> None:
-        """The cleaning is over. A FatalError is raised again."""
+        """Ends a cleaning and records its outcome. Raises `error` again if it is a FatalError."""
         partition = cleaning.log.topic_partition
         counts = self.states.finish(partition)
         if isinstance(error, FatalError):
@@ -193,7 +202,7 @@ class LogCleaner:
         logger.error("%s is not compacted any more until the node restarts: %s", partition, error)
 
     def clean_once(self) -> Cleaning | None:
-        """Chooses a log and cleans it, here and now; None where nothing qualifies."""
+        """Chooses a log and cleans it in the calling thread; returns None if none qualifies."""
         cleaning = self.choose()
         if cleaning is None:
             return None
@@ -208,13 +217,15 @@ class LogCleaner:
         return cleaning
 
     def stop(self) -> None:
-        """Cleanings under way end without effect, none begins."""
+        """Aborts the cleanings under way; no other begins."""
         self._stop.set()
 
     # --- what happens to logs meanwhile
 
     def log_cut(self, log: Log) -> None:
-        """A log is cut (its recovery point says where): its clean part ends there at most."""
+        """Aborts the cleaning of a log that is about to be cut to its recovery point, and lowers
+        its checkpoint to it.
+        """
         partition = log.topic_partition
         self.states.abort(partition)
         known = self._checkpoints.get(partition)
@@ -223,8 +234,8 @@ class LogCleaner:
             self._write(self._logs.directory_of(partition))
 
     def log_removed(self, partition: TopicPartition) -> None:
-        """A log is deleted or set aside."""
-        self._take_changes()  # or those of earlier ones stay for ever, where no cleaner looks
+        """Drops the state of a log that is deleted, set aside or lost."""
+        self._take_changes()  # else changes of removed logs accumulate without cleaner threads
         self.states.abort(partition)
         self.uncleanable.pop(partition, None)
         self._retry_at_ms.pop(partition, None)
@@ -232,14 +243,14 @@ class LogCleaner:
             self._write(self._logs.directory_of(partition))
 
     def log_moved(self, partition: TopicPartition, left: Directory) -> None:
-        """A log goes on in another directory; a cleaning under way has no effect there."""
+        """Aborts the cleaning of a log that moved, and moves its checkpoint."""
         self.states.abort(partition)
         if partition in self._checkpoints:
             self._write(self._logs.directory_of(partition))
             self._write(left)
 
     def is_cleaning(self, partition: TopicPartition) -> bool:
-        """Is a cleaning under way? Retention waits for its end."""
+        """Returns whether a cleaning is under way: retention waits for its end."""
         return self.states.get(partition) is CleaningState.IN_PROGRESS
 
     def _write(self, directory: Directory | None) -> None:
@@ -253,5 +264,5 @@ class LogCleaner:
             }
             try:
                 OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
-            except StorageError as error:  # costs a cleaning after the restart
+            except StorageError as error:  # it only costs another cleaning after a restart
                 logger.error("%s", error)

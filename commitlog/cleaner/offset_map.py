@@ -1,10 +1,12 @@
-"""The last offset of each key of a log's dirty part: 24 bytes a key, in bounded memory.
+"""Map of the last offset of each key of a log's dirty part: 24 bytes a key, in bounded memory.
 
-A key is known by a 16-byte keyed hash (SipHash-2-4-128, with a random secret per map), not by its
-bytes, as Kafka's SkimpyOffsetMap does it with MD5. The memory is one cleaner's share of
-log.cleaner.dedupe.buffer.size, and it fills up to log.cleaner.io.buffer.load.factor: beyond that
-probing gets slow. The table begins small and grows up to that, so that a small log touches little
-memory. The loops are in `tidemark.records.kernels.compact` and `clean_kernels`.
+The map holds a 16-byte keyed hash of a key (SipHash-2-4-128, with a random secret per map) instead
+of its bytes. Kafka's SkimpyOffsetMap does the same with MD5.
+
+The memory is one cleaner's share of log.cleaner.dedupe.buffer.size. It fills up to
+log.cleaner.io.buffer.load.factor: beyond that probing gets slow. The table begins small and grows,
+so that a small log touches little memory. The loops are in `tidemark.records.kernels.compact` and
+`tidemark.records.kernels.clean`.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ class OffsetMapFullError(TidemarkError):
 
 
 def checked(result: int) -> int:
-    """CorruptMessageError where a kernel gives a fault."""
+    """Returns the result of a kernel. Raises CorruptMessageError if it is a fault."""
     if result < 0:
         raise CorruptMessageError(f"a batch to be compacted has {FAULTS[result]}")
     return result
 
 
 class OffsetMap:
-    """Keys to offsets; `latest_offset` is the last offset that the map speaks for."""
+    """Offsets by key; `latest_offset` is the last offset that the map covers."""
 
     def __init__(self, memory_bytes: int, load_factor: float, secret: bytes | None = None) -> None:
         self._slots_max = max(2, memory_bytes // ENTRY_BYTES)
@@ -51,10 +53,10 @@ class OffsetMap:
         self._key1 = int.from_bytes(secret[8:16], "little", signed=True)
 
     def put_batches(self, data: Any, start_offset: int, specials: Any, notes: Any) -> int:
-        """Takes in the keys at or above `start_offset` of the whole, plain batches of `data`; 0, or
-        a fault of `kernels.map_batches`, which explains the rest.
+        """Adds the keys at or above `start_offset` of the whole, plain batches of `data`.
 
-        OffsetMapFullError where they do not fit.
+        Returns 0 or a fault; `kernels.map_batches` documents it and the other arguments. Raises
+        OffsetMapFullError if the keys do not fit.
         """
 
         def put() -> int:
@@ -76,9 +78,10 @@ class OffsetMap:
         return fault
 
     def put(self, body: Any, shape: Any, start_offset: int) -> None:
-        """Takes in the keys of one batch, its records plain in `body` (a uint8 array).
+        """Adds the keys of one batch; `body` has its plain records, an uint8 array.
 
-        OffsetMapFullError where they do not fit, CorruptMessageError where they are no records.
+        Raises OffsetMapFullError if the keys do not fit, CorruptMessageError if `body` has no valid
+        records.
         """
 
         def put() -> int:
@@ -99,7 +102,7 @@ class OffsetMap:
         result = put()
         while result == body_kernels.FAULT_FULL and len(self._table) < self._slots_max:
             self._grow()
-            result = put()  # what is in already changes nothing
+            result = put()  # keys that are in the table already change nothing
         if result == body_kernels.FAULT_FULL:
             raise OffsetMapFullError(
                 f"more than {self.entries_max} keys; raise log.cleaner.dedupe.buffer.size, or lower"
@@ -111,17 +114,20 @@ class OffsetMap:
         return min(slots - 1, int(slots * self._load_factor))
 
     def _grow(self) -> None:
-        """A table of four times the slots. The old one counts towards the memory until it is
-        copied, so the last step is taken from a table of at most a quarter.
+        """Enlarges the table to four times the slots.
+
+        The old table counts towards the memory until it is copied. So the last step begins with a
+        table of at most a quarter.
         """
         larger = np.zeros((min(4 * len(self._table), self._slots_max), 3), np.int64)
         self.entries = body_kernels.rehash(self._table, larger)
         self._table = larger
 
     def seal(self, first_offset: int) -> None:
-        """All keys from `first_offset` to `latest_offset` are in: from then on a bit per offset
-        says which are the last of their key, and `mark` need not look for keys again. Left out
-        where offsets are so sparse that the bits would be more than an eighth of the map.
+        """Marks the last offsets of keys in a bitmap, so that `mark` need not look up keys again.
+
+        All keys from `first_offset` to `latest_offset` are in the map by then. There is no bitmap
+        if offsets are so sparse that it would be larger than an eighth of the map.
         """
         size = (self.latest_offset - first_offset) // 8 + 1
         if 0 < size <= len(self._table) * ENTRY_BYTES // 8:
@@ -129,7 +135,9 @@ class OffsetMap:
             body_kernels.note_live(self._table, first_offset, self._live)
 
     def mark(self, body: Any, shape: Any, keep: Any) -> Any:
-        """Marks in `keep` the records of one batch that stay; the outcome. CorruptMessageError."""
+        """Marks in `keep` the records of one batch that stay; returns the outcome. Raises
+        CorruptMessageError.
+        """
         outcome = np.zeros(body_kernels.OUTCOME_FIELDS, np.int64)
         checked(
             body_kernels.mark(body, shape, self._question(), self._table, self._live, keep, outcome)
@@ -142,7 +150,7 @@ class OffsetMap:
     def filter_batches(
         self, data: Any, orders: Any, replacement: Any, keep: Any, out: Any, *progress: Any
     ) -> int:
-        """`kernels.filter_batches` with this map; its faults are given back."""
+        """Calls `kernels.filter_batches` with this map; returns its result, faults included."""
         return int(
             kernels.filter_batches(
                 data,

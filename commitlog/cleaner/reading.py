@@ -1,4 +1,4 @@
-"""The batches of segments, a buffer at a time: what both passes of a cleaning read."""
+"""Reads the batches of segments a buffer at a time, for both passes of a cleaning."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ from tidemark.records.header import HEADER_BYTES, claimed_size
 
 
 class BatchReader:
-    """Reads segments through one buffer of io.buffer.size; it grows where a batch is larger.
+    """Reads segments through one buffer of io.buffer.size; it grows if a batch is larger.
 
-    Whoever walks over `views` says with `took` how much of each one it has dealt with.
+    The caller that iterates over `views` reports with `took` how much of each view it has
+    processed.
     """
 
     def __init__(self, io: CleanerIo) -> None:
         self._io = io
         self._buffer = memoryview(b"")
-        self._are_large = False  # batches of more than half of io.buffer.size
+        self._are_large = False  # batches are larger than half of io.buffer.size
         self._taken_bytes = self._taken_batches = 0
-        self.reaches_end = False  # does the view end where the segment ends?
+        self.reaches_end = False  # whether the view ends at the end of the segment
 
     def took(self, size_bytes: int, batches: int) -> None:
-        """The whole batches of the view; none where it is too small for its first one."""
+        """Reports the whole batches of the view; none if the view is too small for its first
+        batch.
+        """
         self._taken_bytes, self._taken_batches = size_bytes, batches
 
     def views(self, file: File, size: int) -> Iterator[memoryview]:
-        """Bytes of a segment, `size` in all, that begin with a batch. The next view takes the
-        place of the one before. CleaningAbortedError, CorruptMessageError, StorageError.
+        """Yields views that begin with a batch of a segment of `size` bytes; each replaces the one
+        before.
+
+        Raises CleaningAbortedError, CorruptMessageError or StorageError.
         """
         position = want = 0
         while position < size:
             self._io.check()
             want = max(want, self._io.buffer_bytes, HEADER_BYTES)
-            if self._are_large:  # just one then, so that no part of a batch is read twice
+            if self._are_large:  # one batch at a time, so that no part of one is read twice
                 want = max(want, claimed_size(memoryview(file.pread(HEADER_BYTES, position)), 0))
             view = self._read(file, position, min(want, size - position))
             self._taken_bytes = self._taken_batches = want = 0

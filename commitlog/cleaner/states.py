@@ -1,4 +1,4 @@
-"""The state of each partition's cleaning, so that truncation, deletion and retention come first.
+"""States of the cleanings by partition: truncation, deletion and retention take precedence.
 
     from        | to          | verb      | when
     ------------+-------------+-----------+-----------------------------------------------
@@ -8,11 +8,12 @@
     IN_PROGRESS | ABORTED     | pause     | (its pauses are counted)
     ABORTED     | PAUSED      | finish    | the cleaner noticed; pauses are left
     ABORTED     | idle        | finish    | the cleaner noticed; no pause is left
-    idle        | PAUSED      | pause     | nobody may begin
+    idle        | PAUSED      | pause     | no cleaning may begin
     PAUSED      | idle        | resume    | the last pause is over
 
-Everything else raises. Source: Kafka's LogCleaningState; there pausing waits for the cleaner, here
-nobody waits, because an aborted cleaning can no longer change the log.
+Elsewhere `begin`, `finish` and a `resume` without a pause raise ValueError, and `abort` does
+nothing. Source: Kafka's LogCleaningState. There pausing waits for the cleaner. Here it does not,
+because an aborted cleaning can no longer change the log.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ class CleaningState(enum.Enum):
 
 
 class CleaningStates:
-    """The partitions that are not idle. Owned by one thread."""
+    """Partitions that are not idle; belongs to one thread."""
 
     def __init__(self) -> None:
         self._states: dict[TopicPartition, CleaningState] = {}
         self._pauses: dict[TopicPartition, int] = {}
 
     def get(self, partition: TopicPartition) -> CleaningState | None:
-        """None: idle."""
+        """Returns the state of a partition; None if it is idle."""
         return self._states.get(partition)
 
     def begin(self, partition: TopicPartition) -> None:
-        """ValueError unless idle."""
+        """Begins a cleaning. Raises ValueError if the partition is not idle."""
         if partition in self._states:
             raise ValueError(f"{partition} is {self._states[partition].value}: it can not begin")
         self._states[partition] = CleaningState.IN_PROGRESS
 
     def finish(self, partition: TopicPartition) -> bool:
-        """Ends a cleaning; True where its result counts (nobody aborted it)."""
+        """Ends a cleaning; returns whether its result counts, that is, whether it was not
+        aborted.
+        """
         state = self._states.get(partition)
         if state not in (CleaningState.IN_PROGRESS, CleaningState.ABORTED):
             raise ValueError(f"{partition} is not being cleaned")
@@ -57,18 +60,18 @@ class CleaningStates:
         return state is CleaningState.IN_PROGRESS
 
     def abort(self, partition: TopicPartition) -> None:
-        """A cleaning under way shall end without effect; nothing happens where there is none."""
+        """Aborts the cleaning of a partition, if there is one: it ends without effect."""
         if self._states.get(partition) is CleaningState.IN_PROGRESS:
             self._states[partition] = CleaningState.ABORTED
 
     def pause(self, partition: TopicPartition) -> None:
-        """Aborts, and lets nobody begin until as many resumes."""
+        """Aborts the cleaning, and refuses others until as many calls of `resume`."""
         self.abort(partition)
         self._pauses[partition] = self._pauses.get(partition, 0) + 1
         self._states.setdefault(partition, CleaningState.PAUSED)
 
     def resume(self, partition: TopicPartition) -> None:
-        """Takes one pause back; ValueError where there is none."""
+        """Ends one pause. Raises ValueError if there is none."""
         left = self._pauses.get(partition, 0) - 1
         if left < 0:
             raise ValueError(f"{partition} is not paused")

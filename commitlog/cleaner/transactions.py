@@ -1,9 +1,9 @@
-"""The outcome of transactions while a log is walked from its beginning (Kafka's
+"""Outcome of transactions while a log is read from its beginning (Kafka's
 CleanedTransactionMetadata).
 
-Records of an aborted transaction go. A marker goes when no batch of its transaction is left, and
-then only after its delete horizon. What is known of aborted transactions comes from the transaction
-indexes; the walk must see every batch, in offset order.
+Records of an aborted transaction are dropped. A marker is dropped when no batch of its transaction
+is left, and then only after its delete horizon. Aborted transactions are known from the transaction
+indexes. The walk must see every batch, in offset order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from tidemark.records.header import BatchHeader as Header
 
 
 class TransactionWalk:
-    """Feed it every batch; `kept_aborted` are the index entries that the walked part still
-    needs.
-    """
+    """Outcome of transactions; called with every batch in offset order."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._coming = deque(sorted(aborted, key=lambda entry: entry.first_offset))
         self._aborted: dict[int, AbortedTransaction] = {}
-        self._seen: set[int] = set()  # producers whose aborted batches were met
+        self._seen: set[int] = set()  # producers with batches of an aborted transaction
         self._committed: set[int] = set()  # producers with batches of other transactions
 
     def _advance(self, last_offset: int) -> None:
@@ -33,7 +31,9 @@ class TransactionWalk:
             self._aborted.setdefault(entry.producer_id, entry)
 
     def on_data(self, header: Header) -> bool:
-        """Is this batch part of an aborted transaction? (Its records go.)"""
+        """Returns whether a batch is part of an aborted transaction, so that its records are
+        dropped.
+        """
         self._advance(header.last_offset)
         if not header.is_transactional:
             return False
@@ -47,10 +47,10 @@ class TransactionWalk:
     def on_control(
         self, header: Header, end: EndTransactionMarker | None
     ) -> tuple[bool, AbortedTransaction | None]:
-        """(may the marker go, the index entry that must stay with it).
+        """Returns whether a marker may be dropped, and the index entry that must stay with it.
 
-        `end` is None for an empty control batch (cleaned before) and for control records that end
-        no transaction; the latter always stay.
+        `end` is None for an empty control batch (cleaned before), and for control records that end
+        no transaction. The latter always stay.
         """
         self._advance(header.last_offset)
         if end is None:

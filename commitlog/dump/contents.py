@@ -1,9 +1,8 @@
-"""Shows what is in the files of a log: the facts that Kafka's DumpLogSegments prints.
+"""Shows the contents of a log's files: the facts that Kafka's DumpLogSegments prints.
 
-Read-only and tolerant of damage: a bad batch is named with the byte at which it begins, and
-what can be read behind it is shown, too. `dump_file` yields plain dictionaries (their key
-"kind" tells which fields they have), `commitlog.dump.format.format_entry` gives Kafka's line
-for each.
+Read-only and tolerant of damage. A bad batch is reported with the byte at which it begins, and what
+can be read after it is shown too. `dump_file` yields plain dictionaries, whose key "kind"
+determines their fields. `commitlog.dump.format.format_entry` returns Kafka's line for each.
 """
 
 from __future__ import annotations
@@ -47,14 +46,16 @@ CHECKPOINT_SUFFIX = ".checkpoint"
 BOOTSTRAP = "bootstrap.checkpoint"
 CODEC_MASK = 7
 _CONTROL_KEY_BYTES = 4
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")  # 0xED only ever leads a character
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")  # 0xED is a lead byte only
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to show. `decode_key` and `decode_value` make text of what is not UTF-8; `null_value` is
-    shown for a null value (None: nothing is).
+    """Selection of what to show.
+
+    `decode_key` and `decode_value` make text of other data than UTF-8. `null_value` is shown for a
+    null value (None: nothing is).
     """
 
     deep_iteration: bool = True
@@ -63,14 +64,16 @@ class DumpOptions:
     decode_value: Callable[[bytes], str] | None = None
     null_value: str | None = None
     max_bytes: int | None = None  # of a segment's whole batches; None: all
-    max_message_bytes: int = 5 << 20  # what an index entry's batch is looked for in
-    index_sanity: bool = False  # of indexes, what a start looks at
+    max_message_bytes: int = 5 << 20  # limit for a batch of an index entry
+    index_sanity: bool = False  # check indexes as a start does
 
 
 def dump_file(
     directory: Directory, name: str, options: DumpOptions | None = None
 ) -> Iterator[Entry]:
-    """The entries of one file; StorageError for a name that is no file of a log directory."""
+    """Yields the entries of one file. Raises StorageError if the name is no file of a log
+    directory.
+    """
     entries = _entries_of(directory, name, options or DumpOptions())
     yield {"kind": "file", "name": f"{directory.path}/{name}"}
     yield from entries
@@ -158,7 +161,7 @@ def _batches(directory: Directory, name: str, options: DumpOptions) -> Iterator[
 
 
 def _base_of(name: str) -> int:
-    """The offset that a segment begins at; 0 for a checkpoint."""
+    """Returns the base offset of a segment; 0 for a checkpoint."""
     stem = name.split(".")[0]
     return int(stem) if LOG_SUFFIX in name and stem.isdigit() else 0
 
@@ -200,7 +203,9 @@ def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Itera
 
 
 def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entry]:
-    """As far as they can be read, also where the CRC check fails: what is left may tell why."""
+    """Yields the records as far as they can be read, even if the CRC check fails: what is left may
+    tell why.
+    """
     for record in iter_records(data, check_crc=False):
         entry: Entry = {
             "kind": "record",
@@ -225,7 +230,7 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
 
 
 def _control_of(record: Record) -> Entry:
-    """What a control record says; of a type that nobody knows yet its number."""
+    """Returns the fields of a control record; of an unknown type only the number."""
     number = int.from_bytes((record.key or b"")[2:4], "big", signed=True)
     if len(record.key or b"") >= _CONTROL_KEY_BYTES and number not in set(ControlType):
         return {"control_type": f"UNKNOWN({number})"}
@@ -246,8 +251,8 @@ def _decoded(data: bytes | None, offset: int, decode: Callable[[bytes], str] | N
 
 
 def text_of(data: bytes) -> str:
-    """UTF-8 as Java reads it: what is none becomes U+FFFD, a surrogate's three bytes one of them
-    (Python makes three).
+    """Decodes UTF-8 as Java does: an invalid sequence becomes U+FFFD. The three bytes of a
+    surrogate become one U+FFFD, where Python makes three.
     """
     return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
 
@@ -257,7 +262,7 @@ def _timestamp_type(header: Header) -> str:
 
 
 def _delete_horizon(header: Header) -> int | None:
-    """Where the cleaner set one, the base timestamp's field holds it."""
+    """Returns the delete horizon in ms; the cleaner sets it in the base timestamp's field."""
     return header.base_timestamp_ms if header.attributes & DELETE_HORIZON_FLAG else None
 
 

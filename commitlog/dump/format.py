@@ -1,4 +1,4 @@
-"""The line that Kafka's DumpLogSegments prints for an entry of `commitlog.dump.dump_file`."""
+"""Formats the entries of `commitlog.dump.dump_file` as Kafka's DumpLogSegments does."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Entry = dict[str, Any]
 
 
 def format_entry(entry: Entry, *, record_metadata: bool = True) -> str:
-    """One line of text; Kafka's own wherever Kafka shows such an entry.
+    """Returns one line of text; Kafka's own if Kafka shows such an entry.
 
-    Without `record_metadata` a record's line has its key and payload alone.
+    Without `record_metadata` the line of a record has its key and payload alone.
     """
     if entry["kind"] == "record" and not record_metadata:
         contents = _contents(entry) if "control" not in entry else ""
@@ -91,7 +91,7 @@ def _control(record: ControlRecord) -> str:
 
 
 def control_fields(message: ControlMessage) -> Entry:
-    """A control message's fields by Kafka's JSON names."""
+    """Returns the fields of a control message by Kafka's JSON names."""
     fields: Entry = {"version": message.version}
     match message:
         case EndTransactionMarker():

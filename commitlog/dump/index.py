@@ -1,9 +1,9 @@
-"""What the dump says of the index files, each entry compared with the segment it stands for.
+"""Entries of the index files, each compared with its segment.
 
-The comparisons are those of Kafka's DumpLogSegments: the batch at an offset entry's position ends
-with the entry's offset; the batch of a time entry's offset has the entry's timestamp as its
-greatest, and timestamps rise. What does not fit comes as entries of kind "damage" (bytes that are
-no entry) and "mismatch" (an entry its log contradicts). Nothing is written.
+The comparisons are those of Kafka's DumpLogSegments. The batch at the position of an offset entry
+ends with the entry's offset. The batch of a time entry's offset has the entry's timestamp as its
+greatest, and timestamps rise. Deviations are entries of kind "damage" (bytes that are no entry) and
+"mismatch" (an entry that contradicts its log). Nothing is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Entry = dict[str, Any]
 
 
 def damage(name: str, position: int, size: int, reason: str) -> Entry:
-    """Bytes that are not what the file should hold, from `position` on."""
+    """Returns an entry for bytes, from `position` on, that are not what the file should hold."""
     return {
         "kind": "damage",
         "name": name,
@@ -40,9 +40,12 @@ def _mismatch(name: str, position: int, reason: str) -> Entry:
 def index_entries(
     directory: Directory, name: str, plain: str, max_message_bytes: int, *, sanity: bool = False
 ) -> Iterator[Entry]:
-    """All entries of an index, and what is wrong with them; `plain` is the name without the
-    suffixes of deletion and cleaning. With `sanity`, as a start looks at it: one that was
-    preallocated and never used is sound, a time index that was used and not trimmed is not."""
+    """Yields all entries of an index, and their deviations; `plain` is the name without the
+    suffixes of deletion and cleaning.
+
+    `sanity` checks an index as a start does. Then one that was preallocated and never used is
+    sound; a time index that was used and not trimmed is not.
+    """
     data = directory.read(name)
     base = int(plain[:20]) if plain[:20].isdigit() else 0
     if plain.endswith(TXN_INDEX_SUFFIX):
@@ -85,7 +88,9 @@ def _walk(
 
 
 def _log_beside(directory: Directory, name: str) -> File | None:
-    """The segment of an index, with the same suffix behind its name; None where it is gone."""
+    """Opens the segment of an index, preferably one whose name has the same suffix; None if there
+    is none.
+    """
     suffix = name[name.index(".", 20) :].removeprefix(TIME_INDEX_SUFFIX).removeprefix(INDEX_SUFFIX)
     for candidate in (name[:20] + LOG_SUFFIX + suffix, name[:20] + LOG_SUFFIX):
         if directory.exists(candidate):
@@ -149,7 +154,7 @@ class _TimeCheck:
                 self._offsets.append((base + relative, position))
 
     def entry(self, data: bytes, start: int) -> Iterator[Entry]:
-        """The entry at `start`, and what is wrong with it."""
+        """Yields the entry at `start`, and its deviations."""
         timestamp, relative = TIME_ENTRY.unpack_from(data, start)
         offset = self._base + relative
         yield {"kind": "time_index", "timestamp_ms": timestamp, "offset": offset}

@@ -1,8 +1,8 @@
-"""Records of Kafka's own `__cluster_metadata`, as its dump tool's --cluster-metadata-decoder prints
-them: what reads a folder that Apache Kafka wrote. Tidemark's own are protobuf, and never begin
-with Kafka's frame version.
+"""Records of Kafka's own `__cluster_metadata`, as its --cluster-metadata-decoder prints them.
 
-The schemas are those of metadata/src/main/resources/common/metadata; all versions are flexible.
+They are found in a directory that Apache Kafka wrote. Tidemark's own records are protobuf, and
+never begin with Kafka's frame version. The schemas are those of
+metadata/src/main/resources/common/metadata; all versions are flexible.
 """
 
 from __future__ import annotations
@@ -136,15 +136,17 @@ RECORDS: dict[int, tuple[str, Schema]] = {
 
 
 def is_kafkas(value: bytes) -> bool:
-    """Did Kafka write this value? No protobuf message begins with a field of number 0."""
+    """Returns whether Kafka wrote this value: no protobuf message begins with a field of number
+    0.
+    """
     return value[:1] == bytes([FRAME_VERSION])
 
 
 def metadata_text(value: bytes) -> str:
-    """A record of Kafka's as its JSON; CorruptMessageError, also for a type that is not known."""
+    """Returns a record of Kafka's as JSON. Raises CorruptMessageError, for an unknown type too."""
 
     def read(reader: SchemaReader) -> dict[str, Any]:
-        reader.varint()  # the frame's version, which `is_kafkas` looked at
+        reader.varint()  # the frame's version, which `is_kafkas` checks
         kind, version = reader.varint(), reader.varint()
         if kind not in RECORDS:
             raise CorruptMessageError(f"Kafka's metadata record of type {kind} is not known here")

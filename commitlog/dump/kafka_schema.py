@@ -1,8 +1,8 @@
-"""Reads what Apache Kafka serialised by its message schemas, as Kafka's JSON shows it.
+"""Reads messages that Apache Kafka serialised by its schemas, as Kafka's JSON shows them.
 
 Only for the dump of Kafka's own internal topics; Tidemark's records are protobuf. A schema is a
-tuple of fields in Kafka's order. Versions from `flexible` on have compact lengths (KIP-482) and a
-tail of tagged fields, those of a default value left out of bytes and JSON alike.
+tuple of fields in Kafka's order. Flexible versions have compact lengths (KIP-482) and end with
+tagged fields. A tagged field with its default value is in neither the bytes nor the JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Field:
 
 
 class SchemaReader:
-    """Walks over one message; CorruptMessageError where it ends early or says nonsense."""
+    """Reads one message. Raises CorruptMessageError if it ends early or has an impossible
+    length.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -45,7 +47,7 @@ class SchemaReader:
         return len(self._data) - self._at
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Returns the next `size` bytes."""
         if not 0 <= size <= self.left:
             raise CorruptMessageError(f"a field of {size} bytes where {self.left} are left")
         self._at += size
@@ -55,7 +57,7 @@ class SchemaReader:
         return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
     def varint(self) -> int:
-        """An unsigned one, of 32 bits."""
+        """Returns an unsigned variable-length number of 32 bits."""
         value = 0
         for shift in range(0, 35, 7):
             byte = self.take(1)[0]
@@ -65,11 +67,11 @@ class SchemaReader:
         raise CorruptMessageError("a variable-length number does not end")
 
     def length(self, flexible: bool, code: str) -> int:
-        """Of a string, bytes or an array; -1 for null."""
+        """Returns the length of a string, bytes or an array; -1 for null."""
         return self.varint() - 1 if flexible else int(self.number(code))
 
     def struct(self, schema: Schema, version: int, flexible: bool) -> dict[str, Any]:
-        """The fields of one struct, those of `version`, in the schema's order."""
+        """Returns the fields of one struct in `version`, in the schema's order."""
         found: dict[str, Any] = {}
         present = [field for field in schema if field.since <= version]
         for field in present:
@@ -86,7 +88,7 @@ class SchemaReader:
         return {field.name: found[field.name] for field in present if field.name in found}
 
     def value(self, kind: Kind, version: int, flexible: bool) -> Any:
-        """One value as JSON's type."""
+        """Returns one value as a type of JSON."""
         if isinstance(kind, tuple):
             return self.struct(kind, version, flexible)
         if isinstance(kind, list):
@@ -110,7 +112,9 @@ class SchemaReader:
 
 
 def read_all(data: bytes, read: Callable[[SchemaReader], Any]) -> Any:
-    """What `read` makes of a message, which must end there."""
+    """Returns the result of `read` for a message. Raises CorruptMessageError if bytes are left
+    after it.
+    """
     reader = SchemaReader(data)
     found = read(reader)
     if reader.left:

@@ -1,6 +1,6 @@
-"""What the dump says of the small text files of a log directory: checkpoints line by line,
-properties, and what is JSON. A line that is none is named with the byte at which it begins, and the
-lines behind it are shown, too.
+"""Entries of the small text files of a log directory: checkpoints, properties, and JSON files.
+
+A malformed line is reported with the byte at which it begins, and the lines after it are shown too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _VERSION = b"0"
 
 
 def checkpoint_entries(name: str, data: bytes) -> Iterator[Entry]:
-    """Of offsets or of epochs: version, count, then a line each."""
+    """Yields the lines of a checkpoint of offsets or of epochs: version, count, then one line
+    each.
+    """
     lines = data.splitlines(keepends=True)
     if not lines or lines[0].strip() != _VERSION:
         said = _text(lines[0]) if lines else ""
@@ -63,7 +65,7 @@ def _checkpoint_line(line: bytes) -> Entry | None:
 
 
 def property_entries(name: str, data: bytes) -> Iterator[Entry]:
-    """`key=value` lines of meta.properties, `key: value` lines of partition.metadata."""
+    """Yields `key=value` lines of meta.properties, `key: value` lines of partition.metadata."""
     separator = b":" if name == PARTITION_METADATA else b"="
     position = 0
     for line in data.splitlines(keepends=True):
@@ -77,7 +79,7 @@ def property_entries(name: str, data: bytes) -> Iterator[Entry]:
 
 
 def json_entries(name: str, data: bytes) -> Iterator[Entry]:
-    """The fields of a file that is one JSON object."""
+    """Yields the fields of a file that is one JSON object."""
     try:
         fields = json.loads(data)
         if not isinstance(fields, dict):

@@ -1,5 +1,6 @@
-"""Keys and values of Kafka's `__transaction_state`, as its dump tool's --transaction-log-decoder
-prints them (TransactionLogKey and TransactionLogValue, versions 0 and 1).
+"""Keys and values of Kafka's `__transaction_state`, as its --transaction-log-decoder prints them.
+
+The schemas are TransactionLogKey and TransactionLogValue, versions 0 and 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _VERSION_MAX = 1
 
 
 def key_text(data: bytes) -> str:
-    """A record's key as Kafka's JSON; CorruptMessageError."""
+    """Returns the key of a record as Kafka's JSON. Raises CorruptMessageError."""
 
     def read(reader: SchemaReader) -> dict[str, Any]:
         kind = reader.number(">h")
@@ -41,7 +42,7 @@ def key_text(data: bytes) -> str:
 
 
 def value_text(data: bytes) -> str:
-    """A record's value as Kafka's JSON; CorruptMessageError."""
+    """Returns the value of a record as Kafka's JSON. Raises CorruptMessageError."""
 
     def read(reader: SchemaReader) -> dict[str, Any]:
         version = reader.number(">h")

@@ -40,7 +40,7 @@ CALLBACKS = {
 """Callbacks assigned from outside."""
 
 VOICE = {
-    "commitlog": (47, 90),
+    "commitlog": (18, 51),
     "node": (20, 46),
     "pyspark_tidemark": (0, 0),
     "quorum": (62, 75),
@@ -52,12 +52,8 @@ VOICE = {
 
 FACELESS = {
     "commitlog",
-    "commitlog/cleaner",
     "commitlog/disk",
-    "commitlog/dump",
     "commitlog/log",
-    "commitlog/manager",
-    "commitlog/moves",
     "commitlog/segment",
     "node",
     "node/membership",
