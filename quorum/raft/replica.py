@@ -1,17 +1,20 @@
 """The Raft replica: `step(event, now_ms) -> Effects`, `next_deadline_ms()`, `validate()`.
 
 Every step handles its event, then polls the role (its timers and what it has to send) until the
-role stays the same. The same class runs in production and in the simulator. The parts: `roles`
-(what a replica can be), `core` (transitions), `elections`, `following`, `leading`,
-`reconfiguration`.
+role stays the same. The same class runs in production and in the simulator. The work is done by the
+parts, each for its roles, on the one `RaftState`; here it is dispatched.
 """
 
 from __future__ import annotations
 
-from quorum.raft.core import FOREVER_MS, RaftInvariantError
+from dataclasses import dataclass
+
+from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import (
     Effects,
+    ElectionState,
     Event,
+    LeaderAndEpoch,
     LogAppended,
     LogFlushed,
     RequestFailed,
@@ -22,7 +25,10 @@ from quorum.raft.effects import (
     SnapshotInstalled,
     SnapshotRejected,
 )
-from quorum.raft.leading import OBSERVER_SESSION_MS
+from quorum.raft.elections import Elections
+from quorum.raft.following import Following
+from quorum.raft.leading import Leading
+from quorum.raft.log_view import LogView
 from quorum.raft.messages import (
     AddVoterRequest,
     AnyRequest,
@@ -35,13 +41,13 @@ from quorum.raft.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     RemoveVoterRequest,
+    Response,
     UpdateVoterRequest,
     UpgradeVersionRequest,
     VoterChangeResponse,
     VoteRequest,
     VoteResponse,
 )
-from quorum.raft.reconfiguration import Reconfiguring
 from quorum.raft.requests import Pending
 from quorum.raft.roles import (
     Candidate,
@@ -49,9 +55,14 @@ from quorum.raft.roles import (
     Leader,
     Prospective,
     Resigned,
+    Role,
     Unattached,
 )
+from quorum.raft.state import RaftInvariantError, RaftState
+from quorum.raft.voter_changes import VoterChanges
+from quorum.raft.voters import ReplicaKey, VoterSet
 from tidemark.errors import ErrorCode
+from tidemark.types import Endpoint
 
 _MAX_POLLS = 8
 """Role changes one step can make: more would be a loop."""
@@ -68,261 +79,270 @@ _EXPECTED: dict[type, type] = {
 }
 
 
-class Replica(Reconfiguring):
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """The classes that a replica is made of; a test may put a broken one in place of any."""
+
+    state: type[RaftState] = RaftState
+    elections: type[Elections] = Elections
+    following: type[Following] = Following
+    leading: type[Leading] = Leading
+    voter_changes: type[VoterChanges] = VoterChanges
+
+
+class Replica:
     """One replica of the metadata log; not thread-safe, and without any IO."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        log: LogView,
+        election_state: ElectionState,
+        rng: Randomness,
+        parts: Parts = Parts(),
+    ) -> None:
+        self.state = state = parts.state(config, log, election_state, rng)
+        self._elections = parts.elections(state)
+        self._following = parts.following(state)
+        self._leading = parts.leading(state)
+        self._voter_changes = parts.voter_changes(state)
+        self._reported_leader = LeaderAndEpoch(None, -1)
+
+    # --- views ------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> ReplicaKey:
+        return self.state.key
+
+    @property
+    def node_id(self) -> int:
+        return self.state.node_id
+
+    @property
+    def role(self) -> Role:
+        return self.state.role
+
+    @property
+    def epoch(self) -> int:
+        return self.state.role.epoch
+
+    @property
+    def voters(self) -> VoterSet:
+        return self.state.voters
+
+    @property
+    def high_watermark(self) -> int | None:
+        """Exclusive end of what is known to be committed; None before anything is."""
+        return self.state.high_watermark
+
+    @property
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        return self.state.leader_and_epoch
+
+    @property
+    def leader_endpoint(self) -> Endpoint | None:
+        return self.state.leader_endpoint
+
+    @property
+    def committed_offset(self) -> int | None:
+        """Below here all is committed that was so when this epoch's leader began, and more by what
+        is known: who has applied it has caught up. None until the leader tells. This replica's own
+        `high_watermark` is no measure: after a restart it begins at the newest checkpoint.
+        """
+        role = self.state.role
+        match role:
+            case Leader():
+                return role.epoch_start_offset + 1
+            case Follower():
+                return role.leader_high_watermark
+            case _:
+                return None
+
+    def can_append(self, epoch: int) -> bool:
+        """Whether the client of this replica may append records of `epoch` to the log now."""
+        state = self.state
+        return (
+            isinstance(state.role, Leader) and state.role.epoch == epoch and not state.awaiting_log
+        )
+
+    @property
+    def shutdown_complete(self) -> bool:
+        """After Shutdown: everybody who had to know of it knows."""
+        role = self.state.role
+        return self.state.shutting_down and not (isinstance(role, Resigned) and role.unacknowledged)
+
+    # --- events -----------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> Effects:
         """The role after a (re)start, from quorum-state and log; call once, before the first
         step.
         """
-        self._effects = Effects()
-        state = self.election_state
-        log_epoch = self.log.last_epoch
-        deadline_ms = self._election_deadline_ms(now_ms)
-        if state.epoch < log_epoch:
-            self.role = Unattached(log_epoch, None, deadline_ms)
-            self._persist(None, None)
-        elif state.leader_id == self.node_id and self.may_elect:
-            # An (offset, epoch) pair must never be written twice: it leads no more in this epoch.
-            others = set(self.voters.others(self.node_id))
-            self.role = Resigned(state.epoch, state.voted, deadline_ms, (), others)
-        elif state.leader_id is not None and state.leader_id != self.node_id:
-            self._start_as_follower(state.leader_id, now_ms)
-        elif state.voted == self.key and self.may_elect:
-            self.role = Candidate(state.epoch, self.key, deadline_ms, {self.node_id})
-        else:
-            self.role = Unattached(state.epoch, state.voted, deadline_ms)
+        self.state.effects = Effects()
+        self.state.restore_role(now_ms)
         return self._finish(now_ms)
-
-    def _start_as_follower(self, leader_id: int, now_ms: int) -> None:
-        state = self.election_state
-        endpoint = self.voters.endpoint(leader_id)
-        if endpoint is None:
-            self.role = Unattached(state.epoch, state.voted, self._election_deadline_ms(now_ms))
-            return
-        deadline_ms = now_ms + self.config.fetch_timeout_ms
-        self.role = Follower(state.epoch, state.voted, leader_id, endpoint, deadline_ms)
 
     def step(self, event: Event, now_ms: int) -> Effects:
         """Takes one event and says what must be done, in the order of `Effects`."""
-        self._effects = Effects()
-        self.requests.expire(now_ms)
+        state = self.state
+        state.effects = Effects()
+        state.requests.expire(now_ms)
         match event:  # a Tick needs no handler: the poll finds what is due, as after every event
             case RequestReceived():
                 self._on_request(event.token, event.request, now_ms)
             case ResponseReceived():
                 self._on_response(event, now_ms)
             case RequestFailed():
-                pending = self.requests.complete(event.correlation_id)
+                pending = state.requests.complete(event.correlation_id)
                 if pending is not None:
-                    self.requests.back_off(pending.node_id, now_ms)
+                    state.requests.back_off(pending.node_id, now_ms)
             case LogAppended():
                 self._on_log_appended(now_ms)
             case LogFlushed():
-                self.flushed_offset = max(
-                    self.flushed_offset, min(event.end_offset, self.log.end_offset)
-                )
+                durable = min(event.end_offset, state.log.end_offset)
+                state.flushed_offset = max(state.flushed_offset, durable)
             case SnapshotInstalled():
-                self._on_snapshot_installed(event.snapshot_id, now_ms)
+                self._following.on_snapshot_installed(event.snapshot_id, now_ms)
             case SnapshotRejected():
-                self._on_snapshot_gone(event.snapshot_id)
+                self._following.on_snapshot_gone(event.snapshot_id)
             case Resign():
-                if isinstance(self.role, Leader) and self.role.epoch == event.epoch:
-                    self._become_resigned(now_ms)
+                if isinstance(state.role, Leader) and state.role.epoch == event.epoch:
+                    state.become_resigned(now_ms)
             case Shutdown():
-                self.shutting_down = True
-                if isinstance(self.role, Leader):
-                    self._become_resigned(now_ms)
+                state.shutting_down = True
+                if isinstance(state.role, Leader):
+                    state.become_resigned(now_ms)
         return self._finish(now_ms)
 
-    def can_append(self, epoch: int) -> bool:
-        """Whether the client of this replica may append records of `epoch` to the log now."""
-        return isinstance(self.role, Leader) and self.role.epoch == epoch and not self._awaiting_log
-
-    @property
-    def shutdown_complete(self) -> bool:
-        """After Shutdown: everybody who had to know of it knows."""
-        role = self.role
-        return self.shutting_down and not (isinstance(role, Resigned) and role.unacknowledged)
-
     def _on_log_appended(self, now_ms: int) -> None:
-        self._awaiting_log = False
-        self._refresh_voters(now_ms)
-        if isinstance(self.role, Follower):
-            self._follow_high_watermark(self.role)
+        state = self.state
+        state.awaiting_log = False
+        state.refresh_voters(now_ms)
+        if isinstance(state.role, Follower):
+            self._following.follow_high_watermark(state.role)
 
     def _on_request(self, token: int, request: AnyRequest, now_ms: int) -> None:
-        if request.cluster_id and request.cluster_id != self.config.cluster_id:
-            self._fail(token, request, ErrorCode.INCONSISTENT_CLUSTER_ID)
+        state = self.state
+        if request.cluster_id and request.cluster_id != state.config.cluster_id:
+            state.fail(token, request, ErrorCode.INCONSISTENT_CLUSTER_ID)
             return
-        if self.shutting_down:
-            self._fail(token, request, ErrorCode.BROKER_NOT_AVAILABLE)
+        if state.shutting_down:
+            state.fail(token, request, ErrorCode.BROKER_NOT_AVAILABLE)
             return
         match request:
             case VoteRequest():
-                self._on_vote_request(token, request, now_ms)
+                self._elections.on_vote_request(token, request, now_ms)
             case BeginQuorumEpochRequest():
-                self._on_begin_quorum_epoch(token, request, now_ms)
+                self._elections.on_begin_quorum_epoch(token, request, now_ms)
             case EndQuorumEpochRequest():
-                self._on_end_quorum_epoch(token, request, now_ms)
+                self._elections.on_end_quorum_epoch(token, request, now_ms)
             case FetchRequest():
-                self._on_fetch_request(token, request, now_ms)
+                self._leading.on_fetch_request(token, request, now_ms)
             case FetchSnapshotRequest():
-                self._on_fetch_snapshot_request(token, request, now_ms)
+                self._leading.on_fetch_snapshot_request(token, request, now_ms)
             case (
                 AddVoterRequest()
                 | RemoveVoterRequest()
                 | UpdateVoterRequest()
                 | UpgradeVersionRequest()
             ):
-                self._on_voter_change_request(token, request, now_ms)
+                self._voter_changes.on_voter_change_request(token, request, now_ms)
 
     def _on_response(self, event: ResponseReceived, now_ms: int) -> None:
-        pending = self.requests.complete(event.correlation_id)
+        requests, response = self.state.requests, event.response
+        pending = requests.complete(event.correlation_id)
         if pending is None:
             return
-        response = event.response
         if type(response) is not _EXPECTED[type(pending.request)]:
-            self.requests.back_off(pending.node_id, now_ms)
+            requests.back_off(pending.node_id, now_ms)
             return
-        self._dispatch_response(pending, event, now_ms)
+        is_current = self._elections.apply_header(pending, response.header, now_ms)
+        if isinstance(response, BeginQuorumEpochResponse):  # a probe's error matters, too
+            self._voter_changes.on_probe_response(pending, response)
+        if is_current:
+            self._dispatch_response(pending, response, now_ms)
+        elif isinstance(response, FetchResponse):
+            self._following.pause_server(pending, now_ms)
 
-    def _dispatch_response(self, pending: Pending, event: ResponseReceived, now_ms: int) -> None:
-        match event.response:
+    def _dispatch_response(self, pending: Pending, response: Response, now_ms: int) -> None:
+        match response:  # a VoterChangeResponse says nothing more: the log says what became of it
             case VoteResponse():
-                self._on_vote_response(pending, event.response, now_ms)
+                self._elections.on_vote_response(pending, response)
             case BeginQuorumEpochResponse():
-                self._on_begin_quorum_epoch_response(pending, event.response, now_ms)
+                self._leading.on_begin_quorum_epoch_response(pending)
             case EndQuorumEpochResponse():
-                self._on_end_quorum_epoch_response(pending, event.response, now_ms)
+                self._elections.on_end_quorum_epoch_response(pending)
             case FetchResponse():
-                self._on_fetch_response(pending, event.response, now_ms)
+                self._following.on_fetch_response(pending, response, now_ms)
             case FetchSnapshotResponse():
-                self._on_fetch_snapshot_response(pending, event.response, now_ms)
-            case VoterChangeResponse():
-                self._on_voter_change_response(pending, event.response, now_ms)
+                self._following.on_fetch_snapshot_response(pending, response, now_ms)
 
     # --- polling ----------------------------------------------------------------------------------
 
     def _finish(self, now_ms: int) -> Effects:
+        state = self.state
         for _ in range(_MAX_POLLS):
-            role = self.role
+            role = state.role
             self._poll(now_ms)
-            if self.role is role:
+            if state.role is role:
                 break
         else:
-            raise RaftInvariantError(f"the role does not settle: {self.role}")
-        told = self.leader_and_epoch
-        if told != self._told_leader:
-            self._told_leader = told
-            self._effects.leader = told
-        return self._effects
+            raise RaftInvariantError(f"the role does not settle: {state.role}")
+        leader = state.leader_and_epoch
+        if leader != self._reported_leader:
+            self._reported_leader = leader
+            state.effects.leader = leader
+        return state.effects
 
     def _poll(self, now_ms: int) -> None:
-        role = self.role
+        role = self.state.role
         match role:
-            case Unattached():
-                self._poll_unattached(role, now_ms)
-            case Prospective():
-                self._poll_prospective(role, now_ms)
-            case Candidate():
-                self._poll_candidate(role, now_ms)
-            case Follower():
-                self._poll_follower(role, now_ms)
-                if self.role is role:
-                    self._poll_membership(role, now_ms)
+            case Unattached() | Follower():
+                self._following.poll(role, now_ms)
+            case Prospective() | Candidate() | Resigned():
+                self._elections.poll(role, now_ms)
             case Leader():
-                self._poll_leader(role, now_ms)
-                if self.role is role:
-                    self._poll_voter_change(role, now_ms)
-            case Resigned():
-                self._poll_resigned(role, now_ms)
+                self._leading.poll(role, now_ms)
+        if isinstance(role, Leader | Follower) and self.state.role is role:
+            self._voter_changes.poll(role, now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """When `Tick` is due at the latest; None when only events can change anything."""
-        deadlines = [self._role_deadline_ms(), self.requests.next_deadline_ms()]
-        deadlines.extend(self.requests.ready_at_ms(node) for node in self._peers_wanted())
-        known = [d for d in deadlines if d is not None and d < FOREVER_MS]
-        return min(known, default=None)
-
-    def _role_deadline_ms(self) -> int | None:
-        role = self.role
+        role = self.state.role
         match role:
-            case Prospective() if self.voters.has_majority(role.granted):
-                return None if self.shutting_down else role.defers_until_ms
-            case Unattached() | Prospective() | Candidate() | Resigned():
-                stopped = self.shutting_down and isinstance(role, Unattached | Resigned)
-                watching = isinstance(role, Unattached) and not self.may_elect
-                return None if stopped or watching else role.election_deadline_ms
-            case Follower():
-                if self.shutting_down:
-                    return None
-                membership_ms = self._membership_deadline_ms(role)
-                due_ms = FOREVER_MS if membership_ms is None else membership_ms
-                fetch_ms = role.fetch_deadline_ms if self.may_elect else FOREVER_MS
-                return min(fetch_ms, due_ms)
+            case Unattached() | Follower():
+                due_ms = self._following.deadline_ms(role)
+            case Prospective() | Candidate() | Resigned():
+                due_ms = self._elections.deadline_ms(role)
             case Leader():
-                deadlines = [self._check_quorum_deadline_ms(role)]
-                deadlines.extend(p.deadline_ms for p in role.parked.values())
-                change_ms = self._change_deadline_ms(role)
-                if change_ms is not None:
-                    deadlines.append(change_ms)
-                for node in self.voters.others(self.node_id):
-                    ready_ms = self.requests.ready_at_ms(node)
-                    if ready_ms is not None:
-                        deadlines.append(max(ready_ms, self._begin_due_ms(role, node)))
-                return min(deadlines)
-
-    def _peers_wanted(self) -> list[int]:
-        """Peers this role would send to as soon as their pause is over."""
-        role = self.role
-        match role:
-            case Prospective() | Candidate():
-                if self.voters.has_majority(role.rejected):
-                    return []
-                answered = role.granted | role.rejected
-                return [n for n in self.voters.others(self.node_id) if n not in answered]
-            case Resigned():
-                return sorted(role.unacknowledged)
-            case Unattached() if not self.requests.has_pending():
-                return [node for node, _ in self._servers_to_ask()]
-            case Follower() if not self._waits_before_fetch(role):
-                return [role.leader_id, *(node for node, _ in self._servers_to_ask())]
-            case _:
-                return []
-
-    def _waits_before_fetch(self, role: Follower) -> bool:
-        installing = role.download is not None and role.download.installing
-        unflushed = self.syncs_before_fetch and self.flushed_offset < self.log.end_offset
-        return self._awaiting_log or installing or unflushed or self.requests.has_pending()
+                due_ms = self._leading.deadline_ms(role)
+        due_ms = min(due_ms, self.state.requests.next_deadline_ms())
+        if isinstance(role, Leader | Follower):
+            due_ms = min(due_ms, self._voter_changes.deadline_ms(role))
+        return due_ms if due_ms < FOREVER_MS else None
 
     # --- checks -----------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Asserts what must always hold; for tests and the simulator, after every step."""
-        role, state = self.role, self.election_state
-        assert state.epoch == role.epoch, (state, role)
-        assert self.flushed_offset <= self.log.end_offset, (self.flushed_offset, self.log)
-        if self.high_watermark is not None:
-            assert self.high_watermark <= self.log.end_offset
-        latest = self.log.latest_snapshot
+        state, role, known = self.state, self.state.role, self.state.election_state
+        assert known.epoch == role.epoch, (known, role)
+        assert state.flushed_offset <= state.log.end_offset, (state.flushed_offset, state.log)
+        if state.high_watermark is not None:
+            assert state.high_watermark <= state.log.end_offset
+        latest = state.log.latest_snapshot
         if latest is not None:
-            assert latest.end_offset <= (self.high_watermark or 0), (latest, self.high_watermark)
-        assert self.log.last_epoch <= role.epoch, (self.log.last_epoch, role)
+            assert latest.end_offset <= (state.high_watermark or 0), (latest, state.high_watermark)
+        assert state.log.last_epoch <= role.epoch, (state.log.last_epoch, role)
         match role:
             case Candidate():
-                assert role.voted == self.key == state.voted
+                assert role.voted == state.key == known.voted
             case Leader() | Resigned():
-                assert state.leader_id == self.node_id
+                assert known.leader_id == state.node_id
             case Follower():
-                assert state.leader_id == role.leader_id != self.node_id
+                assert known.leader_id == role.leader_id != state.node_id
             case _:
-                assert state.voted == role.voted
+                assert known.voted == role.voted
         if isinstance(role, Leader):
-            assert set(role.voters) == set(self.voters.ids)
-        if not self._awaiting_log:
-            assert self.voters == (self.log.voters or self.config.voters)
-
-    def is_current_observer(self, last_fetch_ms: int | None, now_ms: int) -> bool:
-        """Whether an observer fetched lately enough to be described."""
-        return last_fetch_ms is not None and now_ms - last_fetch_ms < OBSERVER_SESSION_MS
+            assert set(role.voters) == set(state.voters.ids)
+        if not state.awaiting_log:
+            assert state.voters == (state.log.voters or state.config.voters)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quorum.raft.config import FOREVER_MS
 from quorum.raft.messages import Request
 
 BOOTSTRAP_ID_FIRST = -2
@@ -53,12 +54,12 @@ class RequestManager:
     def is_backing_off(self, node_id: int, now_ms: int) -> bool:
         return self._backoff_until_ms.get(node_id, now_ms) > now_ms
 
-    def ready_at_ms(self, node_id: int) -> int | None:
-        """When a request may go to the peer; None while one is under way (its deadline counts
+    def ready_at_ms(self, node_id: int) -> int:
+        """When a request may go to the peer; never while one is under way (its deadline counts
         then).
         """
         if node_id in self._pending:
-            return None
+            return FOREVER_MS
         return self._backoff_until_ms.get(node_id, 0)
 
     def complete(self, correlation_id: int) -> Pending | None:
@@ -90,8 +91,9 @@ class RequestManager:
         """Something but a request about the own membership."""
         return any(node_id != MEMBERSHIP_ID for node_id in self._pending)
 
-    def next_deadline_ms(self) -> int | None:
-        return min((p.deadline_ms for p in self._pending.values()), default=None)
+    def next_deadline_ms(self) -> int:
+        """When the first request under way runs out of time."""
+        return min((p.deadline_ms for p in self._pending.values()), default=FOREVER_MS)
 
     def reset(self) -> None:
         """Forgets everything: a new epoch or role expects none of the old answers."""

@@ -21,7 +21,7 @@
                  Follower      a leader of a higher epoch
 
 Observers (no voters) know only Unattached and Follower; one whose removal is not known to be
-committed may still be elected (`ReplicaCore.may_elect`). Who may vote can change with every append,
+committed may still be elected (`RaftState.may_elect`). Who may vote can change with each append,
 truncation and checkpoint (KIP-853): a leader that is removed leads on until that is committed, and
 resigns. Source: KIP-595, KIP-853, KIP-996.
 """

@@ -122,6 +122,16 @@ class VoterSet:
         voter = self._voters.get(replica_id)
         return voter.endpoint if voter is not None else None
 
+    def reachable_endpoint(self, replica_id: int, reported: Endpoint | None) -> Endpoint | None:
+        """The endpoint at which this replica reaches a node that somebody reported: of a voter's
+        listeners the one of this replica's own network, which need not be the reporter's. An
+        address that the voters do not have is newer than theirs.
+        """
+        known = [listener.endpoint for listener in self.listeners(replica_id)]
+        if reported is None or reported in known:
+            return self.endpoint(replica_id)
+        return reported
+
     def listeners(self, replica_id: int) -> tuple[Listener, ...]:
         """All listeners of a voter; none of one that is no voter."""
         voter = self._voters.get(replica_id)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from quorum.raft.log_view import LogView
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader, ReplicaProgress
 from quorum.replica.client import QuorumInfo, ReplicaInfo
 
+OBSERVER_SESSION_MS = 300_000
+"""An observer silent for so long is no longer described (Kafka's constant)."""
 
-def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
+
+def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> QuorumInfo:
     """The quorum as `replica` sees it; its own timers run on `loop_ms`, answers are wall clock."""
     role = replica.role
     leader = replica.leader_and_epoch
@@ -19,7 +23,7 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
         key = progress.key
         listeners = replica.voters.listeners(key.replica_id)
         if key.replica_id == replica.node_id:
-            own, end_offset = replica.key.directory_id, replica.log.end_offset
+            own, end_offset = replica.key.directory_id, log.end_offset
             return ReplicaInfo(key.replica_id, own, end_offset, wall_ms, wall_ms, listeners)
         return ReplicaInfo(
             key.replica_id,
@@ -30,12 +34,14 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
             listeners if replica.voters.is_voter(key) else (),
         )
 
+    def is_current(observer: ReplicaProgress) -> bool:
+        fetched_ms = observer.last_fetch_ms
+        return fetched_ms is not None and loop_ms - fetched_ms < OBSERVER_SESSION_MS
+
     if isinstance(role, Leader):
         voters = tuple(of(progress) for progress in role.voters.values())
         observers = tuple(
-            of(progress)
-            for progress in role.observers.values()
-            if replica.is_current_observer(progress.last_fetch_ms, loop_ms)
+            of(progress) for progress in role.observers.values() if is_current(progress)
         )
     else:
         voters = tuple(
@@ -50,5 +56,5 @@ def describe(replica: Replica, loop_ms: int, wall_ms: int) -> QuorumInfo:
         voters,
         observers,
         replica.voters.endpoints(),
-        replica.log.kraft_version,
+        log.kraft_version,
     )

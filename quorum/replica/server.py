@@ -22,7 +22,7 @@ import grpc.aio
 
 from commitlog.disk.files import Directory, DiskError
 from quorum.raft import messages as m
-from quorum.raft.core import FOREVER_MS, Randomness, ReplicaConfig
+from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import (
     Effects,
     Event,
@@ -216,7 +216,7 @@ class RaftServer:
 
     def describe(self) -> QuorumInfo:
         """Offsets and fetch times are known where this node leads. NotControllerError never."""
-        return describe(self._replica, self._loop_ms(), self._now_ms())
+        return describe(self._replica, self._log, self._loop_ms(), self._now_ms())
 
     async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
         """See `RaftClient.create_snapshot`. InvalidRequestError for an offset that can not be."""

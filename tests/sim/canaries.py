@@ -5,11 +5,16 @@ nothing. Rules are those of RULES.md.
 from __future__ import annotations
 
 from commitlog.disk.files import Directory, DiskError
-from quorum.raft.effects import Effects, ElectionState
+from quorum.raft.effects import ElectionState
+from quorum.raft.elections import Elections
+from quorum.raft.following import Following
 from quorum.raft.high_watermark import next_high_watermark
+from quorum.raft.leading import Leading
 from quorum.raft.messages import VoteRequest
-from quorum.raft.replica import Replica
+from quorum.raft.replica import Parts
 from quorum.raft.roles import Candidate, Leader, ReplicaProgress
+from quorum.raft.state import RaftState
+from quorum.raft.voter_changes import VoterChanges
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QuorumStateStore
 from snapshot.names import SnapshotId
@@ -22,7 +27,7 @@ class Canary:
     skips_fsync = False
     retries_fsync = False
     snapshots_uncommitted = False
-    replica: type[Replica] = Replica
+    parts = Parts()
     log: type[ReplicatedLog] = ReplicatedLog
 
     @staticmethod
@@ -42,16 +47,16 @@ class RetriesFsync(Canary):
     retries_fsync = True
 
 
-class _VotesTwice(Replica):
+class _VotesTwice(Elections):
     def _grants_vote(self, request: VoteRequest) -> bool:
-        self.role.voted = None
+        self._state.role.voted = None
         return super()._grants_vote(request)
 
 
 class VotesTwice(Canary):
     """Grants a second candidate of the same epoch its vote."""
 
-    replica = _VotesTwice
+    parts = Parts(elections=_VotesTwice)
 
 
 class ForgetsItsVote(Canary):
@@ -62,78 +67,84 @@ class ForgetsItsVote(Canary):
         return None
 
 
-class _CommitsOldEpochs(Replica):
+class _CommitsOldEpochs(Leading):
     def _advance_high_watermark(self, role: Leader) -> None:
-        role.voters[self.node_id].end_offset = self.flushed_offset
+        state = self._state
+        role.voters[state.node_id].end_offset = state.flushed_offset
         offsets = [-1 if p.end_offset is None else p.end_offset for p in role.voters.values()]
-        self._raise_high_watermark(next_high_watermark(self.high_watermark, offsets, -1))
+        state.raise_high_watermark(next_high_watermark(state.high_watermark, offsets, -1))
 
 
 class CommitsOldEpochs(Canary):
     """Moves the high watermark over records of older epochs alone (rule 3)."""
 
-    replica = _CommitsOldEpochs
+    parts = Parts(leading=_CommitsOldEpochs)
 
 
-class _CountsItselfUnsynced(Replica):
+class _CountsItselfUnsynced(Leading):
     def _advance_high_watermark(self, role: Leader) -> None:
-        self.flushed_offset = self.log.end_offset
+        self._state.flushed_offset = self._state.log.end_offset
         super()._advance_high_watermark(role)
 
 
 class CountsItselfUnsynced(Canary):
     """A leader counts itself beyond its own fsync (rule 1)."""
 
-    replica = _CountsItselfUnsynced
+    parts = Parts(leading=_CountsItselfUnsynced)
 
 
-class _CutsTooMuch(Replica):
+class _CutsTooMuch(Following):
     def _truncate_diverging(self, epoch: int, end_offset: int) -> None:
-        before, own_end_offset = self.log.end_offset_for_epoch(epoch - 1)
-        self._effects.truncate_to = max(self.log.start_offset, own_end_offset if before else 0)
-        self._awaiting_log = True
-        cut = self._effects.truncate_to
-        self.flushed_offset = min(self.flushed_offset, cut)
-        self.flush_requested_offset = min(self.flush_requested_offset, cut)
+        state = self._state
+        before, own_end_offset = state.log.end_offset_for_epoch(epoch - 1)
+        cut = max(state.log.start_offset, own_end_offset if before else 0)
+        state.effects.truncate_to = cut
+        state.awaiting_log = True
+        state.flushed_offset = min(state.flushed_offset, cut)
+        state.flush_requested_offset = min(state.flush_requested_offset, cut)
 
 
 class CutsTooMuch(Canary):
     """A diverging follower cuts the whole epoch, below its high watermark."""
 
-    replica = _CutsTooMuch
+    parts = Parts(following=_CutsTooMuch)
 
 
-class _ResumesLeadership(Replica):
-    def start(self, now_ms: int) -> Effects:
+class _ResumesLeadership(RaftState):
+    def restore_role(self, now_ms: int) -> None:
         state = self.election_state
         if state.leader_id != self.node_id or not self.is_voter:
-            return super().start(now_ms)
-        self._effects = Effects()
+            super().restore_role(now_ms)
+            return
         self.role = Candidate(state.epoch, self.key, now_ms + 1000, set(self.voters.ids))
-        self._become_leader(now_ms)
-        return self._finish(now_ms)
+        self.become_leader(now_ms)
 
 
 class ResumesLeadership(Canary):
     """A restarted leader leads on in its epoch instead of being Resigned (rule 5)."""
 
-    replica = _ResumesLeadership
+    parts = Parts(state=_ResumesLeadership)
 
 
-class _CountsOldVoters(Replica):
+class _KeepsOldVoters(RaftState):
     old_voters: dict[int, ReplicaProgress] | None = None
 
     def _refresh_progress(self, role: Leader) -> None:
         self.old_voters = dict(role.voters)
         super()._refresh_progress(role)
 
+
+class _CountsOldVoters(Leading):
     def _advance_high_watermark(self, role: Leader) -> None:
-        if self._is_committed(self.log.voters_offset):
-            self.old_voters = None
-        if self.old_voters is None:
+        state = self._state
+        assert isinstance(state, _KeepsOldVoters)
+        changed_at = state.log.voters_offset
+        if changed_at is None or changed_at < (state.high_watermark or 0):
+            state.old_voters = None
+        if state.old_voters is None:
             super()._advance_high_watermark(role)
             return
-        new, role.voters = role.voters, self.old_voters
+        new, role.voters = role.voters, state.old_voters
         super()._advance_high_watermark(role)
         role.voters = new
 
@@ -141,10 +152,10 @@ class _CountsOldVoters(Replica):
 class CountsOldVoters(Canary):
     """A change of the voters is committed by a majority of the voters before it (KIP-853)."""
 
-    replica = _CountsOldVoters
+    parts = Parts(state=_KeepsOldVoters, leading=_CountsOldVoters)
 
 
-class _ChangesWithoutWaiting(Replica):
+class _ChangesWithoutWaiting(VoterChanges):
     def _may_begin(self, role: Leader) -> bool:
         return role.change is None
 
@@ -152,15 +163,15 @@ class _ChangesWithoutWaiting(Replica):
 class ChangesWithoutWaiting(Canary):
     """A change begins before the last one, or anything of the own epoch, is committed."""
 
-    replica = _ChangesWithoutWaiting
+    parts = Parts(voter_changes=_ChangesWithoutWaiting)
 
 
-class _CountsRemovedLeader(Replica):
+class _CountsRemovedLeader(Leading):
     def _advance_high_watermark(self, role: Leader) -> None:
-        counted = role.voters
-        if self.node_id not in counted:
-            own = ReplicaProgress(self.key, end_offset=self.flushed_offset)
-            role.voters = {**counted, self.node_id: own}
+        state, counted = self._state, role.voters
+        if state.node_id not in counted:
+            own = ReplicaProgress(state.key, end_offset=state.flushed_offset)
+            role.voters = {**counted, state.node_id: own}
         super()._advance_high_watermark(role)
         role.voters = counted
 
@@ -168,7 +179,7 @@ class _CountsRemovedLeader(Replica):
 class CountsRemovedLeader(Canary):
     """A leader that removes itself still counts itself for the majority (KIP-853)."""
 
-    replica = _CountsRemovedLeader
+    parts = Parts(leading=_CountsRemovedLeader)
 
 
 class _KeepsTruncatedVoters(ReplicatedLog):
@@ -202,16 +213,16 @@ class SnapshotsUncommitted(Canary):
     snapshots_uncommitted = True
 
 
-class _TellsOldHighWatermarks(Replica):
+class _TellsOldHighWatermarks(RaftState):
     @property
-    def told_high_watermark(self) -> int | None:
+    def advertised_high_watermark(self) -> int | None:
         return self.high_watermark
 
 
 class TellsOldHighWatermarks(Canary):
     """A leader tells the high watermark it knew before it led (Kafka's LeaderState tells none)."""
 
-    replica = _TellsOldHighWatermarks
+    parts = Parts(state=_TellsOldHighWatermarks)
 
 
 class _MakesRoomOfItsLog(ReplicatedLog):

@@ -63,7 +63,7 @@ class Checks:
         """What the disk remembers is not older than what was promised."""
         self._high_watermarks.pop(node.node_id, None)
         self._compared.pop(node.node_id, None)
-        found = node.replica.election_state
+        found = node.replica.state.election_state
         attempted = self._attempted.pop(node.node_id, None)
         if attempted is not None and found == attempted:  # the write failed, the disk has it
             self.on_persist(node, found)

@@ -98,7 +98,7 @@ class Administrator:
         for node in self.world.nodes.values():
             node.config = replace(node.config, bootstrap=servers)
             if node.incarnation > 0:
-                node.replica.config = node.config
+                node.replica.state.config = node.config
 
     def mend(self) -> None:
         """After healing: voters without their disks go, so that nothing waits for them."""
@@ -126,7 +126,7 @@ class Administrator:
         if len(started) < len(world.controllers()):
             return False
         views = {n.replica.voters for n in started}
-        offsets = {n.replica.log.voters_offset for n in started}
+        offsets = {n.log.voters_offset for n in started}
         if len(views) != 1 or max(o or 0 for o in offsets) >= world.checks.committed_end:
             return False
         [voters] = views

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft import messages as m
-from quorum.raft.core import RaftInvariantError, ReplicaConfig
+from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import (
     Effects,
     Event,
@@ -32,6 +32,7 @@ from quorum.raft.effects import (
 )
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Role
+from quorum.raft.state import RaftInvariantError, RaftState
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.bootstrap import write_bootstrap_checkpoint
 from quorum.replica.client import CommittedBatch
@@ -68,15 +69,15 @@ class Crash(Exception):
 Work = Callable[[], None]
 
 
-def note_transitions(replica: Replica, seen: Counter[str]) -> None:
+def note_transitions(state: RaftState, seen: Counter[str]) -> None:
     """Counts every change of role the replica makes, those within one step too."""
-    become = replica._become
+    become = state._become
 
     def counted(role: Role, now_ms: int) -> None:
-        seen[f"{type(replica.role).__name__} -> {type(role).__name__}"] += 1
+        seen[f"{type(state.role).__name__} -> {type(role).__name__}"] += 1
         become(role, now_ms)
 
-    replica._become = counted  # type: ignore[method-assign]
+    state._become = counted  # type: ignore[method-assign]
 
 
 def endpoint_of(node_id: int) -> Endpoint:
@@ -283,7 +284,7 @@ class SimNode:
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
         self.alive, self.needed = True, None
-        self.replica: Replica = self.canary.replica(self.config, self.log, state, rng)
+        self.replica = Replica(self.config, self.log, state, rng, self.canary.parts)
         self.listeners = Listeners(self.replica, self.log)
         self.image = Image(self)
         self.listeners.add(self.image)
@@ -292,7 +293,7 @@ class SimNode:
         self.snapshot_under_way = False
         self.writes_state = False
         self.inbox: deque[Event] = deque()
-        note_transitions(self.replica, self.world.seen)
+        note_transitions(self.replica.state, self.world.seen)
         self.world.checks.on_start(self)
         self.run(lambda: self.carry_out(self.replica.start(now_ms)))
 

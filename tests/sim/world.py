@@ -223,7 +223,9 @@ class World:
         target = self.nodes[target_id]
         if isinstance(response, m.VoteResponse) and response.vote_granted:
             pending = target.incarnation == incarnation and target.alive
-            asked = target.replica.requests.pending_request(correlation_id) if pending else None
+            asked = (
+                target.replica.state.requests.pending_request(correlation_id) if pending else None
+            )
             if isinstance(asked, m.VoteRequest) and not asked.pre_vote:
                 self.checks.on_vote_granted(source, asked.epoch, asked.candidate)
 
@@ -456,7 +458,7 @@ class World:
         self.quiet = self._is_quiet()
 
     def _revive(self, node: SimNode) -> None:
-        if node.alive and node.replica.shutting_down:
+        if node.alive and node.replica.state.shutting_down:
             node.crash()
         self._restart(node)
 
@@ -468,7 +470,7 @@ class World:
         leader = leaders[0]
         role, end_offset = leader.replica.role, leader.log.end_offset
         assert isinstance(role, Leader)
-        if role.change is not None or not leader.replica.is_voter:
+        if role.change is not None or not leader.replica.state.is_voter:
             return False
         everywhere = all(
             n.alive and n.log.end_offset == end_offset and n.replica.high_watermark == end_offset

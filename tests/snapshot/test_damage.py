@@ -11,7 +11,7 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft import messages as m
-from quorum.raft.core import ReplicaConfig
+from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import ElectionState, LeaderChange, RequestFailed, ResponseReceived, Tick
 from quorum.raft.replica import Replica
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorum.raft import messages as m
-from quorum.raft.core import RaftInvariantError, ReplicaConfig
+from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import ElectionState, RequestReceived, ResponseReceived, Tick
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.log_view import Diverging, NeedsSnapshot, Valid, validate_offset_and_epoch
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
+from quorum.raft.state import RaftInvariantError
 from quorum.raft.voters import ReplicaKey, VoterSet
 from quorum.replica.quorum_state import format_state, parse_state
 from snapshot import SnapshotId
@@ -134,7 +135,7 @@ def test_after_a_restart_the_role_follows_from_quorum_state_and_log():
 def test_an_illegal_transition_raises():
     follower = replica(state=ElectionState(1, 3))
     with pytest.raises(RaftInvariantError, match="illegal transition"):
-        follower._become_leader(5)
+        follower.state.become_leader(5)
     with pytest.raises(RaftInvariantError, match="two leaders"):
         ask(follower, m.BeginQuorumEpochRequest("c", KEYS[1], 2, 1, ENDPOINTS[2]))
 
@@ -231,7 +232,7 @@ def test_who_lets_another_go_first_does_not_wait_for_long():
     one.step(ResponseReceived(asks[1].correlation_id, granted), 2002)
     assert isinstance(one.role, Prospective)
     due_ms = one.next_deadline_ms()
-    assert 2001 < due_ms <= 2001 + one.config.election_timeout_ms // 10
+    assert 2001 < due_ms <= 2001 + one.state.config.election_timeout_ms // 10
     one.step(Tick(), due_ms)
     assert isinstance(one.role, Candidate)
     one.validate()

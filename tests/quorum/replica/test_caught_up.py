@@ -66,7 +66,9 @@ def test_a_restarted_follower_knows_of_nothing_before_the_leader_told_it() -> No
     follower = replica(restarted_log(), ElectionState(1, 2))
     assert isinstance(follower.role, Follower)
     assert (follower.high_watermark, follower.committed_offset) == (5, None)
-    assert follower.told_high_watermark is None  # so that the leader answers its fetch at once
+    assert (
+        follower.state.advertised_high_watermark is None
+    )  # so that the leader answers its fetch at once
 
 
 def fetched(leader: Replica) -> list[m.Response]:
@@ -83,7 +85,7 @@ def test_a_new_leader_tells_no_high_watermark_before_a_record_of_its_own_is_comm
     log.entries.append((leader.epoch, 10))
     log.end_offset = 11
     leader.step(LogAppended(), 1)
-    assert (leader.high_watermark, leader.told_high_watermark) == (5, None)
+    assert (leader.high_watermark, leader.state.advertised_high_watermark) == (5, None)
     assert leader.committed_offset == 11
     assert fetched(leader) == []
     [reply] = leader.step(LogFlushed(11), 2).replies

@@ -135,7 +135,7 @@ def test_after_the_upgrade_an_empty_disk_is_no_voter_whatever_its_settings_say()
         leader = await nodes.elected()
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
-        assert not nodes.servers[lost]._replica.is_voter
+        assert not nodes.servers[lost]._replica.state.is_voter
         assert lost in voter_ids(nodes, lost)
 
     run(scenario)
@@ -145,8 +145,8 @@ def test_the_log_names_the_listeners_as_the_static_voters_did():
     async def scenario(nodes):
         await nodes.start_all(1, 2, 3)
         replica = (await fetched_from(nodes, 1, 2, 3))._replica
-        replica.voters = VoterSet.static(nodes.endpoints, "INNER")
-        dynamic = replica._dynamic_voters(replica.role)
+        replica.state.voters = VoterSet.static(nodes.endpoints, "INNER")
+        dynamic = replica._voter_changes._dynamic_voters(replica.role)
         assert {v.key for v in dynamic} == {nodes.key(n) for n in (1, 2, 3)}
         assert {e.name for v in dynamic for e in v.listeners} == {"INNER"}
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from quorum.raft import messages as m
-from quorum.raft.core import ReplicaConfig
+from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import ElectionState, RequestFailed, ResponseReceived, Send
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Follower

@@ -87,7 +87,7 @@ def test_the_voters_survive_a_restart_and_an_observer_learns_them():
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
         assert voter_ids(nodes, 7) == (1, 2)
-        assert not nodes.servers[7]._replica.is_voter
+        assert not nodes.servers[7]._replica.state.is_voter
 
     run(scenario, initial=[1])
 
@@ -183,11 +183,11 @@ def test_a_voter_with_a_new_disk_is_no_voter_until_it_is_added_again():
         await nodes.start(lost)
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
-        assert not nodes.servers[lost]._replica.is_voter
+        assert not nodes.servers[lost]._replica.state.is_voter
         assert await change(nodes, add(nodes, lost)) == ErrorCode.DUPLICATE_VOTER
         assert await change(nodes, remove(nodes, lost, key=old_key)) == ErrorCode.NONE
         assert await change(nodes, add(nodes, lost)) == ErrorCode.NONE
-        await nodes.until(lambda: nodes.servers[lost]._replica.is_voter, "a voter again")
+        await nodes.until(lambda: nodes.servers[lost]._replica.state.is_voter, "a voter again")
 
     run(scenario, initial=[1, 2, 3])
 

@@ -74,7 +74,7 @@ class WatchedRaftServer(RaftServer):
     def __init__(self, node: ServerNode, **options: Any) -> None:
         super().__init__(node.config, **options)
         self._node = node
-        note_transitions(self._replica, node.world.seen)
+        note_transitions(self._replica.state, node.world.seen)
 
     async def _carry_out(self, effects: Effects) -> None:
         node, checks = self._node, self._node.world.checks

@@ -1,5 +1,5 @@
-"""What all parts of the replica share: configuration, state, the transitions (nowhere else is a
-role changed), answers.
+"""The state that all parts of a replica hold: fields, views, transitions (nowhere else is a role
+changed), and what they answer and send.
 
 Safety that lives here: the epoch never goes back; a vote, an epoch or a leader is put into
 `Effects.election_state` (durable before anything is sent) in the very transition that takes it; an
@@ -8,9 +8,7 @@ illegal transition raises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
+from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import Effects, ElectionState, LeaderAndEpoch, LeaderChange, Reply, Send
 from quorum.raft.log_view import LogView
 from quorum.raft.messages import AnyRequest, Header, Request, Response, error_response
@@ -28,13 +26,9 @@ from quorum.raft.roles import (
     Unattached,
 )
 from quorum.raft.voter_history import BOOTSTRAP_OFFSET
-from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, Voter, VoterSet
+from quorum.raft.voters import ReplicaKey
 from tidemark.errors import ErrorCode, FatalError
-from tidemark.types import Endpoint, Listener
-
-FOREVER_MS = 1 << 62
-MAX_FETCH_WAIT_MS = 500
-"""How long a fetch may be parked at the leader (Kafka's constant)."""
+from tidemark.types import Endpoint
 
 
 class RaftInvariantError(FatalError):
@@ -43,70 +37,8 @@ class RaftInvariantError(FatalError):
     """
 
 
-class Randomness(Protocol):
-    """The one source of chance: `random.Random` fits."""
-
-    def randrange(self, stop: int, /) -> int: ...
-
-
-@dataclass(slots=True, frozen=True)
-class ReplicaConfig:
-    """Identity and timing of a replica; all times in milliseconds (Kafka's controller.quorum.*
-    settings).
-    """
-
-    cluster_id: str
-    key: ReplicaKey
-    voters: VoterSet
-    endpoint: Endpoint | None = None
-    """Where this replica answers; None for one that can not become a voter (a plain broker)."""
-    listeners: tuple[Listener, ...] = ()
-    """All its controller listeners, `endpoint` the first; none: only that one."""
-    listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
-    """By which of a voter's listeners it is reached, the first that the voter has."""
-    bootstrap: tuple[Endpoint, ...] = ()
-    election_timeout_ms: int = 1000
-    fetch_timeout_ms: int = 2000
-    request_timeout_ms: int = 2000
-    retry_backoff_ms: int = 20
-    election_backoff_max_ms: int = 1000
-    fetch_max_wait_ms: int = MAX_FETCH_WAIT_MS
-    fetch_max_bytes: int = 1 << 20
-    fetch_snapshot_max_bytes: int = 1 << 20
-    auto_join: bool = False
-
-    @property
-    def as_voter(self) -> Voter | None:
-        """What the log should say of this replica; None for one that can not become a voter."""
-        if self.endpoint is None:
-            return None
-        return Voter(self.key, self.endpoint, self.listeners)
-
-    @property
-    def deference_ms(self) -> int:
-        """How long a Prospective lets another one go first: long enough for an election."""
-        return max(1, self.election_timeout_ms // 10)
-
-    @property
-    def update_voter_period_ms(self) -> int:
-        return self.fetch_timeout_ms * 2
-
-    @property
-    def fetch_wait_ms(self) -> int:
-        """The longest a fetch is parked: within the timeouts, or an idle leader looks dead."""
-        return min(self.fetch_max_wait_ms, self.fetch_timeout_ms // 3, self.request_timeout_ms // 2)
-
-    @property
-    def check_quorum_timeout_ms(self) -> int:
-        return self.fetch_timeout_ms * 3 // 2
-
-    @property
-    def begin_quorum_epoch_interval_ms(self) -> int:
-        return max(1, self.fetch_timeout_ms // 2)
-
-
-class ReplicaCore:
-    """State and transitions; `quorum.raft.replica.Replica` adds the handlers."""
+class RaftState:
+    """Fields, views and transitions of one replica; the role modules add what to do in a role."""
 
     def __init__(
         self,
@@ -127,9 +59,8 @@ class ReplicaCore:
         snapshot = log.latest_snapshot
         self.high_watermark: int | None = snapshot.end_offset if snapshot is not None else None
         self.shutting_down = False
-        self._awaiting_log = False  # a step changed the log; LogAppended says that it is done
-        self._effects = Effects()
-        self._told_leader = LeaderAndEpoch(None, -1)
+        self.awaiting_log = False  # a step changed the log; LogAppended says that it is done
+        self.effects = Effects()
 
     # --- views ------------------------------------------------------------------------------------
 
@@ -161,11 +92,6 @@ class ReplicaCore:
             return False
         known = self.log.start_offset if self.high_watermark is None else self.high_watermark
         return self.log.was_voter_since(self.key, known)
-
-    @property
-    def syncs_before_fetch(self) -> bool:
-        """Its fetch offset is durable: it is a voter, or may be one already for the leader."""
-        return self.is_voter or self.config.endpoint is not None
 
     @property
     def leader_id(self) -> int | None:
@@ -200,21 +126,7 @@ class ReplicaCore:
                 return None
 
     @property
-    def committed_offset(self) -> int | None:
-        """Below here all is committed that was so when this epoch's leader began, and more by what
-        is known: who has applied it has caught up. None until the leader tells. This replica's own
-        `high_watermark` is no measure: after a restart it begins at the newest checkpoint.
-        """
-        match self.role:
-            case Leader():
-                return self.role.epoch_start_offset + 1
-            case Follower():
-                return self.role.leader_high_watermark
-            case _:
-                return None
-
-    @property
-    def told_high_watermark(self) -> int | None:
+    def advertised_high_watermark(self) -> int | None:
         """What this replica tells of its high watermark. A leader knows it from its first own
         committed record on, and until then no more than it knew as a follower; a follower keeps to
         itself what the leader of this epoch has not told it, so that the leader answers at once.
@@ -227,6 +139,34 @@ class ReplicaCore:
         return None
 
     # --- transitions ------------------------------------------------------------------------------
+
+    def restore_role(self, now_ms: int) -> None:
+        """Sets the role after a (re)start, from quorum-state and log."""
+        state = self.election_state
+        log_epoch = self.log.last_epoch
+        deadline_ms = self._election_deadline_ms(now_ms)
+        if state.epoch < log_epoch:
+            self.role = Unattached(log_epoch, None, deadline_ms)
+            self._persist(None, None)
+        elif state.leader_id == self.node_id and self.may_elect:
+            # An (offset, epoch) pair must never be written twice: it leads no more in this epoch.
+            others = set(self.voters.others(self.node_id))
+            self.role = Resigned(state.epoch, state.voted, deadline_ms, (), others)
+        elif state.leader_id is not None and state.leader_id != self.node_id:
+            self._restore_follower(state.leader_id, now_ms)
+        elif state.voted == self.key and self.may_elect:
+            self.role = Candidate(state.epoch, self.key, deadline_ms, {self.node_id})
+        else:
+            self.role = Unattached(state.epoch, state.voted, deadline_ms)
+
+    def _restore_follower(self, leader_id: int, now_ms: int) -> None:
+        state = self.election_state
+        endpoint = self.voters.endpoint(leader_id)
+        if endpoint is None:
+            self.role = Unattached(state.epoch, state.voted, self._election_deadline_ms(now_ms))
+            return
+        deadline_ms = now_ms + self.config.fetch_timeout_ms
+        self.role = Follower(state.epoch, state.voted, leader_id, endpoint, deadline_ms)
 
     def _become(self, role: Role, now_ms: int) -> None:
         old = self.role
@@ -242,17 +182,17 @@ class ReplicaCore:
             self.requests.reset()
         if isinstance(old, Leader):
             for parked in old.parked.values():
-                self._fail(parked.token, parked.request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                self.fail(parked.token, parked.request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             if old.change is not None and old.change.token >= 0:  # whether it holds is not known
                 change, error = old.change, ErrorCode.NOT_LEADER_OR_FOLLOWER
-                self._fail(change.token, change.request, error)
+                self.fail(change.token, change.request, error)
 
     def _persist(self, leader_id: int | None, voted: ReplicaKey | None) -> None:
         """Asks for a durable quorum-state; called by the transitions only."""
         state = ElectionState(self.epoch, leader_id, voted)
         if state != self.election_state:
             self.election_state = state
-            self._effects.election_state = state
+            self.effects.election_state = state
 
     def _random_election_timeout_ms(self) -> int:
         base = self.config.election_timeout_ms
@@ -265,7 +205,7 @@ class ReplicaCore:
             return now_ms
         return now_ms + self._random_election_timeout_ms()
 
-    def _become_unattached(self, epoch: int, now_ms: int, voted: ReplicaKey | None = None) -> None:
+    def become_unattached(self, epoch: int, now_ms: int, voted: ReplicaKey | None = None) -> None:
         """A higher epoch without a known leader, or a vote in this one. The election timer keeps
         its time when only the epoch rises, so that a stream of candidates can not starve us."""
         kept = self.role.voted if epoch == self.epoch else None
@@ -277,7 +217,7 @@ class ReplicaCore:
         self._become(Unattached(epoch, voted, deadline_ms), now_ms)
         self._persist(None, voted)
 
-    def _become_prospective(self, now_ms: int) -> None:
+    def become_prospective(self, now_ms: int) -> None:
         role = self.role
         leader_id, endpoint = None, None
         if isinstance(role, Follower):
@@ -289,19 +229,19 @@ class ReplicaCore:
         self._become(prospective, now_ms)
         self.requests.reset()
 
-    def _give_up_pre_vote(self, role: Prospective, now_ms: int) -> None:
+    def give_up_pre_vote(self, role: Prospective, now_ms: int) -> None:
         if role.leader_id is not None and role.leader_endpoint is not None:
-            self._become_follower(role.epoch, role.leader_id, role.leader_endpoint, now_ms)
+            self.become_follower(role.epoch, role.leader_id, role.leader_endpoint, now_ms)
         else:
-            self._become_unattached(role.epoch, now_ms, voted=role.voted)
+            self.become_unattached(role.epoch, now_ms, voted=role.voted)
 
-    def _become_candidate(self, now_ms: int) -> None:
+    def become_candidate(self, now_ms: int) -> None:
         deadline_ms = now_ms + self._random_election_timeout_ms()
         epoch = self.epoch + 1
         self._become(Candidate(epoch, self.key, deadline_ms, {self.node_id}), now_ms)
         self._persist(None, self.key)
 
-    def _become_follower(self, epoch: int, leader_id: int, endpoint: Endpoint, now_ms: int) -> None:
+    def become_follower(self, epoch: int, leader_id: int, endpoint: Endpoint, now_ms: int) -> None:
         if leader_id == self.node_id:
             raise RaftInvariantError(f"replica {leader_id} can not follow itself in epoch {epoch}")
         known = self.leader_id
@@ -312,7 +252,7 @@ class ReplicaCore:
         self._become(Follower(epoch, voted, leader_id, endpoint, deadline_ms), now_ms)
         self._persist(leader_id, voted)
 
-    def _become_leader(self, now_ms: int) -> None:
+    def become_leader(self, now_ms: int) -> None:
         candidate = self.role
         if not isinstance(candidate, Candidate):
             raise RaftInvariantError(f"illegal transition {candidate} -> Leader")
@@ -331,18 +271,18 @@ class ReplicaCore:
         self._become(leader, now_ms)
         self._persist(self.node_id, candidate.voted)
         first = self.log.kraft_version > 0 and self.log.voters_offset == BOOTSTRAP_OFFSET
-        self._effects.append_leader_change = LeaderChange(
+        self.effects.append_leader_change = LeaderChange(
             self.node_id,
             candidate.epoch,
             self.voters.ids,
             granting,
             self.log.voters if first else None,
         )
-        self._effects.flush = True
-        self._awaiting_log = True
+        self.effects.flush = True
+        self.awaiting_log = True
         self.flush_requested_offset = leader.epoch_start_offset + (3 if first else 1)
 
-    def _become_resigned(self, now_ms: int) -> None:
+    def become_resigned(self, now_ms: int) -> None:
         leader = self.role
         if not isinstance(leader, Leader):
             raise RaftInvariantError(f"illegal transition {leader} -> Resigned")
@@ -359,7 +299,7 @@ class ReplicaCore:
 
     # --- the voters -------------------------------------------------------------------------------
 
-    def _refresh_voters(self, now_ms: int) -> None:
+    def refresh_voters(self, now_ms: int) -> None:
         """Takes over the voters that the log names now: after an append, a truncation or a
         checkpoint.
         """
@@ -377,9 +317,9 @@ class ReplicaCore:
             case Unattached() if changed:
                 role.election_deadline_ms = self._election_deadline_ms(now_ms)
             case Prospective() if not self.may_elect:
-                self._give_up_pre_vote(role, now_ms)
+                self.give_up_pre_vote(role, now_ms)
             case Candidate() if not self.may_elect:
-                self._become_unattached(role.epoch, now_ms, voted=role.voted)
+                self.become_unattached(role.epoch, now_ms, voted=role.voted)
             case Resigned():
                 role.unacknowledged &= set(voters.ids)
 
@@ -400,28 +340,28 @@ class ReplicaCore:
 
     # --- answers and requests ---------------------------------------------------------------------
 
-    def _header(self, error: ErrorCode = ErrorCode.NONE) -> Header:
+    def header(self, error: ErrorCode = ErrorCode.NONE) -> Header:
         known = self.leader_and_epoch.leader_id
         return Header(error, known, self.epoch, self.leader_endpoint if known is not None else None)
 
-    def _reply(self, token: int, response: Response) -> None:
-        self._effects.replies.append(Reply(token, response))
+    def reply(self, token: int, response: Response) -> None:
+        self.effects.replies.append(Reply(token, response))
 
-    def _fail(self, token: int, request: AnyRequest, error: ErrorCode) -> None:
-        self._reply(token, error_response(request, self._header(error)))
+    def fail(self, token: int, request: AnyRequest, error: ErrorCode) -> None:
+        self.reply(token, error_response(request, self.header(error)))
 
-    def _send(self, node_id: int, endpoint: Endpoint, request: Request, now_ms: int) -> None:
+    def send(self, node_id: int, endpoint: Endpoint, request: Request, now_ms: int) -> None:
         timeout_ms = self.config.request_timeout_ms
         correlation_id = self.requests.register(node_id, request, self.epoch, now_ms, timeout_ms)
-        self._effects.sends.append(Send(correlation_id, node_id, endpoint, request, timeout_ms))
+        self.effects.sends.append(Send(correlation_id, node_id, endpoint, request, timeout_ms))
 
-    def _send_to_voter(self, node_id: int, request: Request, now_ms: int) -> None:
+    def send_to_voter(self, node_id: int, request: Request, now_ms: int) -> None:
         endpoint = self.voters.endpoint(node_id)
         if endpoint is None:
             raise RaftInvariantError(f"{node_id} is no voter: {self.voters.ids}")
-        self._send(node_id, endpoint, request, now_ms)
+        self.send(node_id, endpoint, request, now_ms)
 
-    def _raise_high_watermark(self, offset: int | None) -> bool:
+    def raise_high_watermark(self, offset: int | None) -> bool:
         """Moves the high watermark; it never goes back."""
         if offset is None or (self.high_watermark is not None and offset <= self.high_watermark):
             return False
@@ -430,11 +370,11 @@ class ReplicaCore:
                 f"high watermark {offset} is beyond the log end {self.log.end_offset}"
             )
         self.high_watermark = offset
-        self._effects.high_watermark = offset
+        self.effects.high_watermark = offset
         return True
 
-    def _request_flush(self) -> None:
+    def request_flush(self) -> None:
         """Asks once for an fsync of what is in the log now."""
         if self.log.end_offset > self.flush_requested_offset:
             self.flush_requested_offset = self.log.end_offset
-            self._effects.flush = True
+            self.effects.flush = True

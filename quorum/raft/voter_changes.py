@@ -12,7 +12,7 @@ that the log does not say: truncation takes a change back.
 
 from __future__ import annotations
 
-from quorum.raft.leading import Leading
+from quorum.raft.config import FOREVER_MS
 from quorum.raft.messages import (
     AddVoterRequest,
     BeginQuorumEpochRequest,
@@ -25,6 +25,7 @@ from quorum.raft.messages import (
 )
 from quorum.raft.requests import MEMBERSHIP_ID, Pending
 from quorum.raft.roles import Follower, Leader, VoterChange
+from quorum.raft.state import RaftState
 from quorum.raft.voters import Voter, VoterSet, reachable
 from tidemark.errors import ErrorCode
 from tidemark.types import Listener
@@ -37,64 +38,84 @@ OWN_TOKEN = -1
 """Nobody waits for the answer: the leader corrects its own endpoint."""
 
 
-class Reconfiguring(Leading):
+class VoterChanges:
     """Handlers and timers of voter changes, on the leader and on those that ask for one."""
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+
+    def poll(self, role: Leader | Follower, now_ms: int) -> None:
+        if isinstance(role, Leader):
+            self._poll_change(role, now_ms)
+        else:
+            self._poll_membership(role, now_ms)
+
+    def deadline_ms(self, role: Leader | Follower) -> int:
+        """When `poll` is due at the latest."""
+        if isinstance(role, Leader):
+            return self._change_deadline_ms(role)
+        return self._membership_deadline_ms(role)
 
     # --- the leader -------------------------------------------------------------------------------
 
     def _is_committed(self, offset: int | None) -> bool:
-        return offset is None or offset < (self.high_watermark or 0)
+        return offset is None or offset < (self._state.high_watermark or 0)
 
-    def _on_voter_change_request(
+    def on_voter_change_request(
         self, token: int, request: VoterChangeRequest | UpgradeVersionRequest, now_ms: int
     ) -> None:
-        role = self.role
-        if isinstance(request, UpdateVoterRequest) and request.epoch != self.epoch:
-            ahead = request.epoch > self.epoch
+        state = self._state
+        role = state.role
+        if isinstance(request, UpdateVoterRequest) and request.epoch != state.epoch:
+            ahead = request.epoch > state.epoch
             error = ErrorCode.UNKNOWN_LEADER_EPOCH if ahead else ErrorCode.FENCED_LEADER_EPOCH
-            self._refuse(token, error, f"epoch {request.epoch} is not the leader's, {self.epoch}")
+            self._refuse(token, error, f"epoch {request.epoch} is not the leader's, {state.epoch}")
         elif not isinstance(role, Leader):
-            self._fail(token, request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            state.fail(token, request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         else:
             refusal = self._refusal(role, request)
             if refusal is not None:
                 self._refuse(token, *refusal)
                 return
-            wait_ms = self.config.request_timeout_ms
+            wait_ms = state.config.request_timeout_ms
             if not isinstance(request, UpdateVoterRequest):
                 wait_ms = min(max(request.timeout_ms, 0), MAX_CHANGE_WAIT_MS)
-            elif self.voters.listeners(request.voter.replica_id) == self._told(request).listeners:
+            elif (
+                state.voters.listeners(request.voter.replica_id)
+                == self._requested_voter(request).listeners
+            ):
                 self._refuse(token, ErrorCode.NONE, "nothing to change")
                 return
             role.change = VoterChange(token, request, now_ms + wait_ms)
 
-    def _told(self, request: AddVoterRequest | UpdateVoterRequest) -> Voter:
+    def _requested_voter(self, request: AddVoterRequest | UpdateVoterRequest) -> Voter:
         """The voter that a request tells of, with the listener by which this replica reaches it."""
-        named = (Listener(self.config.listener_names[0], *request.endpoint),)
+        named = (Listener(self._state.config.listener_names[0], *request.endpoint),)
         listeners = request.listeners or named
-        endpoint = reachable(listeners, self.config.listener_names)
+        endpoint = reachable(listeners, self._state.config.listener_names)
         return Voter(request.voter, endpoint, listeners)
 
     def _refuse(self, token: int, error: ErrorCode, message: str) -> None:
-        self._reply(token, VoterChangeResponse(self._header(error), message))
+        self._state.reply(token, VoterChangeResponse(self._state.header(error), message))
 
     def _refusal(
         self, role: Leader, request: VoterChangeRequest | UpgradeVersionRequest
     ) -> tuple[ErrorCode, str] | None:
         """Why the change can not begin (KIP-853, "AddVoter" and "RemoveVoter"); None: it can."""
+        state = self._state
         if not self._may_begin(role):
             return ErrorCode.REQUEST_TIMED_OUT, (
                 "another change of the voters is not finished, or the leader is too new: try again"
             )
         if isinstance(request, UpgradeVersionRequest):
             return self._upgrade_refusal(role, request)
-        if self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
+        if state.log.kraft_version < KRAFT_VERSION_DYNAMIC:
             return ErrorCode.UNSUPPORTED_VERSION, (
                 "the voters are static (kraft.version 0), named by controller.quorum.voters: "
                 "`tidemark features upgrade kraft.version=1` makes them dynamic"
             )
         key = request.voter
-        known = self.voters.key(key.replica_id) if key.replica_id in self.voters.ids else None
+        known = state.voters.key(key.replica_id) if key.replica_id in state.voters.ids else None
         if isinstance(request, AddVoterRequest):
             if known is not None:
                 return ErrorCode.DUPLICATE_VOTER, f"{key.replica_id} is a voter: {known}"
@@ -102,8 +123,8 @@ class Reconfiguring(Leading):
                 return ErrorCode.INVALID_REQUEST, "a voter needs an id and a directory id"
             return None
         if known is None or known != key:
-            return ErrorCode.VOTER_NOT_FOUND, f"{key} is none of the voters {self.voters}"
-        if isinstance(request, RemoveVoterRequest) and len(self.voters) == 1:
+            return ErrorCode.VOTER_NOT_FOUND, f"{key} is none of the voters {state.voters}"
+        if isinstance(request, RemoveVoterRequest) and len(state.voters) == 1:
             return ErrorCode.INVALID_REQUEST, f"{key.replica_id} is the only voter: it must stay"
         return None
 
@@ -111,7 +132,7 @@ class Reconfiguring(Leading):
         self, role: Leader, request: UpgradeVersionRequest
     ) -> tuple[ErrorCode, str] | None:
         """Every voter has to have fetched in this epoch: that is how its directory id is known."""
-        before, wanted = self.log.kraft_version, request.kraft_version
+        before, wanted = self._state.log.kraft_version, request.kraft_version
         if wanted == before:
             return ErrorCode.NONE, "nothing to change"
         if wanted != KRAFT_VERSION_DYNAMIC:
@@ -122,7 +143,7 @@ class Reconfiguring(Leading):
         silent = [
             str(node)
             for node, progress in role.voters.items()
-            if node != self.node_id and progress.key.directory_id is None
+            if node != self._state.node_id and progress.key.directory_id is None
         ]
         if silent:
             return ErrorCode.INVALID_UPDATE_VERSION, (
@@ -132,19 +153,20 @@ class Reconfiguring(Leading):
         return (ErrorCode.NONE, "it could begin") if request.validate_only else None
 
     def _may_begin(self, role: Leader) -> bool:
-        own_epoch = self.high_watermark is not None and (
-            self.high_watermark > role.epoch_start_offset
+        state = self._state
+        own_epoch = state.high_watermark is not None and (
+            state.high_watermark > role.epoch_start_offset
         )
-        return own_epoch and role.change is None and self._is_committed(self.log.voters_offset)
+        return own_epoch and role.change is None and self._is_committed(state.log.voters_offset)
 
-    def _poll_voter_change(self, role: Leader, now_ms: int) -> None:
-        if self._awaiting_log:
+    def _poll_change(self, role: Leader, now_ms: int) -> None:
+        if self._state.awaiting_log:
             return
         change = role.change
         if change is None:
             self._poll_own_voter(role, now_ms)
         elif change.appended:
-            if self._is_committed(self.log.voters_offset):
+            if self._is_committed(self._state.log.voters_offset):
                 self._finish_change(role, change, ErrorCode.NONE)
                 self._poll_own_voter(role, now_ms)
             elif now_ms >= change.deadline_ms:
@@ -159,32 +181,38 @@ class Reconfiguring(Leading):
             self._advance_change(role, change, now_ms)
 
     def _advance_change(self, role: Leader, change: VoterChange, now_ms: int) -> None:
+        state = self._state
         request = change.request
         match request:
             case UpgradeVersionRequest():
                 self._append_voters(change, self._dynamic_voters(role))
             case RemoveVoterRequest():
-                self._append_voters(change, self.voters.without(request.voter.replica_id))
+                self._append_voters(change, state.voters.without(request.voter.replica_id))
             case UpdateVoterRequest():
-                self._append_voters(change, self.voters.with_voter(self._told(request)))
+                self._append_voters(change, state.voters.with_voter(self._requested_voter(request)))
             case AddVoterRequest() if not change.probed:
                 self._probe(role, request, now_ms)
             case AddVoterRequest():
                 if self._is_caught_up(role, request, now_ms):
-                    self._append_voters(change, self.voters.with_voter(self._told(request)))
+                    self._append_voters(
+                        change, state.voters.with_voter(self._requested_voter(request))
+                    )
                     if not request.ack_when_committed:
                         self._finish_change(role, change, ErrorCode.NONE)
 
     def _dynamic_voters(self, role: Leader) -> VoterSet:
         """The static voters with the directory ids that their fetches told."""
+        state = self._state
         keys = {node: progress.key for node, progress in role.voters.items()}
-        keys[self.node_id] = self.key
-        return VoterSet(Voter(keys[v.key.replica_id], v.endpoint, v.listeners) for v in self.voters)
+        keys[state.node_id] = state.key
+        return VoterSet(
+            Voter(keys[v.key.replica_id], v.endpoint, v.listeners) for v in state.voters
+        )
 
     def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
         change.appended = True  # its offset is the log's to tell: other appends may go before
-        self._effects.append_voters = voters
-        self._awaiting_log = True
+        self._state.effects.append_voters = voters
+        self._state.awaiting_log = True
 
     def _finish_change(
         self, role: Leader, change: VoterChange, error: ErrorCode, message: str = ""
@@ -197,16 +225,17 @@ class Reconfiguring(Leading):
         """Asks the new voter at its endpoint whether it is who it is said to be: it must accept
         BeginQuorumEpoch for its id and directory id.
         """
+        state = self._state
         node_id = request.voter.replica_id
-        if self.requests.is_ready(node_id, now_ms):
+        if state.requests.is_ready(node_id, now_ms):
             probe = BeginQuorumEpochRequest(
-                self.config.cluster_id,
+                state.config.cluster_id,
                 request.voter,
-                self.node_id,
+                state.node_id,
                 role.epoch,
-                self.config.endpoint,
+                state.config.endpoint,
             )
-            self._send(node_id, self._told(request).endpoint, probe, now_ms)
+            state.send(node_id, self._requested_voter(request).endpoint, probe, now_ms)
 
     def _is_caught_up(self, role: Leader, request: AddVoterRequest, now_ms: int) -> bool:
         """It reached the log's end in this epoch, and fetched lately: it will not hold up commits.
@@ -215,27 +244,20 @@ class Reconfiguring(Leading):
         progress = role.observers.get(request.voter)
         if progress is None or progress.last_fetch_ms is None:
             return False
-        lately = now_ms - progress.last_fetch_ms < self.config.check_quorum_timeout_ms
+        lately = now_ms - progress.last_fetch_ms < self._state.config.check_quorum_timeout_ms
         return lately and progress.last_caught_up_ms is not None
 
-    def _on_begin_quorum_epoch_response(
-        self, pending: Pending, response: BeginQuorumEpochResponse, now_ms: int
-    ) -> None:
-        role = self.role
-        change = role.change if isinstance(role, Leader) else None
-        probed = (
-            change is not None
-            and isinstance(change.request, AddVoterRequest)
-            and isinstance(pending.request, BeginQuorumEpochRequest)
-            and pending.epoch == self.epoch
-            and pending.request.voter == change.request.voter
-        )
-        super()._on_begin_quorum_epoch_response(pending, response, now_ms)
-        role = self.role
-        if not probed or not isinstance(role, Leader) or role.change is None:
+    def on_probe_response(self, pending: Pending, response: BeginQuorumEpochResponse) -> None:
+        """Takes what the new voter answered to its probe; other BeginQuorumEpoch responses, and
+        those to the probe of an older change, say nothing here.
+        """
+        role, probe = self._state.role, pending.request
+        if not isinstance(role, Leader) or role.change is None or pending.epoch != role.epoch:
             return
         added = role.change.request
-        if not isinstance(added, AddVoterRequest):
+        if not isinstance(added, AddVoterRequest) or not (
+            isinstance(probe, BeginQuorumEpochRequest) and probe.voter == added.voter
+        ):
             return
         if response.header.error == ErrorCode.NONE:
             role.change.probed = True
@@ -249,73 +271,69 @@ class Reconfiguring(Leading):
 
     def _poll_own_voter(self, role: Leader, now_ms: int) -> None:
         """A leader that was removed resigns; one that moved says so in the log."""
+        state = self._state
         if not self._may_begin(role):
             return
-        if not self.is_voter:
-            self._become_resigned(now_ms)
+        if not state.is_voter:
+            state.become_resigned(now_ms)
             return
         request = self._own_update()
-        if request is not None and self.log.kraft_version >= KRAFT_VERSION_DYNAMIC:
-            deadline_ms = now_ms + self.config.request_timeout_ms
+        if request is not None and state.log.kraft_version >= KRAFT_VERSION_DYNAMIC:
+            deadline_ms = now_ms + state.config.request_timeout_ms
             role.change = VoterChange(OWN_TOKEN, request, deadline_ms)
             self._advance_change(role, role.change, now_ms)
 
     def _own_update(self) -> UpdateVoterRequest | None:
         """What the log has to learn of where this voter answers, if anything."""
-        own = self.config.as_voter
-        if own is None or self.voters.listeners(self.node_id) == own.listeners:
+        state = self._state
+        own = state.config.as_voter
+        if own is None or state.voters.listeners(state.node_id) == own.listeners:
             return None
         return UpdateVoterRequest(
-            self.config.cluster_id, self.epoch, self.key, own.endpoint, own.listeners
+            state.config.cluster_id, state.epoch, state.key, own.endpoint, own.listeners
         )
 
-    def _change_deadline_ms(self, role: Leader) -> int | None:
-        """When the leader has to look after a change again."""
+    def _change_deadline_ms(self, role: Leader) -> int:
         change = role.change
         if change is None:
-            return None
+            return FOREVER_MS
         request = change.request
         if isinstance(request, AddVoterRequest) and not change.appended and not change.probed:
-            ready_ms = self.requests.ready_at_ms(request.voter.replica_id)
-            if ready_ms is not None:
-                return min(change.deadline_ms, ready_ms)
+            ready_ms = self._state.requests.ready_at_ms(request.voter.replica_id)
+            return min(change.deadline_ms, ready_ms)
         return change.deadline_ms
 
     # --- who asks the leader ----------------------------------------------------------------------
 
     def _membership_request(self) -> VoterChangeRequest | None:
         """What this replica has to ask of its leader about itself, if anything."""
-        own, voters = self.config.as_voter, self.voters
-        if own is None or self.log.kraft_version < KRAFT_VERSION_DYNAMIC:
+        state = self._state
+        own, voters = state.config.as_voter, state.voters
+        if own is None or state.log.kraft_version < KRAFT_VERSION_DYNAMIC:
             return None
-        cluster_id, timeout_ms = self.config.cluster_id, self.config.request_timeout_ms
-        if self.is_voter:
+        cluster_id, timeout_ms = state.config.cluster_id, state.config.request_timeout_ms
+        if state.is_voter:
             return self._own_update()
-        if not self.config.auto_join:
+        if not state.config.auto_join:
             return None
-        if self.node_id in voters.ids:  # its disk was replaced: the old one is no voter any more
-            return RemoveVoterRequest(cluster_id, voters.key(self.node_id), timeout_ms)
+        if state.node_id in voters.ids:  # its disk was replaced: the old one is no voter any more
+            return RemoveVoterRequest(cluster_id, voters.key(state.node_id), timeout_ms)
         return AddVoterRequest(
-            cluster_id, self.key, own.endpoint, timeout_ms, listeners=own.listeners
+            cluster_id, state.key, own.endpoint, timeout_ms, listeners=own.listeners
         )
 
     def _poll_membership(self, role: Follower, now_ms: int) -> None:
         """Every 2 x fetch timeout while there is something to ask (KIP-853 "UpdateVoter")."""
-        if now_ms < role.membership_due_ms or not role.has_fetched or self.shutting_down:
+        state = self._state
+        if now_ms < role.membership_due_ms or not role.has_fetched or state.shutting_down:
             return
         request = self._membership_request()
-        if request is not None and self.requests.is_ready(MEMBERSHIP_ID, now_ms):
-            role.membership_due_ms = now_ms + self.config.update_voter_period_ms
-            self._send(MEMBERSHIP_ID, role.leader_endpoint, request, now_ms)
+        if request is not None and state.requests.is_ready(MEMBERSHIP_ID, now_ms):
+            role.membership_due_ms = now_ms + state.config.update_voter_period_ms
+            state.send(MEMBERSHIP_ID, role.leader_endpoint, request, now_ms)
 
-    def _membership_deadline_ms(self, role: Follower) -> int | None:
-        if not role.has_fetched or self._membership_request() is None:
-            return None
-        ready_ms = self.requests.ready_at_ms(MEMBERSHIP_ID)
-        return None if ready_ms is None else max(ready_ms, role.membership_due_ms)
-
-    def _on_voter_change_response(
-        self, pending: Pending, response: VoterChangeResponse, now_ms: int
-    ) -> None:
-        """The log says what became of it; only a newer leader is news."""
-        self._is_of_interest(pending, response.header, now_ms)
+    def _membership_deadline_ms(self, role: Follower) -> int:
+        idle = self._state.shutting_down or not role.has_fetched
+        if idle or self._membership_request() is None:
+            return FOREVER_MS
+        return max(self._state.requests.ready_at_ms(MEMBERSHIP_ID), role.membership_due_ms)
