@@ -1,4 +1,4 @@
-"""What a replica is given when it is made: identity, timing, and its source of chance."""
+"""The parameters of a replica: identity, timing, and its source of randomness."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, Voter, VoterSet
 from tidemark.types import Endpoint, Listener
 
 FOREVER_MS = 1 << 62
-"""A deadline that never comes."""
+"""The deadline of an event that never happens."""
 MAX_FETCH_WAIT_MS = 500
-"""How long a fetch may be parked at the leader (Kafka's constant)."""
+"""Longest time a fetch stays parked at the leader, in ms (Kafka's constant)."""
 
 
 class Randomness(Protocol):
-    """The one source of chance: `random.Random` fits."""
+    """The only source of randomness; `random.Random` satisfies it."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 @dataclass(slots=True, frozen=True)
 class ReplicaConfig:
-    """Identity and timing of a replica; all times in milliseconds (Kafka's controller.quorum.*
-    settings).
-    """
+    """Identity and timing of a replica. Times are in ms (Kafka's controller.quorum.* settings)."""
 
     cluster_id: str
     key: ReplicaKey
     voters: VoterSet
     endpoint: Endpoint | None = None
-    """Where this replica answers; None for one that can not become a voter (a plain broker)."""
+    """Address of this replica; None if it cannot become a voter (a plain broker)."""
     listeners: tuple[Listener, ...] = ()
-    """All its controller listeners, `endpoint` the first; none: only that one."""
+    """All controller listeners, `endpoint` first. If empty, `endpoint` is the only one."""
     listener_names: tuple[str, ...] = (CONTROLLER_LISTENER,)
-    """By which of a voter's listeners it is reached, the first that the voter has."""
+    """Listener names of this replica's network: a voter is reached by the first one that it has."""
     bootstrap: tuple[Endpoint, ...] = ()
     election_timeout_ms: int = 1000
     fetch_timeout_ms: int = 2000
@@ -48,14 +46,14 @@ class ReplicaConfig:
 
     @property
     def as_voter(self) -> Voter | None:
-        """What the log should say of this replica; None for one that can not become a voter."""
+        """This replica as the log records it; None if it cannot become a voter."""
         if self.endpoint is None:
             return None
         return Voter(self.key, self.endpoint, self.listeners)
 
     @property
     def deference_ms(self) -> int:
-        """How long a Prospective lets another one go first: long enough for an election."""
+        """Time a Prospective replica waits for another candidate: long enough for an election."""
         return max(1, self.election_timeout_ms // 10)
 
     @property
@@ -64,7 +62,9 @@ class ReplicaConfig:
 
     @property
     def fetch_wait_ms(self) -> int:
-        """The longest a fetch is parked: within the timeouts, or an idle leader looks dead."""
+        """Longest time a fetch is parked. Stays within the timeouts, so that an idle leader does
+        not look dead.
+        """
         return min(self.fetch_max_wait_ms, self.fetch_timeout_ms // 3, self.request_timeout_ms // 2)
 
     @property

@@ -1,7 +1,7 @@
-"""What goes into the replica and what comes out of it.
+"""Inputs and outputs of the replica: events and effects.
 
 Order of effects: **persist -> send -> apply**. The edge carries out the fields of one `Effects`
-from top to bottom, those of one step before those of the next. A failure to persist ends the
+from top to bottom, and all of one step before those of the next. A failure to persist ends the
 process; a failure to send is a lost message.
 """
 
@@ -17,7 +17,7 @@ from tidemark.types import Endpoint
 
 @dataclass(slots=True, frozen=True)
 class LeaderAndEpoch:
-    """Who leads in which epoch; `leader_id` is None while nobody is known to."""
+    """The current leader and its epoch; `leader_id` is None while no leader is known."""
 
     leader_id: int | None
     epoch: int
@@ -28,7 +28,7 @@ class LeaderAndEpoch:
 
 @dataclass(slots=True, frozen=True)
 class ElectionState:
-    """What survives a crash of the elections: the content of quorum-state."""
+    """The election state that survives a crash: the content of quorum-state."""
 
     epoch: int = 0
     leader_id: int | None = None
@@ -45,7 +45,9 @@ class Tick:
 
 @dataclass(slots=True, frozen=True)
 class RequestReceived:
-    """A peer asks; the answer comes as a `Reply` with this token, in this step or a later one."""
+    """A request from a peer. It is answered by a `Reply` with this token, in this step or a later
+    one.
+    """
 
     token: int
     request: AnyRequest
@@ -59,28 +61,28 @@ class ResponseReceived:
 
 @dataclass(slots=True, frozen=True)
 class RequestFailed:
-    """The request of this correlation id was not answered (connection lost, timed out)."""
+    """The request of this correlation id got no response (connection lost, timed out)."""
 
     correlation_id: int
 
 
 @dataclass(slots=True, frozen=True)
 class LogAppended:
-    """The log changed: this step's `Effects` that change it were carried out
-    (`Effects.changes_log`), or the leader's own client appended records (allowed while
-    `Replica.can_append(epoch)`)."""
+    """The log changed. Either the effects of this step that change it were carried out
+    (`Effects.changes_log`), or the leader's own client appended records, as
+    `Replica.can_append(epoch)` allows."""
 
 
 @dataclass(slots=True, frozen=True)
 class LogFlushed:
-    """An fsync asked for by `Effects.flush` is done: everything below `end_offset` is durable."""
+    """The fsync that `Effects.flush` requested is done: all below `end_offset` is durable."""
 
     end_offset: int
 
 
 @dataclass(slots=True, frozen=True)
 class SnapshotInstalled:
-    """`Effects.install_snapshot` is done: the log now begins and ends at the checkpoint, or is
+    """`Effects.install_snapshot` is complete: the log begins and ends at the checkpoint, or is
     longer and valid.
     """
 
@@ -89,21 +91,21 @@ class SnapshotInstalled:
 
 @dataclass(slots=True, frozen=True)
 class SnapshotRejected:
-    """`Effects.install_snapshot` found the fetched file corrupt and removed it."""
+    """`Effects.install_snapshot` found the fetched file corrupt and deleted it."""
 
     snapshot_id: SnapshotId
 
 
 @dataclass(slots=True, frozen=True)
 class Resign:
-    """The client gives up the leadership of `epoch`."""
+    """The client resigns the leadership of `epoch`."""
 
     epoch: int
 
 
 @dataclass(slots=True, frozen=True)
 class Shutdown:
-    """Leave in an orderly way: no election is begun any more, a leader tells the voters."""
+    """Orderly shutdown: the replica starts no more elections, and a leader notifies the voters."""
 
 
 Event = (
@@ -126,20 +128,20 @@ Event = (
 # same name as tidemark/records/control.py: the effect that appends that record
 @dataclass(slots=True, frozen=True)
 class LeaderChange:
-    """The control record that opens an epoch; the edge appends it as a batch of its own."""
+    """The control record that opens an epoch. The edge appends it as a batch of its own."""
 
     leader_id: int
     epoch: int
     voters: tuple[int, ...]
     granting_voters: tuple[int, ...]
     first_voters: VoterSet | None = None
-    """The voters of the bootstrap checkpoint, which the log does not have yet: KRaftVersion and
-    Voters follow in the same batch."""
+    """Voters of the bootstrap checkpoint, if the log does not have them yet. KRaftVersion and
+    Voters records follow in the same batch."""
 
 
 @dataclass(slots=True, frozen=True)
 class SnapshotPiece:
-    """Bytes of a checkpoint under way; position 0 begins a new part file."""
+    """A piece of a checkpoint being fetched. Position 0 starts a new part file."""
 
     snapshot_id: SnapshotId
     position: int
@@ -148,8 +150,8 @@ class SnapshotPiece:
 
 @dataclass(slots=True, frozen=True)
 class ReadRecords:
-    """Fill `FetchResponse.records` with whole batches from `offset` on, about `max_bytes` of
-    them.
+    """A read that fills `FetchResponse.records` with whole batches from `offset` on, about
+    `max_bytes` of them.
     """
 
     offset: int
@@ -158,7 +160,7 @@ class ReadRecords:
 
 @dataclass(slots=True, frozen=True)
 class ReadSnapshot:
-    """Fill `FetchSnapshotResponse.data` with these bytes of the checkpoint file."""
+    """A read that fills `FetchSnapshotResponse.data` with these bytes of the checkpoint file."""
 
     snapshot_id: SnapshotId
     position: int
@@ -167,7 +169,7 @@ class ReadSnapshot:
 
 @dataclass(slots=True, frozen=True)
 class Send:
-    """A request to a peer; node ids below -1 stand for bootstrap servers whose id is not known."""
+    """A request to a peer. Node ids below -1 stand for bootstrap servers whose id is not known."""
 
     correlation_id: int
     node_id: int
@@ -178,7 +180,7 @@ class Send:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """The answer to `RequestReceived.token`; `read` says what the edge puts into it first."""
+    """The answer to `RequestReceived.token`; the edge first completes it with `read`, if any."""
 
     token: int
     response: Response
@@ -187,7 +189,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Effects:
-    """Carry out from top to bottom.
+    """The instructions of one step, carried out from top to bottom.
 
     1. persist: `election_state` durably (quorum-state: tmp, fsync, rename, fsync dir); then the
        log: `truncate_to`, `append_leader_change`, `append_voters` or `append_records`,
@@ -196,7 +198,7 @@ class Effects:
        (verify, fsync, rename, restart the log there; report SnapshotInstalled or
        SnapshotRejected);
     3. send: `replies`, `sends`;
-    4. apply: tell the listeners of `high_watermark` and `leader`.
+    4. apply: notify the listeners of `high_watermark` and `leader`.
     """
 
     election_state: ElectionState | None = None
@@ -214,7 +216,9 @@ class Effects:
 
     @property
     def changes_log(self) -> bool:
-        """The edge reports LogAppended right after carrying this out."""
+        """True if the log changes: the edge reports LogAppended right after it carried these
+        effects out.
+        """
         return (
             self.truncate_to is not None
             or self.append_leader_change is not None

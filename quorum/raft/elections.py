@@ -1,9 +1,8 @@
-"""Votes and pre-votes: who asks, who grants, what follows from the answers (Raft §5.2, §5.4.1;
-KIP-595; KIP-996).
+"""Votes and pre-votes: requests, grants and results (Raft §5.2, §5.4.1; KIP-595; KIP-996).
 
-A real vote is granted only when no leader of the epoch is known, no other vote was given in it,
-and the candidate's log is at least as long as ours. A pre-vote promises nothing: it is granted for
-an up-to-date log unless we hear from a live leader.
+A real vote is granted only if no leader of the epoch is known, no other vote was given in it, and
+the candidate's log is at least as long as this one. A pre-vote is not binding: it is granted for an
+up-to-date log unless this replica has fetched from a live leader.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tidemark.types import Endpoint
 
 
 class Elections:
-    """Votes and leaders, in whatever role; timers of Prospective, Candidate and Resigned."""
+    """Votes and leader discovery in every role; timers of Prospective, Candidate and Resigned."""
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
@@ -40,8 +39,7 @@ class Elections:
         if not request.voter.matches(state.key):
             state.fail(token, request, ErrorCode.INVALID_VOTER_KEY)
             return
-        # The log of a candidate ends before the epoch it wants; a pre-vote's epoch is its present
-        # one.
+        # A candidate's log ends before the epoch it wants; a pre-vote carries its current epoch.
         beyond = request.epoch if request.pre_vote else request.epoch - 1
         if request.last_offset < 0 or not 0 <= request.last_offset_epoch <= beyond:
             state.fail(token, request, ErrorCode.INVALID_REQUEST)
@@ -66,8 +64,10 @@ class Elections:
         return theirs >= (self._state.log.last_epoch, self._state.log.end_offset)
 
     def _goes_first(self, request: VoteRequest) -> bool:
-        """Of two that lost their leader at the same moment, and grant each other pre-votes, one
-        must begin: else both vote for themselves, and an election timeout is lost."""
+        """Whether the requester should become a candidate before this replica does.
+
+        Two replicas that lose their leader at the same moment grant each other pre-votes. One must
+        go first, or both vote for themselves and an election timeout is lost."""
         state = self._state
         theirs = (request.last_offset_epoch, request.last_offset)
         if theirs == (state.log.last_epoch, state.log.end_offset):
@@ -104,7 +104,7 @@ class Elections:
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = state.role
         if isinstance(role, Prospective) and role.leader_id == request.leader_id:
-            state.give_up_pre_vote(role, now_ms)  # the leader that seemed lost is heard again
+            state.give_up_pre_vote(role, now_ms)  # the leader is reachable again
         state.reply(token, BeginQuorumEpochResponse(state.header()))
 
     def on_end_quorum_epoch(self, token: int, request: EndQuorumEpochRequest, now_ms: int) -> None:
@@ -115,13 +115,15 @@ class Elections:
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = state.role
         if isinstance(role, Follower) and state.may_elect and role.leader_id == request.leader_id:
-            # Its leader says that it is gone: elect without waiting, the best candidate first.
+            # The leader has resigned: elect without waiting, the best candidate first.
             role.has_fetched = False
             role.fetch_deadline_ms = now_ms + self._successor_backoff_ms(request)
         state.reply(token, EndQuorumEpochResponse(state.header()))
 
     def _successor_backoff_ms(self, request: EndQuorumEpochRequest) -> int:
-        """0 for the best candidate, then the longer the worse (KIP-595 "EndQuorumEpoch")."""
+        """Returns 0 for the best candidate, and longer delays for worse ones (KIP-595
+        "EndQuorumEpoch").
+        """
         state = self._state
         ids = [key.replica_id for key in request.preferred_candidates]
         if not ids:
@@ -132,17 +134,17 @@ class Elections:
         longest = state.config.election_backoff_max_ms
         return min(longest, (longest >> (len(ids) - 1)) << (position - 1))
 
-    # --- what messages say of the leader ----------------------------------------------------------
+    # --- leaders named by messages ----------------------------------------------------------------
 
     def _learn_leader(
         self, leader_id: int | None, epoch: int, endpoint: Endpoint | None, now_ms: int
     ) -> None:
-        """Takes over a higher epoch, or the leader of this one. Older news is ignored."""
+        """Adopts a higher epoch, or the leader of the current one. Older information is ignored."""
         state = self._state
         if epoch < state.epoch:
             return
         if leader_id == state.node_id:
-            if epoch > state.epoch:  # a disk older than what this replica once did
+            if epoch > state.epoch:  # this disk is older than an earlier life of the replica
                 state.become_unattached(epoch, now_ms)
             return
         if leader_id is not None:
@@ -176,7 +178,7 @@ class Elections:
         if state.epoch != epoch_before:
             return False
         if header.epoch < state.epoch:
-            if header.error != ErrorCode.NONE:  # it can not answer now: others are asked meanwhile
+            if header.error != ErrorCode.NONE:  # the server cannot answer now: ask others meanwhile
                 state.requests.back_off(pending.node_id, now_ms)
             return False
         if header.error not in (ErrorCode.NONE, ErrorCode.SNAPSHOT_NOT_FOUND):
@@ -208,6 +210,7 @@ class Elections:
     # --- timers and sending -----------------------------------------------------------------------
 
     def poll(self, role: Prospective | Candidate | Resigned, now_ms: int) -> None:
+        """Runs the timers of the role and sends the requests that are due."""
         match role:
             case Prospective():
                 self._poll_prospective(role, now_ms)
@@ -237,7 +240,7 @@ class Elections:
             state.become_prospective(now_ms)
         elif not state.voters.has_majority(role.rejected):
             self._request_votes(role, now_ms, pre_vote=False)
-        # else: lost early; the rest of the timeout is waited out, so that others get their turn
+        # Otherwise the election is lost early; wait out the timeout so that others get their turn.
 
     def _request_votes(self, role: Prospective | Candidate, now_ms: int, *, pre_vote: bool) -> None:
         state = self._state
@@ -287,7 +290,7 @@ class Elections:
         return role.election_deadline_ms
 
     def _unanswered(self, role: Prospective | Candidate | Resigned) -> Iterable[int]:
-        """Voters to which the role sends as soon as their pause is over."""
+        """Voters that get a request as soon as their backoff ends."""
         state = self._state
         if isinstance(role, Resigned):
             return role.unacknowledged

@@ -1,7 +1,6 @@
-"""Fetching: from the leader (records, divergence, snapshots), or from anybody who may know the
-leader.
+"""Fetching from the leader (records, divergence, snapshots), and finding the leader.
 
-At most one fetch is under way. A voter fetches only when its whole log is durable, since its fetch
+At most one fetch is in flight. A voter fetches only when its whole log is durable, since its fetch
 offset acknowledges everything below it (RULES.md rule 1). Source: KIP-595 "Fetch", KIP-630
 "FetchSnapshot".
 """
@@ -33,6 +32,7 @@ class Following:
     # --- timers and sending -----------------------------------------------------------------------
 
     def poll(self, role: Unattached | Follower, now_ms: int) -> None:
+        """Runs the timers of the role and sends the request that is due."""
         if isinstance(role, Follower):
             self._poll_follower(role, now_ms)
         else:
@@ -67,7 +67,9 @@ class Following:
 
     @property
     def _syncs_before_fetch(self) -> bool:
-        """Its fetch offset is durable: it is a voter, or may be one already for the leader."""
+        """Whether the fetch offset must be durable: this is a voter, or may already be one for the
+        leader.
+        """
         return self._state.is_voter or self._state.config.endpoint is not None
 
     def _waits_before_fetch(self, role: Follower) -> bool:
@@ -101,14 +103,15 @@ class Following:
         )
 
     def _servers_to_ask(self) -> list[tuple[int, Endpoint]]:
-        """Who may know the leader: the bootstrap servers but this replica, and the voters that the
-        log names (the static ones only where there are no bootstrap servers).
+        """Servers that may know the leader: the bootstrap servers except this replica, and the
+        voters in the log. Static voters are asked only if there are no bootstrap servers.
         """
         state = self._state
         bootstrap = state.config.bootstrap
         ids = range(BOOTSTRAP_ID_FIRST, BOOTSTRAP_ID_FIRST - len(bootstrap), -1)
         servers = list(zip(ids, bootstrap, strict=True))
-        if not bootstrap or state.log.kraft_version > 0:  # addresses may be older than the voters
+        # bootstrap addresses may be older than the voters
+        if not bootstrap or state.log.kraft_version > 0:
             endpoints = state.voters.endpoints()
             others = state.voters.others(state.node_id)
             servers += [(n, endpoints[n]) for n in others if endpoints[n] not in bootstrap]
@@ -127,7 +130,7 @@ class Following:
         state.send(node, endpoint, self._fetch_request(), now_ms)
 
     def _discovery_pause_ms(self) -> int:
-        """How long a server that could not help is left alone."""
+        """Backoff of a server that did not name a leader, in ms."""
         return max(
             self._state.config.retry_backoff_ms, self._state.config.election_timeout_ms // 10
         )
@@ -143,7 +146,7 @@ class Following:
         return role.fetch_deadline_ms if isinstance(role, Follower) else role.election_deadline_ms
 
     def _wanted_peers(self, role: Unattached | Follower) -> list[int]:
-        """Peers to which the role sends as soon as their pause is over."""
+        """Peers that get a request as soon as their backoff ends."""
         if isinstance(role, Follower):
             if self._waits_before_fetch(role):
                 return []
@@ -155,7 +158,7 @@ class Following:
     # --- responses --------------------------------------------------------------------------------
 
     def _is_from_leader(self, pending: Pending, request: FetchSnapshotRequest) -> bool:
-        """Whether the answer came from the leader that we follow in the epoch we asked in."""
+        """Whether the response came from the current leader, in the epoch of the request."""
         role = self._state.role
         if not isinstance(role, Follower) or request.epoch != role.epoch:
             return False
@@ -171,10 +174,10 @@ class Following:
         if request.epoch != role.epoch or not answers_leader:
             return
         told = response.header.leader_endpoint
-        if told is not None:  # by the leader itself, perhaps through a bootstrap server: it moved
+        if told is not None:  # from the leader, perhaps through a bootstrap server: it moved
             role.leader_endpoint = state.voters.reachable_endpoint(role.leader_id, told) or told
         if request.fetch_offset != state.log.end_offset:
-            return  # the answer to a question that is no longer ours
+            return  # the log changed after this request
         self._heard_from_leader(role, now_ms)
         if response.diverging_epoch is not None:
             self._truncate_diverging(*response.diverging_epoch)
@@ -188,7 +191,9 @@ class Following:
             self.follow_high_watermark(role)
 
     def pause_server(self, pending: Pending, now_ms: int) -> None:
-        """An answer that did not help from somebody who is not our leader: ask others first."""
+        """Backs off a server other than the leader whose response did not help, so that others are
+        asked first.
+        """
         role = self._state.role
         if isinstance(role, Follower) and role.leader_id == pending.node_id:
             return
@@ -199,8 +204,8 @@ class Following:
         role.fetch_deadline_ms = now_ms + self._state.config.fetch_timeout_ms
 
     def _truncate_diverging(self, epoch: int, end_offset: int) -> None:
-        """Cuts what the leader does not have (KIP-595; the local look-up handles epochs
-        between).
+        """Truncates what the leader does not have (KIP-595). The local lookup covers the epochs
+        between.
         """
         state = self._state
         own_epoch, own_end_offset = state.log.end_offset_for_epoch(epoch)
@@ -240,7 +245,7 @@ class Following:
             return
         self._heard_from_leader(role, now_ms)
         if response.header.error != ErrorCode.NONE:
-            role.download = None  # cleaned meanwhile, or another file: the next fetch tells more
+            role.download = None  # deleted meanwhile, or another file: the next fetch decides
             return
         if response.position != download.position or response.snapshot_id != download.snapshot_id:
             role.download = None
@@ -253,10 +258,10 @@ class Following:
             download.installing = True
             state.effects.install_snapshot = download.snapshot_id
 
-    # --- what the edge reports --------------------------------------------------------------------
+    # --- reports of the edge ----------------------------------------------------------------------
 
     def on_snapshot_installed(self, snapshot_id: SnapshotId, now_ms: int) -> None:
-        """The log now begins behind the checkpoint, which is committed and durable."""
+        """Resets the offsets: the log begins at the checkpoint, which is committed and durable."""
         state = self._state
         state.refresh_voters(now_ms)
         state.flushed_offset = state.flush_requested_offset = state.log.end_offset
@@ -269,8 +274,8 @@ class Following:
             role.download = None
 
     def follow_high_watermark(self, role: Follower) -> None:
-        """min(own log end, the leader's): called again when the records of the answer are
-        appended.
+        """Raises the high watermark to the smaller of the log end and the leader's. Called again
+        when the fetched records are appended.
         """
         if role.leader_high_watermark is not None:
             self._state.raise_high_watermark(

@@ -1,4 +1,4 @@
-"""Leading an epoch: fetches answered, parked and acknowledged; the high watermark; check-quorum;
+"""Leading an epoch: answering and parking fetches, the high watermark, check-quorum,
 BeginQuorumEpoch.
 
 Source: KIP-595 "Fetch", KIP-630, KIP-1166 (a fetcher that lags the high watermark is answered at
@@ -25,12 +25,12 @@ from quorum.raft.voters import ReplicaKey
 from tidemark.errors import ErrorCode
 
 MAX_PARKED_FETCHES = 1024
-"""Fetches that may wait at the leader; one more is answered empty at once."""
+"""Fetches that may be parked at the leader. Any more are answered empty at once."""
 MAX_OBSERVERS = 4096
-"""Observers whose progress is remembered; the one silent for the longest goes first."""
+"""Observers whose progress is tracked. Beyond that, the one that fetched longest ago is dropped."""
 HIGH_WATERMARK_LINGER_MS = 2
-"""How long a new high watermark waits for records that go the same way: while changes follow each
-other closely each costs a follower one fetch, not two."""
+"""Time a new high watermark waits to be sent along with records, in ms. When changes follow each
+other closely, each costs a follower one fetch and not two."""
 
 
 class Leading:
@@ -44,8 +44,8 @@ class Leading:
     def _leader_for(
         self, token: int, request: FetchRequest | FetchSnapshotRequest
     ) -> Leader | None:
-        """The leader role if this replica leads in the request's epoch; otherwise the answer is
-        given.
+        """Returns the leader role if this replica leads in the request's epoch; otherwise replies
+        with the error and returns None.
         """
         state = self._state
         role = state.role
@@ -94,17 +94,17 @@ class Leading:
         )
 
     def _progress_of(self, role: Leader, key: ReplicaKey) -> ReplicaProgress | None:
-        """The state kept of a fetcher; None for one that is no replica (id below 0) or
-        ourselves.
+        """Returns the tracked progress of a fetcher; None for a non-replica (id below 0) and for
+        this replica.
         """
         if key.replica_id < 0 or key.replica_id == self._state.node_id:
             return None
         voter = role.voters.get(key.replica_id)
         if voter is not None and voter.key.matches(key):
-            voter.key = key  # with static voters the fetch is what tells the directory
+            voter.key = key  # with static voters only the fetch names the directory
             return voter
         known = role.observers.pop(key, None) or ReplicaProgress(key)
-        role.observers[key] = known  # the latest to fetch stands last
+        role.observers[key] = known  # the latest to fetch comes last
         if len(role.observers) > MAX_OBSERVERS:
             del role.observers[next(iter(role.observers))]
         return known
@@ -120,8 +120,8 @@ class Leading:
         progress.end_offset = fetch_offset
 
     def _news_due_ms(self, request: FetchRequest, now_ms: int) -> int:
-        """When a fetcher must hear what it does not know: records and the first high watermark at
-        once, a mere step of the high watermark a moment later."""
+        """When a fetcher must be answered: at once for records and the first high watermark, a
+        moment later for a mere step of the high watermark."""
         if request.fetch_offset < self._state.log.end_offset:
             return now_ms
         high_watermark = self._state.advertised_high_watermark
@@ -134,7 +134,7 @@ class Leading:
 
     def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
         for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
-            self._answer_fetch(role.parked.pop(parked.token))  # it gave that one up
+            self._answer_fetch(role.parked.pop(parked.token))  # the fetcher has abandoned that one
         wait_ms = min(request.max_wait_ms, self._state.config.fetch_wait_ms)
         deadline_ms = min(now_ms + wait_ms, self._news_due_ms(request, now_ms))
         fetch = ParkedFetch(token, request, deadline_ms)
@@ -156,7 +156,7 @@ class Leading:
         state.effects.replies.append(Reply(fetch.token, response, read))
 
     def _answer_parked(self, role: Leader, now_ms: int) -> None:
-        """Answers what waited for records or the high watermark, or long enough."""
+        """Answers parked fetches that have something new, or whose wait is over."""
         for parked in role.parked.values():
             due_ms = self._news_due_ms(parked.request, now_ms)
             parked.deadline_ms = min(parked.deadline_ms, due_ms)
@@ -183,7 +183,7 @@ class Leading:
             state.fail(token, request, ErrorCode.POSITION_OUT_OF_RANGE)
             return
         progress = self._progress_of(role, request.replica)
-        if progress is not None:  # it lives: counts for check-quorum
+        if progress is not None:  # the fetch counts for check-quorum
             progress.last_fetch_ms = now_ms
             progress.acknowledged = True
         limit = max(1, min(request.max_bytes, state.config.fetch_snapshot_max_bytes))
@@ -199,7 +199,7 @@ class Leading:
         state = self._state
         own = role.voters.get(state.node_id)
         if own is not None:
-            own.end_offset = state.flushed_offset  # itself only up to its own fsync
+            own.end_offset = state.flushed_offset  # the leader counts only up to its own fsync
         offsets = [-1 if p.end_offset is None else p.end_offset for p in role.voters.values()]
         state.raise_high_watermark(
             next_high_watermark(state.high_watermark, offsets, role.epoch_start_offset)
@@ -215,6 +215,7 @@ class Leading:
     # --- timers and sending -----------------------------------------------------------------------
 
     def poll(self, role: Leader, now_ms: int) -> None:
+        """Runs the timers of the leader, answers parked fetches and sends what is due."""
         state = self._state
         if now_ms >= self._check_quorum_deadline_ms(role):
             state.become_resigned(now_ms)
@@ -248,7 +249,9 @@ class Leading:
         return due_ms
 
     def _check_quorum_deadline_ms(self, role: Leader) -> int:
-        """When a majority (itself included) has been silent too long; never for a sole voter."""
+        """When the leader resigns because a majority (itself included) has not fetched. Never for a
+        sole voter.
+        """
         state = self._state
         needed = state.voters.majority - (1 if state.node_id in role.voters else 0)
         if needed <= 0:
@@ -264,7 +267,7 @@ class Leading:
         return heard[needed - 1] + state.config.check_quorum_timeout_ms
 
     def _begin_due_ms(self, role: Leader, node: int) -> int:
-        """When this voter must hear of the leader (again): only one that does not fetch."""
+        """When this voter is due a BeginQuorumEpoch (again): only a voter that does not fetch."""
         progress = role.voters[node]
         if progress.last_begin_ms is None:
             return role.started_ms

@@ -1,8 +1,8 @@
-"""What the replica may see of its log: offsets and epochs, never bytes; and the rule that judges a
-fetch position.
+"""The replica's view of its log (offsets and epochs, never bytes), and the validation of fetch
+positions.
 
-The view reads the log as it is now: the edge carries out a step's effects before it makes the next
-step.
+The view shows the log as it is now: the edge carries out the effects of one step before it makes
+the next.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class LogView(Protocol):
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last record, or of the snapshot the log begins at; 0 for an empty log."""
+        """Epoch of the last record, or of the snapshot where the log begins; 0 if empty."""
         ...
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the largest epoch of the log that is not above `epoch`, its end offset)."""
+        """The largest epoch of the log that is not above `epoch`, and its end offset."""
         ...
 
     @property
     def voters(self) -> VoterSet | None:
-        """The voters by the newest Voters record, committed or not; None: the log names none."""
+        """The voters of the newest Voters record, committed or not; None if the log has none."""
         ...
 
     @property
     def voters_offset(self) -> int | None:
-        """Offset of that record; -1 when the bootstrap checkpoint says it."""
+        """Offset of that record; -1 if it is in the bootstrap checkpoint."""
         ...
 
     def was_voter_since(self, key: ReplicaKey, end_offset: int) -> bool:
@@ -58,18 +58,20 @@ class LogView(Protocol):
     def latest_snapshot(self) -> SnapshotId | None: ...
 
     def snapshot_size_bytes(self, snapshot: SnapshotId) -> int | None:
-        """None when there is no such checkpoint (any more)."""
+        """Size of the checkpoint; None if it does not exist."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Valid:
-    """The fetcher's log is a prefix of ours up to its fetch offset."""
+    """The fetcher's log is a prefix of this one up to its fetch offset."""
 
 
 @dataclass(slots=True, frozen=True)
 class Diverging:
-    """The fetcher holds records that we do not: it must truncate to this (epoch, end offset)."""
+    """The fetcher holds records that this log does not: it must truncate to this (epoch, end
+    offset).
+    """
 
     epoch: int
     end_offset: int
@@ -77,7 +79,7 @@ class Diverging:
 
 @dataclass(slots=True, frozen=True)
 class NeedsSnapshot:
-    """The fetch position is behind our log start: the checkpoint comes first."""
+    """The fetch position is before the log start: the fetcher must load the checkpoint first."""
 
     snapshot: SnapshotId
 
@@ -85,10 +87,10 @@ class NeedsSnapshot:
 def validate_offset_and_epoch(
     log: LogView, fetch_offset: int, last_fetched_epoch: int
 ) -> Valid | Diverging | NeedsSnapshot:
-    """Judges where a follower wants to fetch (KIP-595 "Fetch", KIP-630 "Validation of Fetch")."""
+    """Validates a follower's fetch position (KIP-595 "Fetch", KIP-630 "Validation of Fetch")."""
     earliest, latest = log.earliest_snapshot, log.latest_snapshot
     if fetch_offset == 0 and latest is not None and latest.end_offset > 0:
-        return NeedsSnapshot(latest)  # a new replica loads the newest state instead of all history
+        return NeedsSnapshot(latest)  # a new replica loads the newest state, not the whole history
     if log.start_offset == 0 and fetch_offset == 0 and last_fetched_epoch == 0:
         return Valid()
     behind = earliest is not None and (

@@ -1,7 +1,7 @@
-"""The quorum's requests and responses as plain values, with the field names of
+"""Requests and responses of the quorum as plain values, with the field names of
 proto/tidemark/v1/raft.proto.
 
-The edge turns them into protobuf and back; the core and the simulator never see protobuf.
+The edge converts them to protobuf and back; the core and the simulator never see protobuf.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tidemark.types import Endpoint, Listener
 
 @dataclass(slots=True, frozen=True)
 class VoteRequest:
-    """Asks `voter` for its vote (or pre-vote: would you vote for me?) in `epoch` (KIP-595,
-    KIP-996).
+    """Requests a vote or a pre-vote of `voter` in `epoch` (KIP-595, KIP-996). A pre-vote only asks
+    whether the vote would be granted.
     """
 
     cluster_id: str
@@ -31,7 +31,7 @@ class VoteRequest:
 
 @dataclass(slots=True, frozen=True)
 class BeginQuorumEpochRequest:
-    """A leader announces itself to a voter that does not fetch from it."""
+    """Announces a leader to a voter that does not fetch from it."""
 
     cluster_id: str
     voter: ReplicaKey
@@ -42,7 +42,7 @@ class BeginQuorumEpochRequest:
 
 @dataclass(slots=True, frozen=True)
 class EndQuorumEpochRequest:
-    """A leader gives up; the preferred candidates come best first."""
+    """Announces that a leader resigned. The preferred candidates come best first."""
 
     cluster_id: str
     leader_id: int
@@ -53,7 +53,7 @@ class EndQuorumEpochRequest:
 
 @dataclass(slots=True, frozen=True)
 class FetchRequest:
-    """Asks for records, and acknowledges: a voter holds everything below `fetch_offset` durably."""
+    """Requests records and acknowledges: a voter holds everything below `fetch_offset` durably."""
 
     cluster_id: str
     replica: ReplicaKey
@@ -67,7 +67,7 @@ class FetchRequest:
 
 @dataclass(slots=True, frozen=True)
 class FetchSnapshotRequest:
-    """Asks for a piece of a checkpoint file."""
+    """Requests a piece of a checkpoint file."""
 
     cluster_id: str
     replica: ReplicaKey
@@ -79,8 +79,9 @@ class FetchSnapshotRequest:
 
 @dataclass(slots=True, frozen=True)
 class AddVoterRequest:
-    """Makes an observer a voter (KIP-853); answered when the change is committed, or, without
-    `ack_when_committed`, as soon as it is appended. No `listeners`: `endpoint` is the only one.
+    """Makes an observer a voter (KIP-853). Answered when the change is committed, or as soon as it
+    is appended if `ack_when_committed` is false. If `listeners` is empty, `endpoint` is the only
+    one.
     """
 
     cluster_id: str
@@ -93,7 +94,9 @@ class AddVoterRequest:
 
 @dataclass(slots=True, frozen=True)
 class RemoveVoterRequest:
-    """Makes a voter an observer, the leader too; answered when the change is committed."""
+    """Makes a voter an observer; the leader, too, can be removed. Answered when the change is
+    committed.
+    """
 
     cluster_id: str
     voter: ReplicaKey
@@ -102,8 +105,8 @@ class RemoveVoterRequest:
 
 @dataclass(slots=True, frozen=True)
 class UpdateVoterRequest:
-    """A voter tells the leader of `epoch` where it answers now. No `listeners`: `endpoint` is the
-    only one."""
+    """Reports the current listeners of a voter to the leader of `epoch`. If `listeners` is empty,
+    `endpoint` is the only one."""
 
     cluster_id: str
     epoch: int
@@ -114,9 +117,9 @@ class UpdateVoterRequest:
 
 @dataclass(slots=True, frozen=True)
 class UpgradeVersionRequest:
-    """Turns static voters into voters of the log (kraft.version 1). Asked of the leader by its own
-    controller, and never sent: it has no form on the wire. `validate_only`: only whether it could
-    begin."""
+    """Turns static voters into voters of the log (kraft.version 1). Only the leader's own
+    controller makes it: it has no wire format. With `validate_only` it only checks whether the
+    upgrade could begin."""
 
     cluster_id: str
     kraft_version: int
@@ -135,14 +138,12 @@ Request = (
     | VoterChangeRequest
 )
 AnyRequest = Request | UpgradeVersionRequest
-"""What a replica answers: the quorum's requests, and its own process's."""
+"""Requests a replica answers: those of the quorum, and those of its own process."""
 
 
 @dataclass(slots=True, frozen=True)
 class Header:
-    """What every response begins with: how it went, and who leads as far as the answering node
-    knows.
-    """
+    """The beginning of every response: the error, and the leader known to the answering node."""
 
     error: ErrorCode
     leader_id: int | None
@@ -169,7 +170,7 @@ class EndQuorumEpochResponse:
 # same name as tidemark/wire/fetch.py: the quorum and the log each have a Fetch
 @dataclass(slots=True, frozen=True)
 class FetchResponse:
-    """Records, or where the fetcher's log diverges, or the checkpoint it must load first."""
+    """Records, or the point where the fetcher's log diverges, or the checkpoint to load first."""
 
     header: Header
     high_watermark: int | None = None
@@ -190,7 +191,7 @@ class FetchSnapshotResponse:
 
 @dataclass(slots=True, frozen=True)
 class VoterChangeResponse:
-    """What became of a change of the voters; `message` says why it was refused."""
+    """The outcome of a voter change; `message` explains a refusal."""
 
     header: Header
     message: str = ""
@@ -207,7 +208,7 @@ Response = (
 
 
 def error_response(request: AnyRequest, header: Header) -> Response:
-    """The response of `request`'s kind that says nothing but the header."""
+    """Returns a response of the request's type that has only a header."""
     match request:
         case VoteRequest():
             return VoteResponse(header, vote_granted=False)

@@ -1,8 +1,8 @@
 """The Raft replica: `step(event, now_ms) -> Effects`, `next_deadline_ms()`, `validate()`.
 
-Every step handles its event, then polls the role (its timers and what it has to send) until the
-role stays the same. The same class runs in production and in the simulator. The work is done by the
-parts, each for its roles, on the one `RaftState`; here it is dispatched.
+Each step handles its event, then polls the role (timers and requests to send) until the role no
+longer changes. The same class runs in production and in the simulator. This module only dispatches;
+the parts do the work on one shared `RaftState`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
 
 _MAX_POLLS = 8
-"""Role changes one step can make: more would be a loop."""
+"""Limit of role changes in one step: more would be an endless loop."""
 
 _EXPECTED: dict[type, type] = {
     VoteRequest: VoteResponse,
@@ -81,7 +81,7 @@ _EXPECTED: dict[type, type] = {
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """The classes that a replica is made of; a test may put a broken one in place of any."""
+    """The classes that make up a replica. A test may replace any of them with a broken one."""
 
     state: type[RaftState] = RaftState
     elections: type[Elections] = Elections
@@ -91,7 +91,7 @@ class Parts:
 
 
 class Replica:
-    """One replica of the metadata log; not thread-safe, and without any IO."""
+    """One replica of the metadata log. It does no IO and is not thread-safe."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Replica:
 
     @property
     def high_watermark(self) -> int | None:
-        """Exclusive end of what is known to be committed; None before anything is."""
+        """The end of the records known to be committed, exclusive; None before any is."""
         return self.state.high_watermark
 
     @property
@@ -145,9 +145,11 @@ class Replica:
 
     @property
     def committed_offset(self) -> int | None:
-        """Below here all is committed that was so when this epoch's leader began, and more by what
-        is known: who has applied it has caught up. None until the leader tells. This replica's own
-        `high_watermark` is no measure: after a restart it begins at the newest checkpoint.
+        """Offset a listener must reach to have caught up: everything committed before this epoch
+        began. None until the leader reports it.
+
+        The replica's own `high_watermark` does not serve: after a restart it starts at the newest
+        checkpoint.
         """
         role = self.state.role
         match role:
@@ -167,14 +169,14 @@ class Replica:
 
     @property
     def shutdown_complete(self) -> bool:
-        """After Shutdown: everybody who had to know of it knows."""
+        """True after Shutdown once every voter that must be notified has acknowledged."""
         role = self.state.role
         return self.state.shutting_down and not (isinstance(role, Resigned) and role.unacknowledged)
 
     # --- events -----------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> Effects:
-        """The role after a (re)start, from quorum-state and log; call once, before the first
+        """Sets the role after a (re)start from quorum-state and log. Call once, before the first
         step.
         """
         self.state.effects = Effects()
@@ -182,11 +184,11 @@ class Replica:
         return self._finish(now_ms)
 
     def step(self, event: Event, now_ms: int) -> Effects:
-        """Takes one event and says what must be done, in the order of `Effects`."""
+        """Handles one event and returns what must be done, in the order of `Effects`."""
         state = self.state
         state.effects = Effects()
         state.requests.expire(now_ms)
-        match event:  # a Tick needs no handler: the poll finds what is due, as after every event
+        match event:  # a Tick needs no handler: every event is followed by a poll
             case RequestReceived():
                 self._on_request(event.token, event.request, now_ms)
             case ResponseReceived():
@@ -256,7 +258,7 @@ class Replica:
             requests.back_off(pending.node_id, now_ms)
             return
         is_current = self._elections.apply_header(pending, response.header, now_ms)
-        if isinstance(response, BeginQuorumEpochResponse):  # a probe's error matters, too
+        if isinstance(response, BeginQuorumEpochResponse):  # errors of a probe count, too
             self._voter_changes.on_probe_response(pending, response)
         if is_current:
             self._dispatch_response(pending, response, now_ms)
@@ -264,7 +266,7 @@ class Replica:
             self._following.pause_server(pending, now_ms)
 
     def _dispatch_response(self, pending: Pending, response: Response, now_ms: int) -> None:
-        match response:  # a VoterChangeResponse says nothing more: the log says what became of it
+        match response:  # a VoterChangeResponse has no handler: the log shows the outcome
             case VoteResponse():
                 self._elections.on_vote_response(pending, response)
             case BeginQuorumEpochResponse():
@@ -306,7 +308,7 @@ class Replica:
             self._voter_changes.poll(role, now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """When `Tick` is due at the latest; None when only events can change anything."""
+        """When the next `Tick` is due; None if only other events can change anything."""
         role = self.state.role
         match role:
             case Unattached() | Follower():
@@ -323,7 +325,7 @@ class Replica:
     # --- checks -----------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Asserts what must always hold; for tests and the simulator, after every step."""
+        """Asserts the invariants. Tests and the simulator call it after every step."""
         state, role, known = self.state, self.state.role, self.state.election_state
         assert known.epoch == role.epoch, (known, role)
         assert state.flushed_offset <= state.log.end_offset, (state.flushed_offset, state.log)

@@ -1,8 +1,8 @@
-"""Requests under way: at most one per peer and purpose, each with a deadline, and a pause after a
+"""Requests in flight: at most one per peer and purpose, each with a deadline, and a backoff after a
 failure.
 
-A response is matched by its correlation id; one that is no longer expected (timed out, answered
-twice, from before a change of epoch) finds nothing here and is dropped.
+A response is matched by its correlation id. A response that is no longer expected (timed out,
+duplicated, from before a change of epoch) matches nothing and is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quorum.raft.messages import Request
 BOOTSTRAP_ID_FIRST = -2
 """Node id of the first bootstrap server whose real id is not known; the next is -3, and so on."""
 MEMBERSHIP_ID = -1
-"""Node id of requests to the leader about the own membership: they go beside its fetches."""
+"""Node id of membership requests to the leader: they are in flight beside fetches."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,7 +28,7 @@ class Pending:
 
 
 class RequestManager:
-    """Correlation ids, requests under way by peer, and backoff by peer."""
+    """Correlation ids, and for each peer the request in flight and the backoff."""
 
     def __init__(self, retry_backoff_ms: int) -> None:
         self._retry_backoff_ms = retry_backoff_ms
@@ -39,14 +39,14 @@ class RequestManager:
     def register(
         self, node_id: int, request: Request, epoch: int, now_ms: int, timeout_ms: int
     ) -> int:
-        """Notes a request that is about to be sent; gives its correlation id."""
+        """Registers a request about to be sent, and returns its correlation id."""
         self._next_id += 1
         deadline_ms = now_ms + timeout_ms
         self._pending[node_id] = Pending(self._next_id, node_id, request, epoch, deadline_ms)
         return self._next_id
 
     def is_ready(self, node_id: int, now_ms: int) -> bool:
-        """Nothing under way to the peer, and no pause."""
+        """True if the peer has no request in flight and no backoff."""
         return (
             node_id not in self._pending and self._backoff_until_ms.get(node_id, now_ms) <= now_ms
         )
@@ -55,15 +55,15 @@ class RequestManager:
         return self._backoff_until_ms.get(node_id, now_ms) > now_ms
 
     def ready_at_ms(self, node_id: int) -> int:
-        """When a request may go to the peer; never while one is under way (its deadline counts
-        then).
+        """When the peer may get a request. FOREVER_MS while one is in flight: its own deadline
+        counts then.
         """
         if node_id in self._pending:
             return FOREVER_MS
         return self._backoff_until_ms.get(node_id, 0)
 
     def complete(self, correlation_id: int) -> Pending | None:
-        """Takes the request of a response; None when it is not expected any more."""
+        """Removes and returns the request of a response; None if the response is not expected."""
         for node_id, pending in self._pending.items():
             if pending.correlation_id == correlation_id:
                 del self._pending[node_id]
@@ -75,27 +75,27 @@ class RequestManager:
         self._backoff_until_ms[node_id] = now_ms + pause
 
     def expire(self, now_ms: int) -> None:
-        """Gives up requests whose time is over."""
+        """Drops requests past their deadline, and backs off their peers."""
         for node_id in [n for n, p in self._pending.items() if p.deadline_ms <= now_ms]:
             del self._pending[node_id]
             self.back_off(node_id, now_ms)
 
     def pending_request(self, correlation_id: int) -> Request | None:
-        """The request of a correlation id that is still under way."""
+        """The request with this correlation id, if it is in flight."""
         for pending in self._pending.values():
             if pending.correlation_id == correlation_id:
                 return pending.request
         return None
 
     def has_pending(self) -> bool:
-        """Something but a request about the own membership."""
+        """True if any request but a membership request is in flight."""
         return any(node_id != MEMBERSHIP_ID for node_id in self._pending)
 
     def next_deadline_ms(self) -> int:
-        """When the first request under way runs out of time."""
+        """The earliest deadline of the requests in flight."""
         return min((p.deadline_ms for p in self._pending.values()), default=FOREVER_MS)
 
     def reset(self) -> None:
-        """Forgets everything: a new epoch or role expects none of the old answers."""
+        """Drops all requests and backoffs: a new epoch or role expects no earlier response."""
         self._pending.clear()
         self._backoff_until_ms.clear()

@@ -20,10 +20,10 @@
     Resigned     Unattached    a higher epoch; the election timeout passed (epoch + 1)
                  Follower      a leader of a higher epoch
 
-Observers (no voters) know only Unattached and Follower; one whose removal is not known to be
-committed may still be elected (`RaftState.may_elect`). Who may vote can change with each append,
-truncation and checkpoint (KIP-853): a leader that is removed leads on until that is committed, and
-resigns. Source: KIP-595, KIP-853, KIP-996.
+Observers (non-voters) are only Unattached or Follower. One whose removal is not known to be
+committed may still be elected (`RaftState.may_elect`). The voters can change with each append,
+truncation and checkpoint (KIP-853). A leader that is removed keeps leading until its removal is
+committed, then resigns. Source: KIP-595, KIP-853, KIP-996.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tidemark.types import Endpoint
 
 @dataclass(slots=True)
 class Unattached:
-    """No leader is known in this epoch; perhaps a vote was given."""
+    """No leader is known in this epoch. A vote may have been given."""
 
     epoch: int
     voted: ReplicaKey | None
@@ -47,7 +47,9 @@ class Unattached:
 
 @dataclass(slots=True)
 class Prospective:
-    """Asks for pre-votes, without raising the epoch. Memory only: quorum-state stays as it was."""
+    """Requests pre-votes without raising the epoch. Exists in memory only: quorum-state does not
+    change.
+    """
 
     epoch: int
     voted: ReplicaKey | None
@@ -56,12 +58,12 @@ class Prospective:
     election_deadline_ms: int
     granted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
-    defers_until_ms: int = 0  # another that is Prospective, too, goes first
+    defers_until_ms: int = 0  # a better Prospective replica goes first
 
 
 @dataclass(slots=True)
 class Candidate:
-    """Has voted for itself in this epoch, and asks for votes."""
+    """Has voted for itself in this epoch, and requests votes."""
 
     epoch: int
     voted: ReplicaKey
@@ -72,8 +74,8 @@ class Candidate:
 
 @dataclass(slots=True)
 class SnapshotDownload:
-    """A checkpoint on its way from the leader, by pieces; begun anew with another leader, for its
-    bytes may differ.
+    """A checkpoint being fetched from the leader, in pieces. It restarts with another leader, whose
+    file may have different bytes.
     """
 
     snapshot_id: SnapshotId
@@ -90,15 +92,15 @@ class Follower:
     leader_id: int
     leader_endpoint: Endpoint
     fetch_deadline_ms: int
-    has_fetched: bool = False  # since then a pre-vote is refused: the leader is alive
+    has_fetched: bool = False  # from then on pre-votes are refused: the leader is alive
     leader_high_watermark: int | None = None
     download: SnapshotDownload | None = None
-    membership_due_ms: int = 0  # when it may next tell the leader where it answers, or ask to join
+    membership_due_ms: int = 0  # when the next membership request may be sent
 
 
 @dataclass(slots=True)
 class ReplicaProgress:
-    """What the leader knows of a voter or observer."""
+    """Progress of a voter or observer, as the leader tracks it."""
 
     key: ReplicaKey
     end_offset: int | None = None
@@ -111,7 +113,7 @@ class ReplicaProgress:
 
 @dataclass(slots=True)
 class ParkedFetch:
-    """A fetch that waits for records or for the high watermark."""
+    """A fetch that waits for records or for a new high watermark."""
 
     token: int
     request: FetchRequest
@@ -120,8 +122,8 @@ class ParkedFetch:
 
 @dataclass(slots=True)
 class VoterChange:
-    """The change of the voters that somebody waits for. Once it is `appended` the newest Voters
-    record of the log is its own: no other change begins before that is committed."""
+    """A change of the voters in progress. Once it is `appended`, the newest Voters record of the
+    log is its own: no other change begins before that is committed."""
 
     token: int
     request: VoterChangeRequest | UpgradeVersionRequest
@@ -132,7 +134,7 @@ class VoterChange:
 
 @dataclass(slots=True)
 class Leader:
-    """Leads this epoch. `voters` has every voter, itself included."""
+    """Leads this epoch. `voters` holds every voter, itself included."""
 
     epoch: int
     voted: ReplicaKey | None
@@ -147,7 +149,7 @@ class Leader:
 
 @dataclass(slots=True)
 class Resigned:
-    """Led this epoch and gave up (or was restarted): it must never write in this epoch again."""
+    """Led this epoch and resigned (or restarted). It must never write in this epoch again."""
 
     epoch: int
     voted: ReplicaKey | None

@@ -1,9 +1,8 @@
-"""The state that all parts of a replica hold: fields, views, transitions (nowhere else is a role
-changed), and what they answer and send.
+"""The state shared by all parts of a replica: fields, views, role transitions, replies and sends.
 
-Safety that lives here: the epoch never goes back; a vote, an epoch or a leader is put into
-`Effects.election_state` (durable before anything is sent) in the very transition that takes it; an
-illegal transition raises.
+Only this module changes the role. Safety kept here: the epoch never goes back, and an illegal
+transition raises. Each transition puts its vote, epoch or leader into `Effects.election_state`,
+which is durable before anything is sent.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from tidemark.types import Endpoint
 
 
 class RaftInvariantError(FatalError):
-    """The replica met what must not happen (two leaders in an epoch, truncation below the high
-    watermark ...).
+    """A state that must never occur (two leaders in an epoch, truncation below the high watermark
+    ...).
     """
 
 
 class RaftState:
-    """Fields, views and transitions of one replica; the role modules add what to do in a role."""
+    """Fields, views and transitions of one replica. The role modules add the behaviour."""
 
     def __init__(
         self,
@@ -54,12 +53,12 @@ class RaftState:
         self.requests = RequestManager(config.retry_backoff_ms)
         self.election_state = election_state
         self.role: Role = Unattached(election_state.epoch, election_state.voted, FOREVER_MS)
-        self.flushed_offset = log.end_offset  # what a restart finds on disk is durable
+        self.flushed_offset = log.end_offset  # the content of the disk at a restart is durable
         self.flush_requested_offset = log.end_offset
         snapshot = log.latest_snapshot
         self.high_watermark: int | None = snapshot.end_offset if snapshot is not None else None
         self.shutting_down = False
-        self.awaiting_log = False  # a step changed the log; LogAppended says that it is done
+        self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
         self.effects = Effects()
 
     # --- views ------------------------------------------------------------------------------------
@@ -82,9 +81,11 @@ class RaftState:
 
     @property
     def may_elect(self) -> bool:
-        """It may stand for election: a voter, or one whose removal is not known to be committed.
-        The latter counts itself in no majority, but where only it holds the Voters record that
-        removes it nobody else could be elected (Ongaro 2014, §4.2.2).
+        """True if this replica may stand for election: a voter, or one whose removal is not known
+        to be committed.
+
+        A removed voter counts itself in no majority. But if only it holds the Voters record that
+        removes it, no other replica can be elected (Ongaro 2014, §4.2.2).
         """
         if self.is_voter:
             return True
@@ -95,7 +96,7 @@ class RaftState:
 
     @property
     def leader_id(self) -> int | None:
-        """The leader of this epoch as far as known, even after it resigned."""
+        """The known leader of this epoch, even after it resigned."""
         match self.role:
             case Leader() | Resigned():
                 return self.node_id
@@ -106,7 +107,7 @@ class RaftState:
 
     @property
     def leader_and_epoch(self) -> LeaderAndEpoch:
-        """Who leads now; a resigned or unreachable leader is none."""
+        """The current leader; None for one that resigned or cannot be reached."""
         match self.role:
             case Leader():
                 return LeaderAndEpoch(self.node_id, self.epoch)
@@ -127,9 +128,11 @@ class RaftState:
 
     @property
     def advertised_high_watermark(self) -> int | None:
-        """What this replica tells of its high watermark. A leader knows it from its first own
-        committed record on, and until then no more than it knew as a follower; a follower keeps to
-        itself what the leader of this epoch has not told it, so that the leader answers at once.
+        """The high watermark this replica reports to others; None if it is not confirmed in this
+        epoch.
+
+        A leader reports it once a record of its own epoch is committed. A follower reports it once
+        the leader of this epoch has sent one: without it the leader answers the fetch at once.
         """
         role, known = self.role, self.high_watermark
         if isinstance(role, Leader) and known is not None and known > role.epoch_start_offset:
@@ -149,7 +152,8 @@ class RaftState:
             self.role = Unattached(log_epoch, None, deadline_ms)
             self._persist(None, None)
         elif state.leader_id == self.node_id and self.may_elect:
-            # An (offset, epoch) pair must never be written twice: it leads no more in this epoch.
+            # An (offset, epoch) pair must never be written twice: no second leadership in this
+            # epoch.
             others = set(self.voters.others(self.node_id))
             self.role = Resigned(state.epoch, state.voted, deadline_ms, (), others)
         elif state.leader_id is not None and state.leader_id != self.node_id:
@@ -183,12 +187,12 @@ class RaftState:
         if isinstance(old, Leader):
             for parked in old.parked.values():
                 self.fail(parked.token, parked.request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            if old.change is not None and old.change.token >= 0:  # whether it holds is not known
+            if old.change is not None and old.change.token >= 0:  # the outcome is not known
                 change, error = old.change, ErrorCode.NOT_LEADER_OR_FOLLOWER
                 self.fail(change.token, change.request, error)
 
     def _persist(self, leader_id: int | None, voted: ReplicaKey | None) -> None:
-        """Asks for a durable quorum-state; called by the transitions only."""
+        """Requests a durable quorum-state. Only transitions call it."""
         state = ElectionState(self.epoch, leader_id, voted)
         if state != self.election_state:
             self.election_state = state
@@ -206,8 +210,10 @@ class RaftState:
         return now_ms + self._random_election_timeout_ms()
 
     def become_unattached(self, epoch: int, now_ms: int, voted: ReplicaKey | None = None) -> None:
-        """A higher epoch without a known leader, or a vote in this one. The election timer keeps
-        its time when only the epoch rises, so that a stream of candidates can not starve us."""
+        """Moves to a higher epoch without a known leader, or records a vote in this one.
+
+        If only the epoch rises, the election timer keeps its deadline: a stream of candidates must
+        not starve this replica."""
         kept = self.role.voted if epoch == self.epoch else None
         if kept is not None and (voted is None or not kept.matches(voted)):
             raise RaftInvariantError(f"the vote of epoch {epoch} would change: {kept} -> {voted}")
@@ -218,6 +224,7 @@ class RaftState:
         self._persist(None, voted)
 
     def become_prospective(self, now_ms: int) -> None:
+        """Begins pre-votes; a known leader is kept in case they fail."""
         role = self.role
         leader_id, endpoint = None, None
         if isinstance(role, Follower):
@@ -230,18 +237,21 @@ class RaftState:
         self.requests.reset()
 
     def give_up_pre_vote(self, role: Prospective, now_ms: int) -> None:
+        """Ends lost pre-votes: follows the known leader again, or has none."""
         if role.leader_id is not None and role.leader_endpoint is not None:
             self.become_follower(role.epoch, role.leader_id, role.leader_endpoint, now_ms)
         else:
             self.become_unattached(role.epoch, now_ms, voted=role.voted)
 
     def become_candidate(self, now_ms: int) -> None:
+        """Starts an election in the next epoch with a vote for itself."""
         deadline_ms = now_ms + self._random_election_timeout_ms()
         epoch = self.epoch + 1
         self._become(Candidate(epoch, self.key, deadline_ms, {self.node_id}), now_ms)
         self._persist(None, self.key)
 
     def become_follower(self, epoch: int, leader_id: int, endpoint: Endpoint, now_ms: int) -> None:
+        """Follows a leader. Raises RaftInvariantError if the epoch has another one."""
         if leader_id == self.node_id:
             raise RaftInvariantError(f"replica {leader_id} can not follow itself in epoch {epoch}")
         known = self.leader_id
@@ -253,6 +263,7 @@ class RaftState:
         self._persist(leader_id, voted)
 
     def become_leader(self, now_ms: int) -> None:
+        """Leads the epoch of a won election; its first record is a LeaderChange."""
         candidate = self.role
         if not isinstance(candidate, Candidate):
             raise RaftInvariantError(f"illegal transition {candidate} -> Leader")
@@ -283,6 +294,7 @@ class RaftState:
         self.flush_requested_offset = leader.epoch_start_offset + (3 if first else 1)
 
     def become_resigned(self, now_ms: int) -> None:
+        """Ends the leadership; the voters furthest ahead are the preferred successors."""
         leader = self.role
         if not isinstance(leader, Leader):
             raise RaftInvariantError(f"illegal transition {leader} -> Resigned")
@@ -291,7 +303,7 @@ class RaftState:
         candidates = tuple(p.key for p in reversed(best_first))
         unacknowledged = set(self.voters.others(self.node_id))
         deadline_ms = self._election_deadline_ms(now_ms)
-        if not self.may_elect:  # removed: it looks for the next leader after a while
+        if not self.may_elect:  # removed: looks for the next leader after a while
             deadline_ms = now_ms + self._random_election_timeout_ms()
         self._become(
             Resigned(leader.epoch, leader.voted, deadline_ms, candidates, unacknowledged), now_ms
@@ -300,9 +312,7 @@ class RaftState:
     # --- the voters -------------------------------------------------------------------------------
 
     def refresh_voters(self, now_ms: int) -> None:
-        """Takes over the voters that the log names now: after an append, a truncation or a
-        checkpoint.
-        """
+        """Adopts the voters of the log after an append, a truncation or a checkpoint."""
         voters = self.log.voters or self.config.voters
         if voters == self.voters:
             return
@@ -324,7 +334,9 @@ class RaftState:
                 role.unacknowledged &= set(voters.ids)
 
     def _refresh_progress(self, role: Leader) -> None:
-        """New voters were observers, removed ones become such: what is known of them is kept."""
+        """Rebuilds the progress of voters and observers. The known progress of a replica is kept
+        when it changes from one to the other.
+        """
         before = role.voters
         role.voters = {}
         for voter in self.voters:
@@ -338,9 +350,10 @@ class RaftState:
             if not kept and node != self.node_id:
                 role.observers[progress.key] = progress
 
-    # --- answers and requests ---------------------------------------------------------------------
+    # --- replies and requests ---------------------------------------------------------------------
 
     def header(self, error: ErrorCode = ErrorCode.NONE) -> Header:
+        """The header of a response of this replica."""
         known = self.leader_and_epoch.leader_id
         return Header(error, known, self.epoch, self.leader_endpoint if known is not None else None)
 
@@ -348,9 +361,11 @@ class RaftState:
         self.effects.replies.append(Reply(token, response))
 
     def fail(self, token: int, request: AnyRequest, error: ErrorCode) -> None:
+        """Replies to a request with an error."""
         self.reply(token, error_response(request, self.header(error)))
 
     def send(self, node_id: int, endpoint: Endpoint, request: Request, now_ms: int) -> None:
+        """Sends a request, and expects its response within the request timeout."""
         timeout_ms = self.config.request_timeout_ms
         correlation_id = self.requests.register(node_id, request, self.epoch, now_ms, timeout_ms)
         self.effects.sends.append(Send(correlation_id, node_id, endpoint, request, timeout_ms))
@@ -362,7 +377,9 @@ class RaftState:
         self.send(node_id, endpoint, request, now_ms)
 
     def raise_high_watermark(self, offset: int | None) -> bool:
-        """Moves the high watermark; it never goes back."""
+        """Raises the high watermark; it never goes back. Returns False if `offset` does not raise
+        it.
+        """
         if offset is None or (self.high_watermark is not None and offset <= self.high_watermark):
             return False
         if offset > self.log.end_offset:
@@ -374,7 +391,7 @@ class RaftState:
         return True
 
     def request_flush(self) -> None:
-        """Asks once for an fsync of what is in the log now."""
+        """Requests one fsync of everything in the log now."""
         if self.log.end_offset > self.flush_requested_offset:
             self.flush_requested_offset = self.log.end_offset
             self.effects.flush = True

@@ -1,13 +1,13 @@
-"""Changes of the voters (KIP-853): add, remove, update; one at a time, by the log itself. And the
-one before all others: static voters become voters of the log (kraft.version 1).
+"""Changes of the voters (KIP-853): add, remove, update. They run one at a time, through the log.
+The first of them turns static voters into voters of the log (kraft.version 1).
 
-    wanted -> probed (add) -> caught up (add) -> Voters record appended -> committed -> answered
+    requested -> probed (add) -> caught up (add) -> Voters record appended -> committed -> answered
 
-A change may begin only when the high watermark is known in the leader's own epoch and the newest
-Voters record is committed: then any two sets in use share a majority's member. The set counts from
-its append on, so a change is committed by a majority of the *new* voters, and a removed leader
-counts itself no more; it resigns once its removal is committed. Nothing of it is kept in memory
-that the log does not say: truncation takes a change back.
+A change begins only if the high watermark is known in the leader's own epoch and the newest Voters
+record is committed. Then the majorities of any two sets in use share a member. A set is in force
+from its append on: a change is committed by a majority of the *new* voters. A removed leader no
+longer counts itself, and resigns once its removal is committed. The log is the only record of an
+appended change: truncation reverts it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from tidemark.types import Listener
 KRAFT_VERSION_DYNAMIC = 1
 """The first kraft.version with voters in the log."""
 MAX_CHANGE_WAIT_MS = 300_000
-"""How long a change waits at most for its new voter, whatever the request says."""
+"""Longest time a change waits for its new voter in ms, whatever the request asks for."""
 OWN_TOKEN = -1
-"""Nobody waits for the answer: the leader corrects its own endpoint."""
+"""Token of a change without a caller: the leader corrects its own endpoint."""
 
 
 class VoterChanges:
-    """Handlers and timers of voter changes, on the leader and on those that ask for one."""
+    """Handlers and timers of voter changes, on the leader and on replicas that request one."""
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
 
     def poll(self, role: Leader | Follower, now_ms: int) -> None:
+        """Advances the change of a leader, or the membership request of a follower."""
         if isinstance(role, Leader):
             self._poll_change(role, now_ms)
         else:
@@ -89,7 +90,9 @@ class VoterChanges:
             role.change = VoterChange(token, request, now_ms + wait_ms)
 
     def _requested_voter(self, request: AddVoterRequest | UpdateVoterRequest) -> Voter:
-        """The voter that a request tells of, with the listener by which this replica reaches it."""
+        """The voter described by a request, with the listener through which this replica reaches
+        it.
+        """
         named = (Listener(self._state.config.listener_names[0], *request.endpoint),)
         listeners = request.listeners or named
         endpoint = reachable(listeners, self._state.config.listener_names)
@@ -101,7 +104,7 @@ class VoterChanges:
     def _refusal(
         self, role: Leader, request: VoterChangeRequest | UpgradeVersionRequest
     ) -> tuple[ErrorCode, str] | None:
-        """Why the change can not begin (KIP-853, "AddVoter" and "RemoveVoter"); None: it can."""
+        """Why the change cannot begin (KIP-853, "AddVoter" and "RemoveVoter"); None if it can."""
         state = self._state
         if not self._may_begin(role):
             return ErrorCode.REQUEST_TIMED_OUT, (
@@ -131,7 +134,9 @@ class VoterChanges:
     def _upgrade_refusal(
         self, role: Leader, request: UpgradeVersionRequest
     ) -> tuple[ErrorCode, str] | None:
-        """Every voter has to have fetched in this epoch: that is how its directory id is known."""
+        """Why the upgrade cannot begin; None if it can. Every voter must have fetched in this
+        epoch, which is how its directory id is learned.
+        """
         before, wanted = self._state.log.kraft_version, request.kraft_version
         if wanted == before:
             return ErrorCode.NONE, "nothing to change"
@@ -201,7 +206,7 @@ class VoterChanges:
                         self._finish_change(role, change, ErrorCode.NONE)
 
     def _dynamic_voters(self, role: Leader) -> VoterSet:
-        """The static voters with the directory ids that their fetches told."""
+        """The static voters with the directory ids from their fetches."""
         state = self._state
         keys = {node: progress.key for node, progress in role.voters.items()}
         keys[state.node_id] = state.key
@@ -210,7 +215,7 @@ class VoterChanges:
         )
 
     def _append_voters(self, change: VoterChange, voters: VoterSet) -> None:
-        change.appended = True  # its offset is the log's to tell: other appends may go before
+        change.appended = True  # the log tracks its offset: other appends may come first
         self._state.effects.append_voters = voters
         self._state.awaiting_log = True
 
@@ -222,8 +227,8 @@ class VoterChanges:
             self._refuse(change.token, error, message)
 
     def _probe(self, role: Leader, request: AddVoterRequest, now_ms: int) -> None:
-        """Asks the new voter at its endpoint whether it is who it is said to be: it must accept
-        BeginQuorumEpoch for its id and directory id.
+        """Verifies the identity of the new voter: it must accept BeginQuorumEpoch at its endpoint,
+        for its id and directory id.
         """
         state = self._state
         node_id = request.voter.replica_id
@@ -238,8 +243,8 @@ class VoterChanges:
             state.send(node_id, self._requested_voter(request).endpoint, probe, now_ms)
 
     def _is_caught_up(self, role: Leader, request: AddVoterRequest, now_ms: int) -> bool:
-        """It reached the log's end in this epoch, and fetched lately: it will not hold up commits.
-        (Kafka lets an hour pass since the last fetch.)
+        """Whether the new voter reached the log end in this epoch and fetched recently, so that it
+        will not delay commits. (Kafka accepts a last fetch up to an hour ago.)
         """
         progress = role.observers.get(request.voter)
         if progress is None or progress.last_fetch_ms is None:
@@ -248,8 +253,8 @@ class VoterChanges:
         return lately and progress.last_caught_up_ms is not None
 
     def on_probe_response(self, pending: Pending, response: BeginQuorumEpochResponse) -> None:
-        """Takes what the new voter answered to its probe; other BeginQuorumEpoch responses, and
-        those to the probe of an older change, say nothing here.
+        """Applies the response of the new voter to its probe. Ignores other BeginQuorumEpoch
+        responses, and responses to the probe of an earlier change.
         """
         role, probe = self._state.role, pending.request
         if not isinstance(role, Leader) or role.change is None or pending.epoch != role.epoch:
@@ -270,7 +275,7 @@ class VoterChanges:
             self._finish_change(role, role.change, ErrorCode.INVALID_REQUEST, text)
 
     def _poll_own_voter(self, role: Leader, now_ms: int) -> None:
-        """A leader that was removed resigns; one that moved says so in the log."""
+        """Resigns if this leader was removed; records its endpoint if that changed."""
         state = self._state
         if not self._may_begin(role):
             return
@@ -284,7 +289,7 @@ class VoterChanges:
             self._advance_change(role, role.change, now_ms)
 
     def _own_update(self) -> UpdateVoterRequest | None:
-        """What the log has to learn of where this voter answers, if anything."""
+        """The update that records this voter's current listeners; None if the log has them."""
         state = self._state
         own = state.config.as_voter
         if own is None or state.voters.listeners(state.node_id) == own.listeners:
@@ -303,10 +308,10 @@ class VoterChanges:
             return min(change.deadline_ms, ready_ms)
         return change.deadline_ms
 
-    # --- who asks the leader ----------------------------------------------------------------------
+    # --- replicas that request a change -----------------------------------------------------------
 
     def _membership_request(self) -> VoterChangeRequest | None:
-        """What this replica has to ask of its leader about itself, if anything."""
+        """The request about itself that this replica sends to its leader, if any."""
         state = self._state
         own, voters = state.config.as_voter, state.voters
         if own is None or state.log.kraft_version < KRAFT_VERSION_DYNAMIC:
@@ -316,14 +321,14 @@ class VoterChanges:
             return self._own_update()
         if not state.config.auto_join:
             return None
-        if state.node_id in voters.ids:  # its disk was replaced: the old one is no voter any more
+        if state.node_id in voters.ids:  # its disk was replaced: remove the voter with the old one
             return RemoveVoterRequest(cluster_id, voters.key(state.node_id), timeout_ms)
         return AddVoterRequest(
             cluster_id, state.key, own.endpoint, timeout_ms, listeners=own.listeners
         )
 
     def _poll_membership(self, role: Follower, now_ms: int) -> None:
-        """Every 2 x fetch timeout while there is something to ask (KIP-853 "UpdateVoter")."""
+        """Sends the membership request, if any, every 2 x fetch timeout (KIP-853 "UpdateVoter")."""
         state = self._state
         if now_ms < role.membership_due_ms or not role.has_fetched or state.shutting_down:
             return

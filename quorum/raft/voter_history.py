@@ -1,8 +1,8 @@
-"""The voter sets and kraft.versions of a log, by the offset of the record that says so (KIP-853).
+"""The voter sets and kraft.versions of a log, by the offset of their record (KIP-853).
 
-A Voters record counts from its append on, committed or not; what truncation takes away is as if it
-had never been; a checkpoint begins with what was valid at its end. So the history is a function of
-the log alone, and whoever holds the log (and nobody else) keeps it.
+A Voters record is in force from its append on, committed or not. Truncation reverts the records it
+removes, and a checkpoint starts with the state at its end. So the history is a function of the log
+alone, and only the owner of the log keeps it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from quorum.raft.voters import ReplicaKey, VoterSet
 
 BOOTSTRAP_OFFSET = -1
-"""What the bootstrap checkpoint 0-0 says: before every record, and not replicated."""
+"""Offset of the bootstrap checkpoint 0-0: before every record, and not replicated."""
 
 T = TypeVar("T")
 
 
 class _ByOffset(Generic[T]):
-    """Values by offset, ascending; the newest counts."""
+    """Values by offset, ascending; the newest is in force."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, T]] = []
@@ -63,7 +63,7 @@ class VoterHistory:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The newest voter set; None while the log names none (static voters)."""
+        """The newest voter set; None if the log has none (static voters)."""
         found = self._voters.newest()
         return None if found is None else found[1]
 
@@ -79,7 +79,9 @@ class VoterHistory:
         return 0 if found is None else found[1]
 
     def at(self, end_offset: int) -> tuple[int, VoterSet | None]:
-        """(kraft.version, voters) of the records before `end_offset`: what a checkpoint says."""
+        """The (kraft.version, voters) of the records before `end_offset`, as a checkpoint states
+        them.
+        """
         version, voters = self._versions.newest(end_offset), self._voters.newest(end_offset)
         return (0 if version is None else version[1]), (None if voters is None else voters[1])
 
@@ -93,11 +95,13 @@ class VoterHistory:
         return False
 
     def truncate_to(self, end_offset: int) -> None:
-        """Records from `end_offset` on are gone: the sets before count again."""
+        """Removes the records from `end_offset` on: earlier sets are in force again."""
         self._voters.truncate_to(end_offset)
         self._versions.truncate_to(end_offset)
 
     def drop_before(self, start_offset: int) -> None:
-        """The log begins at `start_offset` now; what is valid there is kept."""
+        """Removes what a log that begins at `start_offset` no longer needs; the values in force
+        there are kept.
+        """
         self._voters.drop_before(start_offset)
         self._versions.drop_before(start_offset)

@@ -1,4 +1,4 @@
-"""Who may vote: the keys of replicas, and the voter set.
+"""Keys of replicas, and the voter set.
 
 The set is a value: static from controller.quorum.voters (kraft.version 0), or the content of the
 newest Voters record of the log (kraft.version 1, KIP-853). A change makes a new VoterSet.
@@ -13,12 +13,12 @@ from uuid import UUID
 from tidemark.types import Endpoint, Listener
 
 CONTROLLER_LISTENER = "CONTROLLER"
-"""The name of a listener that nobody named."""
+"""The default name of a listener."""
 
 
 def reachable(listeners: Sequence[Listener], names: Sequence[str]) -> Endpoint:
-    """Where a replica that knows these listeners by `names` (its controller.listener.names, the
-    first before the others) reaches a voter: without any of them at the first."""
+    """Returns the endpoint at which a replica reaches a voter: the first of `names` (its
+    controller.listener.names) that the voter has, or else the voter's first listener."""
     for name in names:
         for listener in listeners:
             if listener.name == name:
@@ -28,15 +28,13 @@ def reachable(listeners: Sequence[Listener], names: Sequence[str]) -> Endpoint:
 
 @dataclass(slots=True, frozen=True)
 class ReplicaKey:
-    """A replica and the directory its log lies in; the directory is None where it is not known
-    (KIP-853).
-    """
+    """A replica and its log directory (KIP-853). `directory_id` is None if it is not known."""
 
     replica_id: int
     directory_id: UUID | None = None
 
     def matches(self, other: ReplicaKey) -> bool:
-        """The same replica, and not provably another directory."""
+        """Whether both are the same replica, and their directories are not known to differ."""
         if self.replica_id != other.replica_id:
             return False
         unknown = self.directory_id is None or other.directory_id is None
@@ -46,8 +44,8 @@ class ReplicaKey:
 # same name as tidemark/records/control.py: a voter as the replica knows it, not as bytes
 @dataclass(slots=True, frozen=True)
 class Voter:
-    """A voter: all its `listeners`, as the log has them, and the `endpoint` among them that this
-    replica uses (see `reachable`). Only an endpoint stands for one listener of the usual name."""
+    """A voter: all its `listeners` as in the log, and the `endpoint` that this replica uses (see
+    `reachable`). Without listeners, the endpoint stands for one of the default name."""
 
     key: ReplicaKey
     endpoint: Endpoint
@@ -59,7 +57,7 @@ class Voter:
 
 
 class VoterSet:
-    """The voters by id, in ascending order of id so that runs repeat."""
+    """The voters in ascending order of id, so that runs repeat."""
 
     __slots__ = ("_voters",)
 
@@ -71,8 +69,8 @@ class VoterSet:
     def static(
         cls, endpoints: Mapping[int, Endpoint], listener: str = CONTROLLER_LISTENER
     ) -> VoterSet:
-        """From controller.quorum.voters: directory ids are not known (kraft.version 0), and the
-        endpoints are of the listener that this replica names first."""
+        """The set of controller.quorum.voters. Directory ids are not known (kraft.version 0), and
+        the endpoints belong to the first listener this replica names."""
         return cls(
             Voter(ReplicaKey(node), endpoint, (Listener(listener, *endpoint),))
             for node, endpoint in endpoints.items()
@@ -91,7 +89,7 @@ class VoterSet:
         return iter(self._voters.values())
 
     def with_voter(self, voter: Voter) -> VoterSet:
-        """This set with one voter more, or with another endpoint for one of it."""
+        """This set with one more voter, or with a new endpoint of a present one."""
         return VoterSet((*self._voters.values(), voter))
 
     def without(self, replica_id: int) -> VoterSet:
@@ -123,9 +121,11 @@ class VoterSet:
         return voter.endpoint if voter is not None else None
 
     def reachable_endpoint(self, replica_id: int, reported: Endpoint | None) -> Endpoint | None:
-        """The endpoint at which this replica reaches a node that somebody reported: of a voter's
-        listeners the one of this replica's own network, which need not be the reporter's. An
-        address that the voters do not have is newer than theirs.
+        """Returns the endpoint at which this replica reaches a node whose address was reported by
+        another.
+
+        Among a voter's known listeners this is the one of this replica's own network, which may
+        differ from the reporter's. An address that the voters do not have is newer than theirs.
         """
         known = [listener.endpoint for listener in self.listeners(replica_id)]
         if reported is None or reported in known:
@@ -133,7 +133,7 @@ class VoterSet:
         return reported
 
     def listeners(self, replica_id: int) -> tuple[Listener, ...]:
-        """All listeners of a voter; none of one that is no voter."""
+        """All listeners of a voter; empty for a non-voter."""
         voter = self._voters.get(replica_id)
         return voter.listeners if voter is not None else ()
 
