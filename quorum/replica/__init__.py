@@ -1,1 +1,20 @@
-"""A replica of the metadata log at work: the edge around the pure core of `quorum.raft`."""
+"""A replica of the metadata log at work: the edge around the pure core of `quorum.raft`.
+
+`server.RaftServer` owns the replica, its log and its sockets. Its driver task steps the core and
+carries out the effects. State machines use it through the protocols of `client`.
+
+Outsiders may import:
+
+    client        RaftClient and RaftListener, and the values they exchange
+    server        RaftServer, the implementation for a running node
+    loader        the metadata image of a node, and its publishers
+    bootstrap     the first voters and feature levels, for `storage format`
+    service, voters_codec     the wire form of what a controller answers about the quorum
+
+The other modules are internal: metadata_log, appends, flusher, listeners, describe, quorum_state,
+voters_record, codec, transport. `transport` also has the in-memory network for tests.
+
+The room promises: effects are persisted before anything of the same step is sent; a failed write or
+fsync stops the replica and fails `RaftServer.fatal`; a listener gets each commit once and in order;
+nothing is published to a node before its image has caught up.
+"""

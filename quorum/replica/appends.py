@@ -1,9 +1,9 @@
-"""Appends of the leader's client on their way into the log.
+"""Appends of the leader's client, before they are written to the log.
 
-What is appended within one turn of the event loop goes into the log as one batch (Kafka's
-BatchAccumulator, whose linger is here the turn itself): a batch costs every replica the same,
-whether it holds one record or a hundred. Each append stays atomic, since a batch is; its offsets
-are promised when it is taken, and the log holds nobody to them if the leadership goes first.
+Records appended within one turn of the event loop become one batch, as in Kafka's BatchAccumulator
+with the turn as its linger. A batch costs every replica the same, whether it holds one record or a
+hundred. An append stays atomic, since it is within one batch. Its offsets are promised on `add`,
+and void if the leadership ends before the write.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tidemark.errors import RecordListTooLargeError
 from tidemark.records import HEADER_BYTES
 
 MAX_BATCH_BYTES = 8 << 20
-"""The largest batch of the metadata log (Kafka's constant)."""
+"""Largest batch of the metadata log in bytes (Kafka's constant)."""
 SHARED_RECORDS_MAX = 1_000
-"""What several appends put into one batch; a larger one has its own. A batch is applied in one go,
-and heartbeats wait meanwhile."""
-_RECORD_OVERHEAD_BYTES = 20  # at most: two lengths, the offset delta, four single bytes
+"""Most records that several appends share in one batch; a larger append has its own. A batch is
+applied at once, and delays heartbeats meanwhile."""
+_RECORD_OVERHEAD_BYTES = 20  # upper bound: two lengths, the offset delta, four single bytes
 
 
 class Appends:
-    """Batches that wait to be written, of one leader epoch."""
+    """Batches of one leader epoch that wait to be written."""
 
     def __init__(self) -> None:
         self._epoch = -1
@@ -32,12 +32,12 @@ class Appends:
 
     @property
     def epoch(self) -> int:
-        """The leader epoch of what waits."""
+        """The leader epoch of the waiting batches."""
         return self._epoch
 
     def add(self, values: Sequence[bytes], epoch: int, log_end: int, now_ms: int) -> int:
-        """Takes records that go behind those that wait, or at `log_end`; gives the last offset.
-        RecordListTooLargeError beyond 8 MiB, and nothing of them is taken."""
+        """Adds records after the waiting ones, or at `log_end`; returns the last offset. Raises
+        RecordListTooLargeError beyond 8 MiB, and adds none."""
         if epoch != self._epoch:
             self.take()
             self._epoch = epoch
@@ -65,6 +65,6 @@ class Appends:
         return log_end + self.count - 1
 
     def take(self) -> list[bytes]:
-        """The batches that waited; nothing waits any more."""
+        """Removes and returns the encoded batches."""
         batches, self._batches, self.count = self._batches, [], 0
         return [batch.finish() for batch in batches]

@@ -1,4 +1,4 @@
-"""What a cluster begins with, as `storage format` writes it down: voters and feature levels.
+"""The first state of a cluster, as `storage format` writes it: voters and feature levels.
 
 The voters are the bootstrap checkpoint 0-0 of the metadata log (KIP-853):
 
@@ -7,10 +7,10 @@ The voters are the bootstrap checkpoint 0-0 of the metadata log (KIP-853):
     --no-initial-controllers     none: this controller (or broker) joins a cluster that exists
 
 The first leader writes kraft.version and voters into the log; the checkpoint itself stays local.
-Without any of the three the voters are static: controller.quorum.voters (kraft.version 0).
+Without any of the three options the voters are static: controller.quorum.voters (kraft.version 0).
 
-The feature levels are a file of their own beside the log, `bootstrap.checkpoint`, in the format of
-a checkpoint (KIP-778): the first active controller writes its records into the empty log.
+The feature levels are in a separate file beside the log, `bootstrap.checkpoint`, in the format of a
+checkpoint (KIP-778). The first active controller writes its records into the empty log.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FIRST = SnapshotId(0, 0)
 
 
 def parse_initial_controllers(text: str, listener: str = CONTROLLER_LISTENER) -> VoterSet:
-    """`id@host:port:directoryId,...`, of the controller listener of that name; ConfigError names
-    the part that is not so."""
+    """Parses `id@host:port:directoryId,...` with endpoints of the named controller listener. Raises
+    ConfigError that names the invalid part."""
     voters: dict[int, Voter] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         node, at, rest = part.partition("@")
@@ -86,8 +86,8 @@ def write_first_levels(directory: Directory, levels: Mapping[str, int]) -> None:
 
 
 def read_first_levels(directory: Directory) -> Mapping[str, int]:
-    """What `write_first_levels` wrote; FIRST_LEVELS where there is nothing. Raises FatalError for a
-    damaged file, and for levels this version does not support."""
+    """Returns the levels of `write_first_levels`, or FIRST_LEVELS if there is no file. Raises
+    FatalError for a damaged file, and for levels this version does not support."""
     if not directory.exists(BOOTSTRAP_FILE):
         return FIRST_LEVELS
     levels: dict[str, int] = {}

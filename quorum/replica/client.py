@@ -1,10 +1,9 @@
-"""What the rest of a node sees of the Raft quorum: the client face of `RaftServer`, and the
-listener it calls.
+"""The interface of the Raft quorum to the rest of a node: `RaftClient`, and the listener it calls.
 
-Modelled on Apache Kafka's RaftClient and RaftClient.Listener. `RaftClient` is a protocol so that a
-controller or a metadata loader can be tested over a fake; `quorum.replica.server.RaftServer` is the
-real one. All calls and callbacks happen on the one event loop; callbacks are plain functions and
-must not block.
+Modelled on Apache Kafka's RaftClient and RaftClient.Listener. `RaftClient` is a protocol, so that a
+controller or a metadata loader can be tested with a fake; `quorum.replica.server.RaftServer`
+implements it. All calls and callbacks run on one event loop. Callbacks are plain functions and must
+not block.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from tidemark.types import Endpoint, Listener
 
 @dataclass(slots=True, frozen=True)
 class CommittedBatch:
-    """One committed batch of the metadata log; record i of `values` has offset `base_offset +
-    i`.
-    """
+    """A committed batch of the metadata log; record i of `values` has offset `base_offset + i`."""
 
     base_offset: int
     last_offset: int
@@ -46,35 +43,37 @@ __all__ = [
 
 
 class RaftListener(Protocol):
-    """A state machine over the metadata log. Commits come in order, on the leader too."""
+    """A state machine over the metadata log. Commits come in order, also on the leader."""
 
     def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
-        """Records below the high watermark, each exactly once and in order (control records are
-        left out).
+        """Takes records below the high watermark, each exactly once and in order, without control
+        records.
         """
 
     def handle_load_snapshot(self, reader: SnapshotReader) -> Generator[None, None, None] | None:
-        """Replace all state by the snapshot's: the log no longer holds what comes next for this
-        listener. Done at once (None), or in steps: each `next` of the generator is one, the event
-        loop has its turn between them, and the listener hears of nothing else before the last.
-        A load under way is given up (its generator is closed) when a newer snapshot is needed.
+        """Replaces all state with the snapshot's: the log no longer holds the next records of this
+        listener.
+
+        Returns None if done at once, or a generator with one step per `next`. The event loop runs
+        between steps, and the listener gets no other call before the last one. If a newer snapshot
+        is needed, the generator is closed and the load is abandoned.
         """
 
     def handle_caught_up(self) -> None:
-        """Once: this listener has heard of everything that was committed when the leader began, by
-        what the leader told this replica (or by its own leadership). Commits and checkpoints that
-        it heard of before may be far in the past."""
+        """Called once, when this listener has everything committed before the current leader's
+        epoch began, as reported by the leader (or known from its own leadership). Earlier commits
+        and checkpoints may be far in the past."""
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """A new leader or epoch. The leader's own listener hears of its leadership only once it
-        has applied every committed record up to the start of the epoch: it may generate records
-        from its state at once."""
+        """Reports a new leader or epoch. The leader's own listener gets its leadership only after
+        it applied every committed record up to the start of the epoch. It may generate records from
+        its state at once."""
 
 
 @dataclass(slots=True, frozen=True)
 class ReplicaInfo:
-    """A voter or observer as the leader sees it; offsets and times are None while unknown. Times
-    are wall clock, ms.
+    """A voter or observer as seen by the leader. Offsets and times are None while unknown; times
+    are wall clock in ms.
     """
 
     replica_id: int
@@ -87,7 +86,7 @@ class ReplicaInfo:
 
 @dataclass(slots=True, frozen=True)
 class QuorumInfo:
-    """The quorum's state (KIP-836). Fetch positions are known on the leader only."""
+    """The state of the quorum (KIP-836). Fetch positions are known only on the leader."""
 
     leader_id: int | None
     leader_epoch: int
@@ -99,8 +98,8 @@ class QuorumInfo:
 
 
 class RaftClient(Protocol):
-    """The face of `RaftServer(config, *, cluster_id, directory, directory_id, rng, now_ms,
-    transport=None)`.
+    """The client interface of `RaftServer(config, *, cluster_id, directory, directory_id, rng,
+    now_ms, transport=None)`.
     """
 
     @property
@@ -108,7 +107,7 @@ class RaftClient(Protocol):
 
     @property
     def leader_and_epoch(self) -> LeaderAndEpoch:
-        """The replica's own view, without waiting for any listener."""
+        """The replica's current view, which may be ahead of the listeners."""
         ...
 
     @property
@@ -116,7 +115,7 @@ class RaftClient(Protocol):
 
     @property
     def high_watermark(self) -> int | None:
-        """Exclusive; None until it is known in this run."""
+        """The end of the committed records, exclusive; None until known in this run."""
         ...
 
     @property
@@ -124,34 +123,37 @@ class RaftClient(Protocol):
 
     @property
     def fatal(self) -> asyncio.Future[None]:
-        """Fails with FatalError when this process must stop; never completes otherwise."""
+        """Future that fails with FatalError when this process must stop. It never completes
+        otherwise.
+        """
         ...
 
     def append(self, epoch: int, values: Sequence[bytes]) -> int:
-        """Appends `values` atomically (in one batch, perhaps with what else was appended in the
-        same turn of the event loop) and gives the offset of the last one; it is committed (and
-        delivered to the listeners) later, or lost with the leadership. Raises
-        NotControllerError when this node does not lead in `epoch`, RecordListTooLargeError beyond
-        8 MiB, ThrottlingQuotaExceededError when too much is waiting."""
+        """Appends `values` atomically and returns the offset of the last one.
+
+        They are one batch, perhaps with other appends of the same turn of the event loop. They are
+        committed (and delivered to the listeners) later, or lost with the leadership. Raises
+        NotControllerError if this node does not lead in `epoch`, RecordListTooLargeError beyond 8
+        MiB, and ThrottlingQuotaExceededError if too many records are uncommitted."""
         ...
 
     def register(self, listener: RaftListener) -> None:
-        """Adds a listener; it hears the newest snapshot (if any), every commit since, and the
+        """Adds a listener. It gets the newest snapshot (if any), every later commit, and the
         current leader.
         """
         ...
 
     def resign(self, epoch: int) -> None:
-        """Gives up the leadership of `epoch`; nothing happens when this node does not lead in
-        it.
-        """
+        """Resigns the leadership of `epoch`. Does nothing if this node does not lead in it."""
         ...
 
     async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
-        """Writes a checkpoint of the state after `end_offset - 1` and lets the log before it be
-        cleaned. `end_offset` must be at a batch boundary and at most the high watermark; nothing
-        happens when there is one at or above it. `values` is consumed on a worker thread, so it
-        must not change under way."""
+        """Writes a checkpoint of the state after `end_offset - 1`, so that the log before it can be
+        cleaned.
+
+        `end_offset` must be a batch boundary, at most the high watermark. Does nothing if there is
+        a checkpoint at or above it. `values` is consumed on a worker thread and must not change
+        meanwhile."""
         ...
 
     async def handle(self, request: AnyRequest) -> Response:
@@ -161,11 +163,11 @@ class RaftClient(Protocol):
     def describe(self) -> QuorumInfo: ...
 
     def leader_endpoint(self) -> Endpoint | None:
-        """Where the current leader answers (its controller listener)."""
+        """Address of the current leader (its controller listener); None if there is none."""
         ...
 
     async def start(self) -> None: ...
 
     async def shutdown(self) -> None:
-        """Graceful: a leader tells the voters (EndQuorumEpoch) before it goes."""
+        """Shuts down gracefully: a leader first notifies the voters (EndQuorumEpoch)."""
         ...

@@ -1,4 +1,4 @@
-"""The quorum's messages between the plain values of the core and the protobuf of
+"""Conversion of the quorum's messages between plain values and the protobuf of
 proto/tidemark/v1/raft.proto.
 """
 

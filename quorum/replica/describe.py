@@ -1,4 +1,4 @@
-"""DescribeQuorum (KIP-595, KIP-836): what a replica knows of the quorum."""
+"""DescribeQuorum (KIP-595, KIP-836): the quorum as one replica sees it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from quorum.raft.roles import Leader, ReplicaProgress
 from quorum.replica.client import QuorumInfo, ReplicaInfo
 
 OBSERVER_SESSION_MS = 300_000
-"""An observer silent for so long is no longer described (Kafka's constant)."""
+"""Observers that have not fetched for so long are not described, in ms (Kafka's constant)."""
 
 
 def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> QuorumInfo:
-    """The quorum as `replica` sees it; its own timers run on `loop_ms`, answers are wall clock."""
+    """Returns the quorum as `replica` sees it. Its timers run on `loop_ms`; the result has wall
+    clock times.
+    """
     role = replica.role
     leader = replica.leader_and_epoch
 

@@ -1,11 +1,9 @@
-"""Group commit: however many records are appended while an fsync runs, the next fsync covers them
-all.
+"""Group commit: one fsync covers all records appended during the previous one.
 
-An idle log is synced at once. A busy one (records were waiting already when the last fsync ended)
-waits a moment for company: as long as its last fsync took, and controller.quorum.append.linger.ms
-at most. So a fast disk is never idle for long while somebody waits, and a slow one (whose fsyncs
-are dear) shares each among twice as many; a single writer, which waits for each commit, is not
-held up by more than the disk itself does.
+An idle log is synced at once. A busy log (records were waiting when the last fsync ended) first
+waits for more records: as long as the last fsync took, at most controller.quorum.append.linger.ms.
+So a fast disk is rarely idle while records wait, and a slow disk shares each costly fsync among
+twice as many. A single writer that waits for each commit is delayed only by the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from quorum.replica.metadata_log import ReplicatedLog
 
 
 class Flusher:
-    """At most one fsync of the log at a time, on the executor; reports the durable end offset."""
+    """Runs at most one fsync at a time, on the executor, and reports the durable end offset."""
 
     def __init__(
         self,
@@ -37,7 +35,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Everything in the log now is to be durable soon."""
+        """Requests that everything in the log now becomes durable soon."""
         self._wanted = True
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="raft-flush")
@@ -56,12 +54,12 @@ class Flusher:
                 self._on_flushed(end_offset)
                 if self._wanted:
                     await asyncio.sleep(min(self._linger_s, took_s))
-        except Exception as error:  # handed on: the process must stop
+        except Exception as error:  # reported: the process must stop
             self._on_failure(error)
         finally:
             self._task = None
 
     async def idle(self) -> None:
-        """Returns when no fsync is running: before the log is cut or begun anew."""
+        """Waits until no fsync runs; needed before the log is truncated or restarted."""
         while self._task is not None:
             await asyncio.wait({self._task})

@@ -1,10 +1,9 @@
-"""Delivery to the state machines over the log: commits in order, snapshots when behind, leader
-changes at the right time.
+"""Delivery of the log to its state machines: commits in order, snapshots if behind, leader changes.
 
-Each listener has its own position. On the leader a listener hears of the leadership only when its
-position passed the first record of the epoch: its state then holds everything that was ever
+Each listener has its own position. The leader's own listener is notified of the leadership only
+after its position passes the first record of the epoch: its state then holds everything ever
 committed (Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a
-round, and whoever loads one hears of nothing else meanwhile.
+round; the listener gets nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from quorum.replica.metadata_log import ReplicatedLog
 from snapshot.names import SnapshotId
 
 DELIVERY_MAX_BYTES = 1 << 18
-"""What one round gives to one listener: other work of the event loop gets its turn in between."""
+"""Bytes that one round delivers to one listener, so that other work of the event loop is not
+delayed.
+"""
 
 
 class _Load(NamedTuple):
-    """A checkpoint that a listener loads step by step."""
+    """A checkpoint that a listener is loading in steps."""
 
     id: SnapshotId
     steps: Generator[None, None, None]
@@ -41,7 +42,7 @@ class _Position:
 
 
 class Listeners:
-    """All listeners of a replica; `deliver` gives each its next portion."""
+    """All listeners of a replica; `deliver` passes each its next portion."""
 
     def __init__(self, replica: Replica, log: ReplicatedLog) -> None:
         self._replica = replica
@@ -52,11 +53,11 @@ class Listeners:
         self._positions.append(_Position(listener))
 
     def next_offset(self, listener: RaftListener) -> int:
-        """The offset that this listener gets next."""
+        """The next offset to deliver to this listener."""
         return next(p.next_offset for p in self._positions if p.listener is listener)
 
     def deliver(self) -> bool:
-        """One round; True when there is more to deliver."""
+        """Delivers one round. Returns True if there is more to deliver."""
         more = False
         for position in self._positions:
             if self._loads_snapshot(position):
@@ -68,7 +69,7 @@ class Listeners:
         return more
 
     def _loads_snapshot(self, position: _Position) -> bool:
-        """One step of a load, where one is needed; True when there are more of it."""
+        """Runs one step of a load, if one is needed. Returns True if more steps follow."""
         self._begin_load(position)
         load = position.load
         if load is None:
@@ -106,7 +107,9 @@ class Listeners:
         return following < high_watermark
 
     def _tell_caught_up(self, position: _Position) -> None:
-        """Control records move the position too, so it does not matter what the log ends in."""
+        """Notifies a listener that has caught up. Control records advance the position, too, so the
+        kind of the last record does not matter.
+        """
         committed = self._replica.committed_offset
         if not position.caught_up and committed is not None and position.next_offset >= committed:
             position.caught_up = True
@@ -118,7 +121,7 @@ class Listeners:
         if leader == position.told:
             return
         if isinstance(role, Leader) and position.next_offset <= role.epoch_start_offset:
-            # It hears at once that the old leader is gone, of its own leadership later.
+            # The end of the old leadership is reported at once, the new leadership later.
             leader = LeaderAndEpoch(None, role.epoch)
             if leader == position.told:
                 return

@@ -1,10 +1,11 @@
-"""Follows the metadata log and tells publishers (delta, image); writes this node's snapshots.
+"""Replays the metadata log, notifies publishers of (delta, image), and writes this node's
+snapshots.
 
-One per node, controller or broker, registered with the Raft client. Committed batches are replayed
-into one delta, the image moves on, and each publisher hears of it in the order they were added.
-Nothing is published before Raft says that the image has caught up once: a starting broker must not
-act on the past. Snapshots are written by size and time on another thread; the image is
-immutable, so the state machine goes on meanwhile. Modelled on Kafka's MetadataLoader and
+A node, controller or broker, has one loader, registered with the Raft client. It replays committed
+batches into one delta, updates the image, and notifies the publishers in the order they were added.
+Nothing is published until Raft reports that the image has caught up once: a starting broker must
+not act on old metadata. Snapshots are written by size and by time, on another thread; the image is
+immutable, so the state machine continues meanwhile. Modelled on Kafka's MetadataLoader and
 SnapshotGenerator (KIP-630, KIP-876).
 """
 
@@ -39,19 +40,19 @@ from tidemark.errors import BrokerNotAvailableError, FatalError, UnsupportedVers
 logger = logging.getLogger(__name__)
 
 LOADED_PER_STEP = 1_000
-"""Records of a snapshot that are applied before other work of the event loop has its turn."""
+"""Records of a snapshot applied before the event loop runs other work."""
 _FROZEN_AT_ONCE = 10_000
-"""Loaded records after which the garbage collector is told to leave alone what there is. No cycle
-runs through an image, but each full collection walks over all of it: a second, in which nothing
-else happens, at a million partitions."""
+"""Loaded records after which the garbage collector freezes existing objects. No reference cycle
+runs through an image, yet each full collection scans all of it: with a million partitions that
+blocks everything for a second."""
 WRITTEN_PER_PORTION = 500
 _PAUSE_S = 0.0005
 
 
 def in_portions(values: Iterable[bytes], pause: Callable[[float], None]) -> Iterator[bytes]:
-    """The values of a snapshot for the thread that writes it, with a pause after each millisecond
-    of work: else the event loop waits up to five (the interpreter's switch interval) whenever it
-    wants to go on.
+    """Yields the values of a snapshot to its writer thread, with a pause after each millisecond of
+    work. Without it the event loop may wait five ms, the interpreter's switch interval, to
+    continue.
     """
     remaining = iter(values)
     while portion := list(itertools.islice(remaining, WRITTEN_PER_PORTION)):
@@ -61,24 +62,25 @@ def in_portions(values: Iterable[bytes], pause: Callable[[float], None]) -> Iter
 
 
 class _NotWantedError(Exception):
-    """The node stops while it writes a snapshot: the next start can do without."""
+    """Cancels a snapshot of a stopping node; the next start does not need it."""
 
 
 class MetadataPublisher(Protocol):
     """Acts on new metadata. Called on the event loop; must not block."""
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """`image` is the newest committed image, `delta` what changed since the last call.
+        """Takes the newest committed `image`; `delta` has the changes since the last call.
 
-        The first call has everything: its delta begins at the empty image.
+        In the first call the delta starts from the empty image, and so has everything.
         """
 
 
 class MetadataLoader:
-    """A RaftListener that keeps the committed image.
+    """A RaftListener that maintains the committed image.
 
-    `publisher_errors` counts publishers' exceptions: they are logged, and the next update comes all
-    the same; only a publisher that fails at its first image stops the process (FatalError).
+    `publisher_errors` counts exceptions of publishers. They are logged, and the next update is
+    published all the same. Only a publisher that fails at its first image stops the process
+    (FatalError).
     """
 
     def __init__(self, raft: RaftClient, config: ServerConfig, now_ms: Callable[[], int]) -> None:
@@ -109,28 +111,28 @@ class MetadataLoader:
 
     @property
     def leader(self) -> LeaderAndEpoch:
-        """The active controller as last heard of."""
+        """The active controller as last reported."""
         return self._leader
 
     @property
     def caught_up(self) -> bool:
-        """Whether the image has everything that was committed when the node heard of a leader."""
+        """Whether the image has everything committed before the node learned of a leader."""
         return self._caught_up
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
-        """Adds a publisher; it gets the whole image at once if there is one to be had."""
+        """Adds a publisher. It gets the whole image at once if the loader has caught up."""
         if self._caught_up:
             self._first_call(publisher, diff(EMPTY_IMAGE, self._image), self._image)
         self._publishers.append(publisher)
 
     def add_leader_listener(self, listener: Callable[[LeaderAndEpoch], None]) -> None:
-        """Adds a callback for leader changes; publishers have heard of everything before it."""
+        """Adds a callback for leader changes. It runs after all earlier updates were published."""
         self._leader_listeners.append(listener)
 
     async def wait_for_offset(self, offset: int) -> None:
-        """Returns when the record at `offset` is applied and published; -1 waits for catching up.
+        """Waits until the record at `offset` is applied and published; -1 waits for catching up.
 
-        Raises BrokerNotAvailableError when the loader is closed first.
+        Raises BrokerNotAvailableError if the loader is closed first.
         """
         if self._closed:
             raise BrokerNotAvailableError("this node is shutting down")
@@ -141,7 +143,7 @@ class MetadataLoader:
         await future
 
     def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
-        """Applies committed batches; raises FatalError for records that can not be."""
+        """Applies committed batches. Raises FatalError for records that cannot be applied."""
         if not batches or self._closed:
             return
         delta = MetadataDelta(self._image)
@@ -154,14 +156,16 @@ class MetadataLoader:
             self._publish(delta)
         before = delta.image.features.get(METADATA_VERSION)
         if before not in (None, self._image.features.get(METADATA_VERSION)):
-            # An older version may begin from there after a downgrade (KIP-778).
+            # After a downgrade an older version may start from this snapshot (KIP-778).
             self._snapshot_wanted = True
         self._maybe_snapshot()
 
     def handle_load_snapshot(self, reader: SnapshotReader) -> Generator[None, None, None]:
-        """Replaces the image by the snapshot's in steps of some milliseconds, however large it is;
-        publishers hear the difference after the last one. Until then, and where it is given up,
-        the image stays what it was. Raises FatalError for records that can not be applied.
+        """Replaces the image with the snapshot's, in steps of some milliseconds however large it
+        is.
+
+        Publishers get the difference after the last step. Until then, and if the load is abandoned,
+        the image does not change. Raises FatalError for records that cannot be applied.
         """
         delta, loaded = MetadataDelta(EMPTY_IMAGE), 0
         for values in reader.batches():
@@ -188,7 +192,7 @@ class MetadataLoader:
             self._publish(change)
 
     def handle_caught_up(self) -> None:
-        """From now on publishers hear of everything, of the whole image first."""
+        """Starts publishing: publishers get the whole image first, then every update."""
         if self._caught_up or self._closed:
             return
         self._caught_up = True
@@ -198,13 +202,13 @@ class MetadataLoader:
         self._wake()
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Tells on who leads."""
+        """Notifies the listeners of the new leader."""
         self._leader = leader
         for listener in self._leader_listeners:
             listener(leader)
 
     async def close(self) -> None:
-        """The image moves no more. Ends waiting calls, and gives up a snapshot under way."""
+        """Stops updates of the image, fails waiting calls, and abandons an unfinished snapshot."""
         self._closed = True
         for _, _, future in self._waiters:
             if not future.done():
@@ -255,7 +259,7 @@ class MetadataLoader:
                 future.set_result(None)
 
     def _pause(self, delay_s: float) -> None:
-        """On the thread that writes a snapshot."""
+        """Pauses the thread that writes a snapshot; cancels it if the loader is closed."""
         if self._closed:
             raise _NotWantedError
         time.sleep(delay_s)
@@ -271,8 +275,7 @@ class MetadataLoader:
         )
         by_time = 0 < interval_ms <= waited_ms
         if by_bytes or by_time or self._snapshot_wanted:
-            # Counted from here on whatever becomes of it: a failing disk must not be asked at each
-            # commit.
+            # Reset even if the snapshot fails: a failing disk must not be retried at each commit.
             self._bytes_since_snapshot = 0
             self._snapshot_wanted = False
             self._snapshot_ms = self._now_ms()
@@ -292,8 +295,8 @@ class MetadataLoader:
 
 
 def _told(error: Exception, delta: MetadataDelta) -> Exception:
-    """The reason to tell: a level beyond this version's explains what could not be read after
-    it."""
+    """The error to report. A feature level above this version's is the cause of later records that
+    cannot be read."""
     try:
         check_supported(delta.features_changed, SUPPORTED, "this node")
     except UnsupportedVersionError as too_old:

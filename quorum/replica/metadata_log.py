@@ -1,10 +1,10 @@
 """The metadata log of one replica: `__cluster_metadata-0/` with its segments, checkpoints and
 quorum-state.
 
-It gives the replica its read-only view (`quorum.raft.log_view.LogView`), and the edge the verbs
-that carry out effects. What it promises: offsets and epochs are exactly the leader's; the log
-start, once above 0, always has a whole checkpoint; a checkpoint above the log's end restarts the
-log there. Source: KIP-595, KIP-630; Kafka's KafkaRaftLog.
+The replica gets a read-only view (`quorum.raft.log_view.LogView`); the edge gets the methods that
+carry out effects. Promises: offsets and epochs are exactly the leader's; a log start above 0 always
+has a complete checkpoint; a checkpoint above the log end restarts the log there. Source: KIP-595,
+KIP-630; Kafka's KafkaRaftLog.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ logger = logging.getLogger(__name__)
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
 BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
-"""Written by `storage format`: the first voters. It is local, and never replicated."""
+"""The first voters, written by `storage format`. It is local, and never replicated."""
 HISTORY_READ_BYTES = 4 << 20
 
 
 @dataclass(slots=True, frozen=True)
 class MetadataLogConfig:
-    """metadata.log.* and metadata.max.retention.*; sizes in bytes, times in ms, -1 switches a
-    limit off.
+    """metadata.log.* and metadata.max.retention.*. Sizes in bytes, times in ms; -1 disables a
+    limit.
     """
 
     segment_bytes: int = 1 << 30
@@ -68,17 +68,17 @@ class MetadataLogConfig:
             segment_bytes=self.segment_bytes,
             segment_ms=self.segment_ms,
             max_message_bytes=MAX_BATCH_BYTES,
-            retention_ms=-1,  # segments go when a later checkpoint covers them, never by age
+            retention_ms=-1,  # a later checkpoint makes segments deletable, never their age
             retention_bytes=-1,
             file_delete_delay_ms=0,
         )
 
 
 class ReplicatedLog:
-    """The log and its checkpoints. One thread owns it; what may run elsewhere says so."""
+    """The log and its checkpoints. Owned by one thread, except for methods marked otherwise."""
 
     def __init__(self, directory: Directory, config: MetadataLogConfig, now_ms: int) -> None:
-        """Opens (and recovers) what is in `directory`. StorageError, FatalError."""
+        """Opens (and recovers) the log in `directory`. Raises StorageError and FatalError."""
         self.directory = directory
         self.config = config
         self.quorum_state = QuorumStateStore(directory)
@@ -91,7 +91,7 @@ class ReplicatedLog:
             config.topic_config(),
             topic_id=ONE_UUID,
             now_ms=now_ms,
-            recovery_point=0,  # all is ours, and checked: a gap in it is a loss
+            recovery_point=0,  # the whole log is checked: a gap in it is a loss
         )
         self._align_with_snapshots()
         self.history = VoterHistory()
@@ -100,7 +100,9 @@ class ReplicatedLog:
     # --- opening --------------------------------------------------------------------------------
 
     def _load_snapshots(self) -> dict[SnapshotId, SnapshotInfo]:
-        """The whole checkpoints, oldest first; a broken one is left alone and not used."""
+        """Returns the complete checkpoints, oldest first. A broken one is kept on disk but not
+        used.
+        """
         found: dict[SnapshotId, SnapshotInfo] = {}
         for snapshot_id in list_snapshots(self.directory):
             try:
@@ -118,7 +120,7 @@ class ReplicatedLog:
         return SnapshotInfo(reader.id, reader.size_bytes, reader.last_contained_log_timestamp_ms)
 
     def _align_with_snapshots(self) -> None:
-        """Makes log and checkpoints fit together after whatever a crash left."""
+        """Makes log and checkpoints consistent after a crash."""
         latest = self.latest_snapshot
         if latest is not None and self._is_behind(latest):
             self._restart_log_at(latest)
@@ -137,7 +139,7 @@ class ReplicatedLog:
         self._raise_log_start(start)
 
     def _is_behind(self, snapshot_id: SnapshotId) -> bool:
-        """The log lacks what the checkpoint contains, or holds other records there."""
+        """Whether the log lacks records of the checkpoint, or holds other records there."""
         if self._log.log_end_offset < snapshot_id.end_offset:
             return True
         if self._log.segments[0].base_offset >= snapshot_id.end_offset:
@@ -156,7 +158,7 @@ class ReplicatedLog:
             del self._snapshots[older]
 
     def _rebuild_history(self) -> None:
-        """Who may vote, from the checkpoint that the log begins at and all records since."""
+        """Reads the voters from the checkpoint at the log start and all later records."""
         self.history = VoterHistory()
         start = self.start_offset
         base = self.earliest_snapshot if start > 0 else BOOTSTRAP_SNAPSHOT
@@ -169,7 +171,7 @@ class ReplicatedLog:
             offset = self._note_quorum(records, start)
 
     def _note_quorum(self, records: bytes | memoryview, start_offset: int) -> int:
-        """Takes over what control batches say of the quorum; gives the offset that follows."""
+        """Applies the quorum records of control batches; returns the offset after the last one."""
         following = start_offset
         for position, header in iter_batches(records):
             following = header.next_offset
@@ -192,19 +194,21 @@ class ReplicatedLog:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below is on disk for good."""
+        """Everything below is durable."""
         return self._log.recovery_point
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last record, or of the checkpoint the log begins at; 0 for an empty log."""
+        """Epoch of the last record, or of the checkpoint where the log begins; 0 if empty."""
         latest = self.latest_snapshot
         if latest is not None and latest.end_offset == self.end_offset:
             return latest.epoch
         return self._log.epochs.latest_epoch or 0
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch not above `epoch`, its end offset); beyond all epochs: the log's end."""
+        """The largest epoch not above `epoch`, and its end offset; the log end if beyond all
+        epochs.
+        """
         found = self._log.end_offset_for_epoch(epoch)
         earliest = self.earliest_snapshot
         if earliest is not None and self.start_offset == earliest.end_offset:
@@ -225,7 +229,7 @@ class ReplicatedLog:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The voters by the newest record, committed or not; None: the log names none."""
+        """The voters of the newest record, committed or not; None if the log has none."""
         return self.history.voters
 
     @property
@@ -250,8 +254,8 @@ class ReplicatedLog:
     # --- appending ------------------------------------------------------------------------------
 
     def append_values(self, values: Sequence[bytes], epoch: int, timestamp_ms: int) -> int:
-        """Appends one batch as leader; gives the last offset. RecordListTooLargeError beyond 8
-        MiB.
+        """Appends one batch as leader and returns its last offset. Raises RecordListTooLargeError
+        beyond 8 MiB.
         """
         appends = Appends()
         last_offset = appends.add(values, epoch, self.end_offset, timestamp_ms)
@@ -260,7 +264,7 @@ class ReplicatedLog:
         return last_offset
 
     def append_batch(self, batch: bytes) -> int:
-        """Appends a data batch made for the log's end, as leader; gives its last offset."""
+        """Appends a data batch encoded for the log end, as leader; returns its last offset."""
         return self._append(batch)
 
     def append_leader_change(self, change: LeaderChange, timestamp_ms: int) -> int:
@@ -284,16 +288,16 @@ class ReplicatedLog:
         return {v.key.replica_id: v.key.directory_id or ZERO_UUID for v in self.voters}
 
     def append_voters(self, voters: VoterSet, epoch: int, timestamp_ms: int) -> int:
-        """Appends a Voters record as leader; the set counts from now on. The first one of a log
-        with static voters brings the kraft.version that lets it count, in the same batch."""
+        """Appends a Voters record as leader; the set is in force from now on. In a log with static
+        voters the first one comes in one batch with the kraft.version that enables it."""
         messages = quorum_records(KRAFT_VERSION_MAX, voters)
         if self.kraft_version > 0:
             messages = messages[1:]
         return self._append(encode_quorum(self.end_offset, epoch, timestamp_ms, messages))
 
     def append_fetched(self, records: bytes) -> int:
-        """Appends the leader's batches as they are. CorruptMessageError: nothing of them was
-        taken.
+        """Appends the leader's batches unchanged. Raises CorruptMessageError, and appends none of
+        them.
         """
         return self._append(records)
 
@@ -304,20 +308,22 @@ class ReplicatedLog:
         return last_offset
 
     def truncate_to(self, offset: int) -> None:
-        """Removes everything from `offset` on (records that never were committed)."""
+        """Truncates the log to `offset`; the removed records were never committed."""
         self._log.truncate_to(offset)
         self.history.truncate_to(offset)
 
     def prepare_flush(self) -> tuple[int, PendingFlush | None]:
-        """The log end now, and what to `run` (in any thread) to make everything below durable."""
+        """Returns the log end, and the fsync to `run` in any thread that makes everything below it
+        durable.
+        """
         return self.end_offset, self._log.prepare_flush()
 
     def complete_flush(self, pending: PendingFlush) -> None:
-        """After `pending.run()`, on the owner's thread again."""
+        """Completes a flush after `pending.run()`, on the owner thread."""
         self._log.complete_flush(pending)
 
     def flush(self) -> int:
-        """fsync at once; gives the offset below which everything is durable. FatalError."""
+        """Syncs at once and returns the durable end offset. Raises FatalError."""
         end_offset, pending = self.prepare_flush()
         if pending is not None:
             pending.run()
@@ -330,13 +336,15 @@ class ReplicatedLog:
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from `offset` on, at least one. OffsetOutOfRangeError."""
+        """Returns whole batches from `offset` on, at least one. Raises OffsetOutOfRangeError."""
         return bytes(self._log.read(offset, max_bytes).records)
 
     def read_committed(
         self, offset: int, end_offset: int, max_bytes: int
     ) -> tuple[list[CommittedBatch], int]:
-        """Data batches of [offset, end_offset), about `max_bytes` of them, and where to go on."""
+        """Returns data batches of [offset, end_offset), about `max_bytes`, and the next offset to
+        read.
+        """
         found: list[CommittedBatch] = []
         following = offset
         for batch in decode_batches(
@@ -359,9 +367,10 @@ class ReplicatedLog:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot_id_for(self, end_offset: int, high_watermark: int | None) -> SnapshotId | None:
-        """The id of a checkpoint that may be made there; None when there is one at or above it.
+        """Returns the id of a checkpoint at `end_offset`; None if there is one at or above it.
 
-        InvalidRequestError beyond the high watermark, below the log start, or off a batch boundary.
+        Raises InvalidRequestError if the offset is beyond the high watermark, at or below the log
+        start, or not a batch boundary.
         """
         latest = self.latest_snapshot
         if latest is not None and latest.end_offset >= end_offset:
@@ -385,13 +394,13 @@ class ReplicatedLog:
         return decode_batches(self._log.read(end_offset - 1, 1).records)[0].timestamp_ms
 
     def snapshot_writer(self, snapshot_id: SnapshotId, timestamp_ms: int) -> SnapshotWriter:
-        """Begins a checkpoint; `snapshot_frozen` makes it known after its `freeze`."""
+        """Starts a checkpoint. After its `freeze`, `snapshot_frozen` registers it."""
         quorum = quorum_records(*self.history.at(snapshot_id.end_offset))
         return SnapshotWriter(self.directory, snapshot_id, timestamp_ms, quorum=quorum)
 
     def snapshot_frozen(self, snapshot_id: SnapshotId) -> None:
-        """A checkpoint of this replica's own state is durable. It is dropped where a fetched one
-        has overtaken it: a log's earliest checkpoint is the one that it begins at."""
+        """Registers a durable checkpoint of this replica's own state. It is deleted if a fetched
+        one has overtaken it: the earliest checkpoint of a log is the one where the log begins."""
         if snapshot_id.end_offset < self.start_offset:
             delete_snapshot(self.directory, snapshot_id)
             return
@@ -408,13 +417,13 @@ class ReplicatedLog:
         write_piece(self.directory, snapshot, position, data)
 
     def freeze_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
-        """Verifies, syncs and names a fetched checkpoint. CorruptMessageError, FatalError. Any
-        thread.
+        """Verifies, syncs and renames a fetched checkpoint. May run in any thread. Raises
+        CorruptMessageError and FatalError.
         """
         install_part(self.directory, snapshot_id)
 
     def start_at_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
-        """The log begins anew behind a frozen, fetched checkpoint (unless it holds all of it)."""
+        """Restarts the log at a frozen, fetched checkpoint, unless the log holds all of it."""
         self.snapshot_frozen(snapshot_id)
         if self._is_behind(snapshot_id):
             self._restart_log_at(snapshot_id)
@@ -423,11 +432,11 @@ class ReplicatedLog:
     # --- cleaning -------------------------------------------------------------------------------
 
     def clean(self, now_ms: int) -> bool:
-        """Lets the log begin at a later checkpoint when it is too large or too old; says
-        whether.
+        """Moves the log start to a later checkpoint if the log is too large or too old; returns
+        whether it did.
 
-        DiskError at whatever step it stops: the log begins at its earliest checkpoint all the same,
-        and what is left before it goes another time. What needs room on the disk comes last.
+        If a step raises DiskError, the log still begins at its earliest checkpoint, and a later
+        call deletes the rest. Steps that need disk space come last.
         """
         keep = first_to_keep(
             list(self._snapshots.values()),
@@ -456,5 +465,5 @@ class ReplicatedLog:
             self._log.increment_log_start_offset(snapshot_id.end_offset)
 
     def close(self) -> None:
-        """Syncs and closes; a replica that crashes simply does not call it."""
+        """Syncs and closes the log. A simulated crash omits this call."""
         self._log.close()

@@ -1,8 +1,8 @@
-"""The file `quorum-state`: what a replica must remember of elections over a crash.
+"""The file `quorum-state`: the election state of a replica that survives a crash.
 
-One line of JSON as Apache Kafka writes it (QuorumStateData; version 1, version 0 is read as well),
-replaced atomically and durably: tmp, fsync, rename, fsync of the directory. A file that can not be
-read stops the start: voting twice in an epoch is worse than a node that stays down.
+One line of JSON as Apache Kafka writes it (QuorumStateData; version 1, and version 0 is readable).
+It is replaced atomically and durably: tmp, fsync, rename, fsync of the directory. A file that
+cannot be read stops the start: voting twice in an epoch is worse than a node that stays down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKNOWN = -1
 
 
 def format_state(state: ElectionState) -> bytes:
-    """The file's content."""
+    """Returns the content of the file."""
     voted = state.voted
     directory_id = voted.directory_id if voted is not None else None
     fields = {
@@ -35,7 +35,7 @@ def format_state(state: ElectionState) -> bytes:
 
 
 def parse_state(data: bytes) -> ElectionState:
-    """The inverse of `format_state`; ValueError for anything that is no quorum-state."""
+    """Inverse of `format_state`. Raises ValueError for anything that is not a quorum-state."""
     fields = json.loads(data)
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
@@ -69,7 +69,7 @@ class QuorumStateStore:
         self._directory = directory
 
     def read(self) -> ElectionState:
-        """The state; epoch 0 where there is no file yet. StorageError for a broken one."""
+        """Returns the state; epoch 0 if there is no file. Raises StorageError for a broken one."""
         if not self._directory.exists(QUORUM_STATE_FILE):
             return ElectionState()
         try:
@@ -81,5 +81,5 @@ class QuorumStateStore:
             ) from error
 
     def write(self, state: ElectionState) -> None:
-        """Durable when it returns. StorageError, FatalError."""
+        """Replaces the state; it is durable on return. Raises StorageError and FatalError."""
         self._directory.write_atomic(QUORUM_STATE_FILE, format_state(state))

@@ -1,10 +1,9 @@
-"""The edge of the Raft replica: one asyncio task drives it; files and sockets are reached from here
-only.
+"""The edge of the Raft replica, driven by one asyncio task. Files and sockets are reached only here.
 
-Events wait in one queue; each is given to `Replica.step`, and its effects are carried out (persist
+Events wait in one queue. Each is passed to `Replica.step`, and its effects are carried out (persist
 -> send -> apply) before the next one. Files are synced on a pool of one thread: the event loop
-never waits for an fsync of the log. Where persisting fails the replica stops for good, and `fatal`
-fails: the process has to end (RULES.md rule 4).
+never waits for an fsync of the log. If persisting fails the replica stops for good, and `fatal`
+fails: the process must end (RULES.md rule 4).
 """
 
 from __future__ import annotations
@@ -73,13 +72,15 @@ from tidemark.v1 import raft_pb2_grpc
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_EVENTS = 4096
-"""Requests that may wait for the replica; one more is refused with a retriable error."""
+"""Limit of queued events. Beyond it, requests fail with a retriable error."""
 MAX_UNCOMMITTED_RECORDS = 200_000
 """Records the client may append beyond the high watermark; then THROTTLING_QUOTA_EXCEEDED."""
 CLEAN_INTERVAL_S = 60.0
-"""How often the log is cleaned (Kafka's constant); also after each checkpoint."""
+"""Interval of log cleaning in seconds (Kafka's constant). The log is also cleaned after each
+checkpoint.
+"""
 SHUTDOWN_TIMEOUT_S = 1.0
-"""How long a leader waits for the voters to hear that it goes."""
+"""Longest time a stopping leader waits for the voters to acknowledge, in seconds."""
 
 
 class RaftServer:
@@ -96,12 +97,12 @@ class RaftServer:
         now_ms: Callable[[], int],
         transport: Transport | None = None,
     ) -> None:
-        """Opens the log in `directory`/__cluster_metadata-0. `now_ms` is the wall clock, for the
-        timestamps of records; timers run on the event loop's clock. StorageError, FatalError."""
+        """Opens the log in `directory`/__cluster_metadata-0. `now_ms` is the wall clock, for record
+        timestamps; timers run on the event loop's clock. Raises StorageError and FatalError."""
         self._now_ms = now_ms
         self._transport = transport if transport is not None else GrpcTransport()
         own_directory = directory.subdirectory(str(METADATA_PARTITION))
-        directory.fsync()  # else a crash may take the new directory with all that is in it
+        directory.fsync()  # otherwise a crash may lose the new directory and its files
         self._log = ReplicatedLog(own_directory, metadata_log_config(config), now_ms())
         self._replica = Replica(
             replica_config(config, cluster_id, directory_id),
@@ -123,9 +124,9 @@ class RaftServer:
         self._flusher: Flusher | None = None
         self._stopped = False
         self._more_to_deliver = False
-        self._left = asyncio.Event()  # nobody has to hear any more that this node stops
+        self._left = asyncio.Event()  # set once no voter needs to learn that this node stops
 
-    # --- client face ----------------------------------------------------------------------------
+    # --- client interface -----------------------------------------------------------------------
 
     @property
     def node_id(self) -> int:
@@ -149,7 +150,7 @@ class RaftServer:
 
     @property
     def log_end_offset(self) -> int:
-        """What this node appended counts, though it may wait to be written."""
+        """The end of the log, including appended records that are not yet written."""
         return self._log.end_offset + self._appends.count
 
     @property
@@ -158,13 +159,13 @@ class RaftServer:
 
     @property
     def fatal(self) -> asyncio.Future[None]:
-        """Fails when the process must stop."""
+        """Future that fails when the process must stop."""
         if self._fatal is None:
             self._fatal = asyncio.get_running_loop().create_future()
         return self._fatal
 
     def leader_endpoint(self) -> Endpoint | None:
-        """Where the current leader answers; None while there is none."""
+        """Address of the current leader; None if there is none."""
         leader_id = self._replica.leader_and_epoch.leader_id
         if leader_id is None:
             return None
@@ -197,7 +198,9 @@ class RaftServer:
             await self._step(LogAppended())
 
     def _write_appends(self) -> bool:
-        """Puts what was appended into the log; False, and it is lost, when the leadership is."""
+        """Writes pending appends into the log. Returns False, and drops them, if the leadership is
+        lost.
+        """
         leads = LeaderAndEpoch(self.node_id, self._appends.epoch)
         batches = self._appends.take()
         if not batches or self._replica.leader_and_epoch != leads:
@@ -215,11 +218,11 @@ class RaftServer:
         self._post(Resign(epoch))
 
     def describe(self) -> QuorumInfo:
-        """Offsets and fetch times are known where this node leads. NotControllerError never."""
+        """Describes the quorum. Offsets and fetch times are known only if this node leads."""
         return describe(self._replica, self._log, self._loop_ms(), self._now_ms())
 
     async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
-        """See `RaftClient.create_snapshot`. InvalidRequestError for an offset that can not be."""
+        """See `RaftClient.create_snapshot`. Raises InvalidRequestError for an invalid offset."""
         snapshot_id = self._log.snapshot_id_for(end_offset, self._replica.high_watermark)
         if snapshot_id is None:
             return
@@ -245,10 +248,12 @@ class RaftServer:
             self._queue.append(self._clean)
             self._wake.set()
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begins to take part; returns at once. `add_to_server` first, so that it can answer."""
+        """Starts the driver task and returns at once. Call `add_to_server` first, so that peers can
+        be answered.
+        """
         self._flusher = Flusher(
             self._log,
             self._pool,
@@ -260,11 +265,13 @@ class RaftServer:
         self._driver = asyncio.get_running_loop().create_task(self._drive(), name="raft-driver")
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Registers the Raft service; before the server is started."""
+        """Registers the Raft service. Call before the server starts."""
         raft_pb2_grpc.add_RaftServicer_to_server(RaftService(self.handle, self.describe), server)  # type: ignore[no-untyped-call]
 
     async def shutdown(self) -> None:
-        """Graceful: a leader tells the voters first. Afterwards nothing of this is used again."""
+        """Shuts down gracefully: a leader first notifies the voters. The object is unusable
+        afterwards.
+        """
         if self._driver is not None and not self._stopped:
             self._post(Shutdown())
             try:
@@ -291,7 +298,7 @@ class RaftServer:
             self._fatal.cancel()
 
     def _fail(self, error: BaseException) -> None:
-        """The replica can not go on; the process must stop."""
+        """Stops the replica after a failure and fails `fatal`."""
         if self._stopped:
             return
         self._stopped = True
@@ -314,7 +321,7 @@ class RaftServer:
     # --- requests of peers ----------------------------------------------------------------------
 
     async def handle(self, request: m.AnyRequest) -> m.Response:
-        """Answers a quorum request (the Raft service and in-memory transports call this)."""
+        """Answers a quorum request. Called by the Raft service and by in-memory transports."""
         if self._stopped or self._driver is None or len(self._queue) >= MAX_QUEUED_EVENTS:
             raise BrokerNotAvailableError("the replica is not running or overloaded")
         token = next(self._tokens)
@@ -355,12 +362,12 @@ class RaftServer:
                     self._left.set()
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # nothing after this can be trusted: the process must stop
+        except Exception as error:  # the state can no longer be trusted: the process must stop
             logger.exception("the Raft replica failed")
             self._fail(error)
 
     async def _wait(self) -> None:
-        """Until there is an event, or the replica's next deadline."""
+        """Waits for an event, or for the replica's next deadline."""
         if self._queue or self._more_to_deliver:
             await asyncio.sleep(0)
             return
@@ -409,7 +416,7 @@ class RaftServer:
         if effects.append_leader_change is not None:
             self._log.append_leader_change(effects.append_leader_change, self._now_ms())
         if effects.append_voters is not None:
-            self._write_appends()  # their offsets are promised
+            self._write_appends()  # their offsets are already promised
             self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
             try:
@@ -489,7 +496,7 @@ class RaftServer:
         self._wake.set()
 
     async def _clean(self) -> None:
-        """A full disk is no reason to stop: the log goes on, and the next round may make room."""
+        """Cleans the log. A full disk does not stop the replica: a later round may make room."""
         assert self._flusher is not None
         await self._flusher.idle()
         try:
@@ -504,7 +511,7 @@ class RaftServer:
 
 
 def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
-    """The metadata log's settings of a node."""
+    """Returns the metadata log settings of a node."""
     return MetadataLogConfig(
         config.metadata_log_segment_bytes,
         config.metadata_log_segment_ms,
@@ -515,8 +522,8 @@ def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
 
 
 def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:
-    """Where others reach this controller, in the order of controller.listener.names; none for a
-    plain broker. Of static voters the first is as controller.quorum.voters says."""
+    """Returns the advertised controller listeners in the order of controller.listener.names; empty
+    for a plain broker. For a static voter the first one comes from controller.quorum.voters."""
     if not config.is_controller:
         return ()
     advertised = config.advertised_endpoints()
@@ -529,8 +536,8 @@ def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:
 
 
 def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:
-    """The replica's settings. With kraft.version 0 a node is a voter when it is a controller named
-    in controller.quorum.voters; from 1 on the log says who is, and any controller may become one.
+    """Returns the replica's settings. With kraft.version 0 the voters are the controllers in
+    controller.quorum.voters. From 1 on the log names them, and any controller can become one.
     """
     endpoints = config.voters()
     listeners = controller_listeners(config)

@@ -20,7 +20,7 @@ END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know i
 
 
 class RaftService(raft_pb2_grpc.RaftServicer):
-    """Turns calls into requests of the replica; every error goes into the response's error_code."""
+    """Converts calls to requests of the replica; every error becomes the response's error_code."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class RaftService(raft_pb2_grpc.RaftServicer):
     async def FetchStream(  # type: ignore[override]  # it writes its answers itself
         self, requests: Any, context: Context
     ) -> None:
-        """A follower's fetches, one after another; an error ends the call, so that a node that
-        leads no more (as one that stops) is left by itself."""
+        """Answers a follower's fetches, one after another. An error ends the call, so that
+        followers leave a node that no longer leads or is stopping."""
         while (request := await context.read()) is not END:
             response = await self._fetch(request)
             await context.write(wire.fetch_response_to_proto(response))
@@ -113,7 +113,7 @@ class RaftService(raft_pb2_grpc.RaftServicer):
 
 
 def describe_to_proto(info: QuorumInfo) -> raft_pb2.DescribeQuorumResponse:
-    """DescribeQuorumResponse of what a replica knows."""
+    """Returns the DescribeQuorumResponse for a description of the quorum."""
     return raft_pb2.DescribeQuorumResponse(
         leader_id=-1 if info.leader_id is None else info.leader_id,
         leader_epoch=info.leader_epoch,

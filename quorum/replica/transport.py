@@ -1,8 +1,8 @@
-"""How quorum requests travel: gRPC in production, an in-memory network in tests. The same calls,
-the same failures.
+"""Transports of quorum requests: gRPC in production, an in-memory network in tests. Both have the
+same calls and the same failures.
 
-A transport carries one request and gives its response; whatever prevents that is NetworkError. It
-never retries: the replica decides.
+A transport carries one request and returns its response; every failure is a NetworkError. It never
+retries: the replica decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Transport(Protocol):
     """Carries quorum requests to the node behind an endpoint."""
 
     async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
-        """The response; NetworkError when there is none in time."""
+        """Returns the response. Raises NetworkError if there is none in time."""
         ...
 
     async def close(self) -> None: ...
@@ -42,7 +42,7 @@ class _Peer:
     """The connection to one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        # A node that comes back is found at once: no long backoff of the channel.
+        # Reconnect quickly to a node that restarts: no long backoff of the channel.
         options = [
             *CHANNEL_OPTIONS,
             ("grpc.initial_reconnect_backoff_ms", 50),
@@ -54,15 +54,14 @@ class _Peer:
         self._fetches: Exchange | None = None
 
     async def fetch(self, request: m.FetchRequest, timeout_s: float) -> m.FetchResponse:
-        """Over the call that stays open; whatever goes wrong ends it, and the next fetch begins
-        another."""
+        """Fetches over the open call. Any failure ends it, and the next fetch opens another."""
         if self._fetches is None or not self._fetches.is_open:
             self._fetches = Exchange(self.channel, FETCH_STREAM)
         fetches = self._fetches
         try:
             message = wire.fetch_request_to_proto(request).SerializeToString()
             answer = raft_pb2.QuorumFetchResponse.FromString(await fetches.ask(message, timeout_s))
-        except BaseException:  # given up: the leader must not go on with what nobody waits for
+        except BaseException:  # abandoned: the leader must not answer on this call
             fetches.close()
             raise
         response = wire.fetch_response_from_proto(answer)
@@ -77,8 +76,8 @@ class _Peer:
 
 
 class GrpcTransport:
-    """One channel per endpoint, made when first needed and kept. Fetches, which are all the
-    traffic of a quorum at work, go over a call that stays open (`tidemark.wire.exchange`).
+    """One channel per endpoint, opened on first use and kept. Fetches, nearly all the traffic of a
+    busy quorum, share one open call (`tidemark.wire.exchange`).
     """
 
     def __init__(self) -> None:
@@ -138,7 +137,7 @@ class GrpcTransport:
 
 
 class MemoryNetwork:
-    """Nodes by endpoint within one process; `cut` and `heal` break the way between two of them."""
+    """Nodes by endpoint within one process; `cut` isolates a node, `heal` reconnects all."""
 
     def __init__(self) -> None:
         self._handlers: dict[Endpoint, Handler] = {}
@@ -151,7 +150,7 @@ class MemoryNetwork:
         self._handlers.pop(endpoint, None)
 
     def cut(self, endpoint: Endpoint) -> None:
-        """Nothing reaches the node or comes from it."""
+        """Isolates a node: no request or response reaches it or leaves it."""
         self._cut.add(endpoint)
 
     def heal(self) -> None:

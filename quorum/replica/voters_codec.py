@@ -1,4 +1,4 @@
-"""Changes of the voters between the plain values of the core and protobuf (KIP-853)."""
+"""Conversion of voter changes between plain values and protobuf (KIP-853)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _voter(replica_id: int, directory_id: bytes) -> ReplicaKey:
 def _listeners(
     first: common_pb2.Endpoint, others: Iterable[common_pb2.Endpoint]
 ) -> tuple[Listener, ...]:
-    """The first one stands alone in requests of older nodes."""
+    """Returns all listeners; requests of older nodes have only `first`."""
     found = []
     for message in list(others) or [first]:
         if not message.host or not 0 < message.port < 65536:
@@ -58,7 +58,7 @@ def add_request_to_proto(request: m.AddVoterRequest) -> raft_pb2.AddRaftVoterReq
 
 
 def add_request_from_proto(request: raft_pb2.AddRaftVoterRequest) -> m.AddVoterRequest:
-    """InvalidRequestError for a request that names no endpoint or a broken directory id."""
+    """Raises InvalidRequestError for a missing endpoint or a broken directory id."""
     listeners = _listeners(request.listener, request.listeners)
     return m.AddVoterRequest(
         request.cluster_id,
@@ -80,7 +80,7 @@ def remove_request_to_proto(request: m.RemoveVoterRequest) -> raft_pb2.RemoveRaf
 
 
 def remove_request_from_proto(request: raft_pb2.RemoveRaftVoterRequest) -> m.RemoveVoterRequest:
-    """InvalidRequestError for a broken directory id."""
+    """Raises InvalidRequestError for a broken directory id."""
     voter = _voter(request.voter_id, request.voter_directory_id)
     return m.RemoveVoterRequest(request.cluster_id, voter, request.timeout_ms)
 
@@ -97,7 +97,7 @@ def update_request_to_proto(request: m.UpdateVoterRequest) -> raft_pb2.UpdateRaf
 
 
 def update_request_from_proto(request: raft_pb2.UpdateRaftVoterRequest) -> m.UpdateVoterRequest:
-    """InvalidRequestError for a request that names no endpoint or a broken directory id."""
+    """Raises InvalidRequestError for a missing endpoint or a broken directory id."""
     listeners = _listeners(request.listener, request.listeners)
     return m.UpdateVoterRequest(
         request.cluster_id,

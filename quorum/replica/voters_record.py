@@ -1,7 +1,7 @@
 """Voter sets as control records: VotersRecord and KRaftVersionRecord (KIP-853).
 
-A voter has an endpoint per controller listener; a replica reaches it by the listener that is first
-in its own controller.listener.names (KIP-853).
+A voter has one endpoint per controller listener. A replica reaches it by the first listener of its
+own controller.listener.names that the voter has.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tidemark.errors import CorruptMessageError
 from tidemark.types import ZERO_UUID, Listener
 
 KRAFT_VERSION_MAX = 1
-"""The newest kraft.version known: voters in the log."""
+"""The newest supported kraft.version: voters in the log."""
 
 
 def to_record(voters: VoterSet) -> r.Voters:
-    """The control record that says this set."""
+    """Returns the control record of a voter set."""
     return r.Voters(
         tuple(
             r.Voter(
@@ -41,8 +41,8 @@ def to_record(voters: VoterSet) -> r.Voters:
 
 
 def from_record(record: r.Voters, names: Sequence[str] = (CONTROLLER_LISTENER,)) -> VoterSet:
-    """The set that a record says, for a replica whose controller.listener.names are `names`;
-    CorruptMessageError for one without endpoints."""
+    """Returns the voter set of a record, for a replica whose controller.listener.names are `names`.
+    Raises CorruptMessageError for a voter without endpoints."""
     found = []
     for voter in record.voters:
         if not voter.endpoints:
@@ -55,7 +55,7 @@ def from_record(record: r.Voters, names: Sequence[str] = (CONTROLLER_LISTENER,))
 
 
 def quorum_records(kraft_version: int, voters: VoterSet | None) -> list[r.ControlMessage]:
-    """What a checkpoint and a first leader write; nothing with static voters."""
+    """Returns the control records for a checkpoint or a first leader; empty with static voters."""
     if kraft_version == 0 or voters is None:
         return []
     return [r.KRaftVersion(kraft_version), to_record(voters)]
@@ -67,7 +67,7 @@ def note(
     message: r.ControlMessage,
     names: Sequence[str] = (CONTROLLER_LISTENER,),
 ) -> None:
-    """Takes over what a control record at `offset` says about the quorum, if anything."""
+    """Adds a control record at `offset` to the history, if it concerns the quorum."""
     match message:
         case r.KRaftVersion():
             history.add_version(offset, message.kraft_version)
