@@ -1,4 +1,4 @@
-"""The edge of the Raft replica, driven by one asyncio task. Files and sockets are reached only here.
+"""The edge of the Raft replica, driven by one asyncio task. Only this edge does IO.
 
 Events wait in one queue. Each is passed to `Replica.step`, and its effects are carried out (persist
 -> send -> apply) before the next one. Files are synced on a pool of one thread: the event loop

@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--stats", action="store_true", help="count each kind of fault seen")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # broken disks are the point here
+    logging.disable(logging.CRITICAL)  # broken disks are intended
     if arguments.servers:
         return main_of_servers(arguments.start, arguments.seeds, verbose=arguments.verbose)
     canary: Canary = CANARIES[arguments.canary]() if arguments.canary else Canary()
@@ -79,7 +79,7 @@ def report(outcomes: list[Outcome], failed: list[int], elapsed_s: float) -> None
 
 
 def print_stats(outcomes: list[Outcome]) -> None:
-    """How often each kind was met, and in how many of the seeds."""
+    """Prints how often each kind occurred, and in how many seeds."""
     total: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     for outcome in outcomes:

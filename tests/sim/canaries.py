@@ -1,5 +1,5 @@
-"""Bugs planted on purpose: the simulator must catch each of them, or its checks are worth
-nothing. Rules are those of RULES.md.
+"""Planted bugs, each of which the simulator must catch: otherwise its checks are worthless. Rules
+are those of RULES.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from snapshot.writer import SnapshotWriter
 
 
 class Canary:
-    """No bug: the real thing. Subclasses break one rule each."""
+    """The correct implementation. Each subclass breaks one rule."""
 
     skips_fsync = False
     retries_fsync = False

@@ -1,5 +1,5 @@
 """`python -m tests.sim.canary_table`: runs every planted bug until it is caught, and writes
-tests/sim/CANARIES.md. Fails where one is not caught within 500 seeds.
+tests/sim/CANARIES.md. Fails if one is not caught within 500 seeds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Written by `python -m tests.sim.canary_table`; seeds count from 0. To see one:
 
 
 def first_catch(name: str) -> tuple[int, str] | None:
-    """(seed, finding) of the first seed that fails with the bug; None within the limit."""
+    """Returns (seed, finding) of the first seed that fails with the bug; None within the limit."""
     for seed in range(LIMIT):
         try:
             run_seed(seed, CANARIES[name]())
-        except Exception as error:  # any failure is a catch: a check, an assertion, a fatal error
+        except Exception as error:  # any failure counts: a check, an assertion, a fatal error
             return seed, f"{type(error).__name__}: {error}"
     return None
 
 
 def rule_of(finding: str) -> str:
-    """The rule that a finding names, without the facts of the seed."""
+    """Returns the rule named by a finding, without the details of the seed."""
     kind, _, text = finding.partition(": ")
     if kind == "AssertionError":
         return "the replica's own `validate()`"

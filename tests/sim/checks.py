@@ -1,11 +1,12 @@
-"""RULES.md I1-I9 for the quorum, checked as things happen; each names itself in its message.
+"""The invariants RULES.md I1-I9 of the quorum, checked as events happen; each message names its
+invariant.
 
 I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote
 per epoch; I3 the high watermark never goes back, and a majority of voters holds everything below it
 durably; I4 a leader has every committed record; I5 logs are equal below the high watermark; I6
-nothing below the high watermark is cut; I7 a checkpoint is at or below the high watermark, a log
-that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is the
-same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its
+nothing below the high watermark is truncated; I7 a checkpoint is at or below the high watermark, a
+log that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is
+the same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its
 checkpoint; I9 a listener is told that it caught up when it has all that earlier epochs committed.
 """
 
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """An invariant does not hold."""
+    """Raised when an invariant does not hold."""
 
 
 class Checks:
-    """What has been seen so far in one world."""
+    """The observations of one world so far."""
 
     def __init__(self) -> None:
         self._leaders: dict[int, tuple[int, int]] = {}  # epoch -> (node, incarnation)
@@ -42,7 +43,8 @@ class Checks:
         self._compared: dict[int, int] = {}
         self._committed: dict[int, tuple[int, bytes]] = {}  # base offset -> (epoch, batch)
         self.committed_end = 0
-        self._committed_in: dict[int, int] = {}  # epoch of the leader that said so -> end offset
+        # epoch of the leader that committed it -> end offset
+        self._committed_in: dict[int, int] = {}
         self._committed_epoch = 0
         self._digests: dict[int, str] = {}
         self._snapshots: dict[SnapshotId, str] = {}
@@ -55,17 +57,17 @@ class Checks:
     # --- elections (I1, I2) ---------------------------------------------------------------------
 
     def on_disk_lost(self, node: SimNode) -> None:
-        """What this disk remembered is not expected any more."""
+        """Drops what was recorded of a lost disk."""
         self._persisted.pop(node.node_id, None)
         self._attempted.pop(node.node_id, None)
 
     def on_start(self, node: SimNode) -> None:
-        """What the disk remembers is not older than what was promised."""
+        """Checks that the disk's state is not older than what the node promised."""
         self._high_watermarks.pop(node.node_id, None)
         self._compared.pop(node.node_id, None)
         found = node.replica.state.election_state
         attempted = self._attempted.pop(node.node_id, None)
-        if attempted is not None and found == attempted:  # the write failed, the disk has it
+        if attempted is not None and found == attempted:  # the write failed, but reached the disk
             self.on_persist(node, found)
         before = self._persisted.get(node.node_id)
         if before is not None:
@@ -81,7 +83,7 @@ class Checks:
         )
 
     def before_persist(self, node: SimNode, state: ElectionState) -> None:
-        """From now on the disk may have it, even where the write fails."""
+        """Records the state as possibly durable from now on, even if the write fails."""
         self._attempted[node.node_id] = state
 
     def on_persist(self, node: SimNode, state: ElectionState) -> None:
@@ -92,7 +94,8 @@ class Checks:
         )
         if state.epoch == before.epoch and before.leader_id is not None:
             self._require(
-                state.leader_id in (before.leader_id, None),  # one without an address is forgotten
+                # a leader without an address is not kept
+                state.leader_id in (before.leader_id, None),
                 "I1 one leader",
                 node,
                 now=state,
@@ -103,7 +106,7 @@ class Checks:
             self._vote(self._votes, node, state.epoch, state.voted)
 
     def on_vote_granted(self, node: SimNode, epoch: int, candidate: ReplicaKey) -> None:
-        """A vote left the node: it must be the one on disk."""
+        """Checks a granted vote against the state on disk, as it leaves the node."""
         self._vote(self._granted, node, epoch, candidate)
 
     def _vote(
@@ -132,7 +135,9 @@ class Checks:
             )
 
     def on_caught_up(self, node: SimNode) -> None:
-        """Commits of the leader's own epoch may be going on: those before it are meant."""
+        """Checks that the listener has everything committed in earlier epochs; commits of the
+        current epoch may be in progress.
+        """
         epoch = node.replica.epoch
         committed = max((end for e, end in self._committed_in.items() if e < epoch), default=0)
         position = node.listeners.next_offset(node.image)
@@ -148,7 +153,8 @@ class Checks:
 
     def after_event(self, node: SimNode) -> None:
         replica, log = node.replica, node.log
-        if isinstance(replica.role, Leader) and not node.writes_state:  # else nobody knows yet
+        # otherwise no other node can know of it yet
+        if isinstance(replica.role, Leader) and not node.writes_state:
             known = self._leaders.get(replica.epoch)
             own = (node.node_id, node.incarnation)
             if known is None:
@@ -178,7 +184,9 @@ class Checks:
             )
 
     def _check_leader_is_complete(self, node: SimNode) -> None:
-        """Votes and quorum-state may be slow: what later epochs committed since is not meant."""
+        """Checks that a leader has every record committed in earlier epochs. Votes and quorum-state
+        can be slow, so commits of later epochs do not count.
+        """
         epoch = node.replica.epoch
         committed = max((end for e, end in self._committed_in.items() if e < epoch), default=0)
         if committed == 0:
@@ -225,7 +233,7 @@ class Checks:
         self._compare(node, begin, min(high_watermark, self.committed_end))
 
     def _check_commit(self, node: SimNode, high_watermark: int) -> None:
-        """Somebody says that more is committed: a majority must hold it for good."""
+        """Checks that a majority durably holds what a node reports as committed."""
         nodes, voters = node.world.nodes, node.replica.voters
         durable = {
             v.key.replica_id: nodes[v.key.replica_id].durable_offset
@@ -255,8 +263,8 @@ class Checks:
         self._committed_in[node.replica.epoch] = high_watermark
 
     def _compare(self, node: SimNode, begin: int, end: int) -> None:
-        """I5: what a node holds below its high watermark (a new leader: at all) is what was
-        committed.
+        """Checks I5: records below a node's high watermark (for a new leader: all) equal the
+        committed ones.
         """
         if begin < end:
             self._read(node, begin, end, add=False)
@@ -291,7 +299,7 @@ class Checks:
     # --- what leaders write ---------------------------------------------------------------------
 
     def on_written(self, node: SimNode, offset: int) -> None:
-        """A leader wrote a batch: nobody ever wrote another one at this offset in this epoch."""
+        """Checks that no other batch was ever written at this offset in this epoch."""
         batch = node.log.read(offset, 1)
         known = self._written.setdefault((node.replica.epoch, offset), batch)
         self._require(
@@ -303,8 +311,8 @@ class Checks:
         )
 
     def on_voters(self, node: SimNode, voters: VoterSet) -> None:
-        """A leader appends a voter set: it differs by one voter at most from the one before. Static
-        voters go into the log as they are, with the directory that each has."""
+        """Checks that a new voter set differs by one voter at most from the last one. Static voters
+        enter the log unchanged, with their directories."""
         before = {v.key for v in node.replica.voters}
         if node.log.kraft_version == 0:
             node.world.seen["static voters into the log"] += 1
@@ -357,7 +365,7 @@ class Checks:
 
     def on_snapshot_frozen(self, node: SimNode, snapshot_id: SnapshotId) -> None:
         if node.log.snapshot_size_bytes(snapshot_id) is None:
-            return  # a fetched one had overtaken it: it is dropped
+            return  # a fetched one overtook it: it is deleted
         data = node.log.read_snapshot_piece(snapshot_id, 0, 1 << 30)
         digest = hashlib.sha256(data).hexdigest()
         known = self._snapshots.setdefault(snapshot_id, digest)

@@ -1,9 +1,9 @@
-"""What goes wrong with the disks of the simulated world.
+"""The disk faults of the simulated world.
 
 Silent faults (a flipped bit in a checkpoint, an older copy, an empty disk) come with a restart.
-Loud ones come while the node runs: a failed fsync (EIO) of the log, of quorum-state, of a
-checkpoint or of the directory, or a full disk. Whatever must be durable then stops the process
-(RULES.md rule 4); a checkpoint that did not fit is left out.
+Loud faults come while the node runs: a failed fsync (EIO) of the log, of quorum-state, of a
+checkpoint or of the directory, or a full disk. A failure of what must be durable stops the process
+(RULES.md rule 4); a checkpoint that does not fit is omitted.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ EIO_PATTERNS = {
     "directory": "*__cluster_metadata-0",
 }
 ROOM_MAX_BYTES = 1500
-"""What is left of a disk that is about to be full: some batches, or half a checkpoint."""
+"""Room left on a disk that is about to be full, in bytes: some batches, or half a checkpoint."""
 
 
 def make_slow(node: SimNode, rng: random.Random) -> None:
-    """A disk whose every write that somebody waits for may take long."""
+    """Makes every awaited write of a disk possibly slow."""
     node.flush_max_ms = 120
     node.state_write_max_ms = rng.choice([0, 60, 300])
     node.snapshot_write_max_ms = 400
 
 
 def break_disk(node: SimNode, rng: random.Random) -> None:
-    """The node's next fsync of some kind fails, or its disk gets full soon."""
+    """Makes the node's next fsync of some kind fail, or its disk full soon."""
     if rng.random() < 0.6:
         what = rng.choice(sorted(EIO_PATTERNS))
         node.syncs_fail = what
@@ -45,7 +45,7 @@ def break_disk(node: SimNode, rng: random.Random) -> None:
 
 
 def kind_of_disk_fault(node: SimNode, error: Exception) -> str | None:
-    """Which planned fault an error is; None for an error that nobody planned."""
+    """Returns the planned fault behind an error; None for an unplanned error."""
     text = str(error)
     if node.syncs_fail is not None and "Input/output error" in text:
         return f"fsync fails: {node.syncs_fail}"
@@ -57,7 +57,7 @@ def kind_of_disk_fault(node: SimNode, error: Exception) -> str | None:
 
 
 def copy_disk(source: MemoryDirectory, seed: int) -> MemoryDirectory:
-    """All files of a disk that is at rest, durably, on another one."""
+    """Copies all files of an idle disk durably to a new one."""
     target = MemoryDirectory(seed=seed)
     _copy(source, target)
     return target
@@ -76,8 +76,8 @@ def _copy(source, target) -> None:
 
 
 def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
-    """Flips a bit in one checkpoint of a node that is down, where the node can do without it: the
-    log begins at 0, or another checkpoint covers the log's beginning, or it is a mere broker.
+    """Flips a bit in one checkpoint of a stopped node that can do without it: the log begins at 0,
+    or another checkpoint covers its beginning, or the node is a plain broker.
     """
     directory = node.disk.subdirectory("__cluster_metadata-0")
     names = directory.list()

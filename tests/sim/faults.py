@@ -1,6 +1,6 @@
-"""The administrator of the simulated world: changes the voters, and says when a node may lose its
-disk or its address. An operator who loses more disks than the quorum can bear loses the cluster,
-and proves nothing.
+"""The administrator of the simulated world: changes the voters, and decides when a node may lose
+its disk or address. An operator who loses more disks than the quorum can bear loses the cluster,
+and such a run proves nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 ADMIN = 0
-"""The node id that administrators' requests come from; nobody has it."""
+"""Node id of the administrator's requests; no node has it."""
 CHANGE_TIMEOUT_MS = 1000
 
 
 class Administrator:
-    """Changes the voters all the while, and replaces those that lost their disks."""
+    """Changes the voters all the time, and replaces voters that lost their disks."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -51,7 +51,7 @@ class Administrator:
         return any(nodes[v.key.replica_id].config.endpoint != v.endpoint for v in voters)
 
     def change_some(self) -> None:
-        """Asks whoever believes to lead: an old leader may be among them."""
+        """Sends a change to one of the nodes that consider themselves leader."""
         world = self.world
         leaders = [n for n in world.leaders() if not n.is_paused]
         if not leaders or not world.dynamic:
@@ -64,7 +64,7 @@ class Administrator:
         if lost:
             self.remove(leader, lost[0])
         elif self._has_moved_voters(leader):
-            return  # it has to tell the leader first: who counts on two can not spare one
+            return  # a moved voter reports first: the quorum cannot spare another
         elif kind < 0.55 and spare:
             self.add(leader, spare[world.rng.randrange(len(spare))])
         elif len(voters) > 1:
@@ -83,14 +83,14 @@ class Administrator:
         self.ask(leader, request)
 
     def make_dynamic(self) -> None:
-        """Static voters into the log (kraft.version 1), asked of whoever believes to lead."""
+        """Sends the upgrade of static voters (kraft.version 1) to one presumed leader."""
         leaders = [n for n in self.world.leaders() if not n.is_paused]
         if leaders:
             leader = leaders[self.world.rng.randrange(len(leaders))]
             self.ask(leader, m.UpgradeVersionRequest(leader.config.cluster_id, 1))
 
     def correct_bootstrap_servers(self) -> None:
-        """After healing: every node is told where the controllers answer now."""
+        """Gives every node the current controller addresses, after healing."""
         if not self.world.dynamic:
             return
         endpoints = [n.config.endpoint for n in self.world.controllers()]
@@ -101,7 +101,7 @@ class Administrator:
                 node.replica.state.config = node.config
 
     def mend(self) -> None:
-        """After healing: voters without their disks go, so that nothing waits for them."""
+        """Removes voters without their disks, after healing, so that nothing waits for them."""
         for leader in self.world.leaders():
             role = leader.replica.role
             if isinstance(role, Leader) and role.change is None:
@@ -110,12 +110,14 @@ class Administrator:
                     self.remove(leader, lost[0])
 
     def may_lose_disk(self, node: SimNode) -> bool:
-        """A broker may always, a controller if the quorum can do without it."""
+        """Whether a node may lose its disk: always a broker, and a controller if the quorum can
+        spare it.
+        """
         return node.is_mere_broker or (not self.world.auto_join and self.may_be_missed(node))
 
     def may_be_missed(self, node: SimNode) -> bool:
-        """Whether a controller may get another disk or address: only where the voters are dynamic,
-        agreed on, committed and not about to change, and a majority of them keeps both.
+        """Whether a controller may get another disk or address. Requires dynamic voters that are
+        agreed on, committed and not changing, and a majority that keeps both.
         """
         world = self.world
         if not world.dynamic or node.is_mere_broker:

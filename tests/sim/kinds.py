@@ -1,4 +1,4 @@
-"""Everything that seeds are to meet: the fault list of the metadata quorum, and the table of role
+"""The events that seeds must meet: the fault list of the metadata quorum, and the table of role
 transitions. `python -m tests.sim --seeds 1000 --stats` counts them.
 """
 
@@ -68,4 +68,4 @@ RARE = frozenset(
         "start on a full disk refused",
     }
 )
-"""What some dozens of seeds may miss; hundreds meet them too."""
+"""Kinds that some dozens of seeds may miss; hundreds of seeds meet them, too."""

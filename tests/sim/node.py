@@ -1,4 +1,4 @@
-"""One simulated node: replica, log on a memory disk, state machine; carries out effects as
+"""One simulated node: replica, log on a memory disk, state machine. It carries out effects as
 RaftServer does, in virtual time.
 """
 
@@ -63,14 +63,14 @@ LOG_CONFIG = MetadataLogConfig(
 
 
 class Crash(Exception):
-    """The node loses power at this very point."""
+    """Loss of power at this point."""
 
 
 Work = Callable[[], None]
 
 
 def note_transitions(state: RaftState, seen: Counter[str]) -> None:
-    """Counts every change of role the replica makes, those within one step too."""
+    """Counts every role transition of the replica, also several within one step."""
     become = state._become
 
     def counted(role: Role, now_ms: int) -> None:
@@ -121,7 +121,7 @@ class Image:
 
 
 class SimNode:
-    """A node of the world; `step` gives its replica an event."""
+    """A node of the world; `step` passes an event to its replica."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class SimNode:
         dynamic: bool = False,
         auto_join: bool = False,
     ) -> None:
-        """`voters`: the first ones; `dynamic`: by the log (kraft.version 1), else static. Ids above
-        10 are brokers, which never vote."""
+        """`voters` are the initial ones, in the log if `dynamic` (kraft.version 1) and static
+        otherwise. Nodes with ids above 10 are brokers, which never vote."""
         self.world = world
         self.node_id = node_id
         self.canary = canary
@@ -150,7 +150,7 @@ class SimNode:
         self.state_write_max_ms = 0
         self.snapshot_write_max_ms = 5
         self.broken: set[str] = set()  # checkpoints with a flipped bit
-        self.needed: str | None = None  # a checkpoint that the log has not begun at yet
+        self.needed: str | None = None  # a checkpoint at which the log does not begin yet
         self.syncs_fail: str | None = None
         self.writes_fail = False
         self.paused_until_ms = 0
@@ -187,8 +187,7 @@ class SimNode:
     # --- time -----------------------------------------------------------------------------------
 
     def clock_ms(self) -> int:
-        """The node's own steady clock: it runs a little wrong, and stands still while the machine
-        is suspended."""
+        """The node's steady clock: slightly wrong, and stopped while the machine is suspended."""
         return int(self._awake_ms() * self.clock_rate) + self.clock_skew_ms
 
     def _awake_ms(self) -> int:
@@ -196,11 +195,11 @@ class SimNode:
         return now_ms - self.slept_ms
 
     def wall_ms(self) -> int:
-        """The node's wall clock: for timestamps only, it may be days off."""
+        """The node's wall clock, only for timestamps; it may be days off."""
         return self.world.now_ms + self.wall_skew_ms
 
     def world_time_ms(self, clock_ms: int) -> int:
-        """When the node's clock shows `clock_ms`."""
+        """World time at which the node's clock shows `clock_ms`."""
         moment_ms = int((clock_ms - self.clock_skew_ms) / self.clock_rate)
         while int(moment_ms * self.clock_rate) + self.clock_skew_ms < clock_ms:
             moment_ms += 1
@@ -215,21 +214,21 @@ class SimNode:
         return self.asleep_since_ms is not None
 
     def suspend(self) -> None:
-        """The machine stands still (a virtual one that is moved or saved): unlike a process that is
-        stopped it does not see the time pass, and what is sent to it meanwhile is lost."""
+        """Suspends the machine, as when a virtual one is moved or saved. Unlike a stopped process
+        it does not see time pass, and messages sent to it meanwhile are lost."""
         self.wake()
         self.asleep_since_ms = self.world.now_ms
 
     def wake(self) -> None:
-        """It goes on as if nothing had been."""
+        """Resumes the machine; its clock continues where it stopped."""
         if self.asleep_since_ms is not None:
             self.slept_ms += self.world.now_ms - self.asleep_since_ms
             self.asleep_since_ms = None
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------
 
     def lose_disk(self) -> None:
-        """The node comes back with an empty disk: under a new directory id where it might vote."""
+        """Replaces the disk with an empty one; a possible voter gets a new directory id."""
         self.disks += 1
         self.broken.clear()
         self.needed = None
@@ -242,14 +241,14 @@ class SimNode:
         self.world.checks.on_disk_lost(self)
 
     def take_old_disk(self) -> None:
-        """A broker comes back with a copy of its disk from before."""
+        """Replaces a broker's disk with an earlier copy of it."""
         assert self.is_mere_broker
         if self.old_disk is not None:
             self.disk = copy_disk(self.old_disk, self.world.seed * 1000 + self.node_id)
             self.world.checks.on_disk_lost(self)
 
     def move(self) -> None:
-        """From its next start on it answers at another address."""
+        """Changes the address from the next start on."""
         endpoint = self.config.endpoint
         if endpoint is not None:
             self.config = replace(
@@ -257,23 +256,23 @@ class SimNode:
             )
 
     def make_room(self) -> None:
-        """The operator gives the disk more room."""
+        """Gives the disk more room, as an operator would."""
         self.writes_fail = False
         self.disk.set_capacity(1 << 40)
 
     def fill_disk(self, left_bytes: int) -> None:
-        """Something else writes to the disk until only this much room is left."""
+        """Fills the disk until only `left_bytes` of room are left."""
         self.writes_fail = True
         self.disk.set_capacity(self.disk.disk.used_bytes + left_bytes)
 
     def mend_disk(self) -> None:
-        """From now on the disk is fast and has room; one that can not sync comes to light yet."""
+        """Makes the disk fast, roomy and reliable; an earlier failure still takes effect."""
         self.make_room()
         self.disk.disk.failing_fsyncs.clear()
         self.flush_max_ms, self.state_write_max_ms, self.snapshot_write_max_ms = 15, 0, 5
 
     def start(self) -> None:
-        """(Re)starts from what the disk kept."""
+        """(Re)starts from the content of the disk."""
         self.incarnation += 1
         self.wake()
         self.paused_until_ms = 0
@@ -298,7 +297,7 @@ class SimNode:
         self.run(lambda: self.carry_out(self.replica.start(now_ms)))
 
     def crash(self) -> None:
-        """Loses power: what was not synced may be gone, the last write may be torn."""
+        """Loses power: unsynced data may be lost, and the last write may be torn."""
         if not self.alive:
             return
         self.durable_when_down = self.durable_offset
@@ -309,7 +308,7 @@ class SimNode:
         self.world.trace(self, "crash")
 
     def lose_power(self) -> None:
-        """What happens to the disk, also in the middle of a start."""
+        """Applies a power loss to the disk, also in the middle of a start."""
         self.world.seen["crash"] += 1
         before = self.disk.disk.lost_changes, self.disk.disk.torn_appends
         self.disk.crash()
@@ -317,7 +316,7 @@ class SimNode:
         self.world.seen["write torn"] += self.disk.disk.torn_appends - before[1]
 
     def disk_failed(self, error: Exception) -> None:
-        """What persists failed: the process stops (RULES.md rule 4), and is started again later."""
+        """Handles a failure to persist: the process stops (RULES.md rule 4) and restarts later."""
         if isinstance(error, RaftInvariantError) or not self.world.is_planned(self, error):
             raise error
         self.crash()
@@ -325,7 +324,7 @@ class SimNode:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below survives a crash."""
+        """Everything below this offset survives a crash."""
         if not self.alive:
             return self.durable_when_down
         latest = self.log.latest_snapshot
@@ -334,7 +333,7 @@ class SimNode:
     # --- events ---------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        if self.alive and self.is_paused:  # it is delivered when the process goes on
+        if self.alive and self.is_paused:  # delivered when the process resumes
             delay_ms = self.paused_until_ms - self.world.now_ms
             self.world.after(delay_ms, self, lambda: self.step(event))
         elif self.alive and self.writes_state:
@@ -347,7 +346,7 @@ class SimNode:
         self.carry_out(self.replica.step(event, self.clock_ms()))
 
     def run(self, work) -> None:
-        """Does something, then what follows every event: delivery, checks, the next timer."""
+        """Runs `work`, then the steps after every event: delivery, checks, the next timer."""
         try:
             work()
             while self.listeners.deliver():
@@ -369,7 +368,7 @@ class SimNode:
                 self.step(Tick())
 
     def propose(self, values: list[bytes]) -> bool:
-        """The client of this node appends; False where it does not lead."""
+        """Appends as the client of this node. Returns False if the node does not lead."""
         if self.is_paused or not self.alive or not self.replica.can_append(self.replica.epoch):
             return False
         first = self.log.end_offset
@@ -391,8 +390,8 @@ class SimNode:
             self.step(Shutdown())
 
     def make_snapshot(self) -> None:
-        """Writes the image as a checkpoint in the background, and cleans the log; may lose power
-        at each step.
+        """Writes the image as a checkpoint in the background and cleans the log; power may fail at
+        each step.
         """
         if self.is_paused or not self.alive or self.image.offset == 0 or self.snapshot_under_way:
             return
@@ -408,7 +407,9 @@ class SimNode:
         self._write_snapshot(snapshot_id, timestamp_ms, self.image.records())
 
     def _write_snapshot(self, snapshot_id: SnapshotId, timestamp_ms: int, values: list[bytes]):
-        """As RaftServer does: a full disk costs the checkpoint, a failed fsync the process."""
+        """Writes a checkpoint as RaftServer does: a full disk costs the checkpoint, a failed fsync
+        the process.
+        """
         self.snapshot_under_way = True
         writer: SnapshotWriter | None = None
 
@@ -456,7 +457,7 @@ class SimNode:
     # --- effects --------------------------------------------------------------------------------
 
     def carry_out(self, effects: Effects) -> None:
-        """Persist -> send -> apply; while quorum-state is being written all other events wait."""
+        """Persist -> send -> apply. All other events wait while quorum-state is being written."""
         state = effects.election_state
         delay_ms = 0
         if state is not None and self.state_write_max_ms:
@@ -515,7 +516,7 @@ class SimNode:
             self.log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
 
     def _begin_flush(self) -> None:
-        """An fsync takes time; meanwhile everything else goes on."""
+        """Starts an fsync; other events proceed until it completes."""
         if self.canary.skips_fsync:
             self.flush_scheduled = True
             self.world.after(1, self, lambda: self._flushed(self.log.end_offset))
@@ -558,12 +559,12 @@ class SimNode:
             except (StorageError, FatalError) as error:
                 self.disk_failed(error)
                 return
-            if self.world.chance(0.1):  # the log does not begin there yet
+            if self.world.chance(0.1):  # the log does not begin at the checkpoint yet
                 self.world.seen["crash while a checkpoint is installed"] += 1
                 diverges = self.log._is_behind(snapshot_id)
                 self.crash()
                 self.needed = snapshot_id.name
-                if diverges:  # the next start takes the checkpoint in place of other records
+                if diverges:  # the next start replaces other records by the checkpoint
                     self.durable_when_down = snapshot_id.end_offset
                 self.world.restart_later(self)
                 return
@@ -582,7 +583,7 @@ class SimNode:
                 response = replace(response, records=records)
             elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
                 data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
-                if self.world.chance(0.06):  # it rots on the way
+                if self.world.chance(0.06):  # damaged on the way
                     self.world.seen["checkpoint rots on the way"] += 1
                     data = bytes([data[0] ^ 4]) + data[1:]
                 response = replace(response, data=data)

@@ -1,5 +1,5 @@
-"""The simulator within the test suite: seeds hold and meet every fault of the list, runs repeat
-exactly, planted bugs are caught.
+"""The simulator in the test suite: seeds hold and meet every fault of the list, runs repeat
+exactly, and planted bugs are caught.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.sim.world import Outcome, run_seed
 from tidemark.errors import FatalError
 
 SEEDS = int(os.environ.get("TIDEMARK_SIM_SEEDS", "60"))
-"""How many seeds the suite runs; `scripts/test` runs 1,000, `scripts/soak` many more."""
+"""Number of seeds in the suite; `scripts/test` runs 1,000, `scripts/soak` many more."""
 ENOUGH_FOR_ALL = 500
 
-# Where the search for a planted bug begins (timing changes move the seeds that meet it), and words
-# of the findings that tell of it; `python -m tests.sim.canary_table` counts from seed 0.
+# Seed where the search for a planted bug starts (timing changes move the seeds that meet it), and
+# words of the expected finding; `python -m tests.sim.canary_table` counts from seed 0.
 CAUGHT_FROM = {
     "skips-fsync": (0, "I3"),
     "retries-fsync": (0, "synced survives"),
@@ -49,7 +49,7 @@ SEARCHED = 150
 
 @pytest.fixture(autouse=True)
 def quiet_logs():
-    """Torn files are the point here: recovery need not tell of each."""
+    """Torn files are intended here: recovery need not log each of them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -1,8 +1,8 @@
-"""The simulated world: virtual time, a network that loses, repeats, reorders, delays and cuts one
-way, and what goes wrong when.
+"""The simulated world: virtual time, a faulty network, and the schedule of faults.
 
-First a time of faults, then everything is healed and liveness is asked for: a leader, every pending
-write answered, all replicas equal. Everything is drawn from one seed.
+The network loses, repeats, reorders and delays messages, and cuts links one way. A run begins with
+a time of faults. Then everything is healed and liveness is required: a leader, every pending write
+answered, all replicas equal. All randomness comes from one seed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ HEAL_TIME_MS = 12_000
 PEACE_TIME_MS = 3_000
 MAX_EVENTS = 200_000
 LEFT_ROOM_MAX_BYTES = 64
-"""What others leave of a disk that a node starts on: less than most files need."""
+"""Room left on the disk of a starting node, in bytes: less than most files need."""
 
 
 @dataclass
 class Outcome:
-    """What one seed did; `seen` counts every kind of fault and every transition of a role."""
+    """The result of one seed; `seen` counts every kind of fault and every role transition."""
 
     seed: int
     events: int
@@ -112,7 +112,9 @@ class World:
         heapq.heappush(self._queue, (moment_ms, self._sequence, work))
 
     def after(self, delay_ms: int, node: SimNode, work: Callable[[], None]) -> None:
-        """Later, if the node has not crashed meanwhile; one that is stopped goes on with it."""
+        """Runs `work` after a delay unless the node crashes first; a paused node runs it on
+        resuming.
+        """
         incarnation = node.incarnation
 
         def alive() -> None:
@@ -132,7 +134,7 @@ class World:
         moment_ms = max(moment_ms, node.paused_until_ms)
         planned_ms = self._ticks.get(node.node_id)
         if planned_ms is not None and self.now_ms < planned_ms <= moment_ms:
-            return  # it will look again then
+            return  # a tick is already scheduled before that
         self._ticks[node.node_id] = moment_ms
         self.at(moment_ms, lambda: self._tick(node, moment_ms))
 
@@ -195,7 +197,7 @@ class World:
             reached = send.endpoint == target.config.endpoint and not target.is_suspended
             if not target.alive or not reached:
                 self.seen["nobody answers there"] += 1
-                # the connection is refused; else silence
+                # the connection is refused, or the request is lost
                 if not target.is_suspended and self.rng.random() < 0.5:
                     self.after_of(source, incarnation, lambda: RequestFailed(correlation_id))
                 return
@@ -276,14 +278,14 @@ class World:
         self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda: self._restart(node))
 
     def _break_a_disk(self) -> None:
-        """From now on it fails to sync something, or is full; until the node is started again."""
+        """Makes a sync fail or fills the disk of one node, until the node restarts."""
         node = self._any_node()
         if node.alive:
             break_disk(node, self.rng)
             self.at(self.now_ms + 2500, node.make_room)
 
     def is_planned(self, node: SimNode, error: Exception) -> bool:
-        """Whether the disk was to fail; notes how it did."""
+        """Whether the error is a planned disk fault; counts its kind."""
         kind = kind_of_disk_fault(node, error)
         if kind is not None:
             self.seen[kind] += 1
@@ -291,7 +293,7 @@ class World:
         return kind is not None
 
     def _restart(self, node: SimNode) -> None:
-        """Comes back: as it was, or with another disk, a broken checkpoint, another address."""
+        """Restarts a node: unchanged, or with a new disk, a broken checkpoint or a new address."""
         if node.alive or (node.writes_fail and self.chance(0.5) and not self._starts_full(node)):
             return
         node.make_room()
@@ -315,12 +317,12 @@ class World:
         except FatalError:
             if not node.is_mere_broker:
                 raise
-            node.lose_disk()  # what the message asks the operator to do
+            node.lose_disk()  # as the message instructs the operator
             node.start()
 
     def _starts_full(self, node: SimNode) -> bool:
-        """Tries to start on a disk that others filled meanwhile, up to what a crash gave back;
-        where that fails the operator makes room."""
+        """Tries to start on a disk that others filled, down to the room that the crash freed. If
+        that fails the operator makes room."""
         node.fill_disk(self.rng.randrange(LEFT_ROOM_MAX_BYTES))
         self.seen["start on a full disk"] += 1
         try:
@@ -334,8 +336,9 @@ class World:
         return False
 
     def _pause_one(self) -> None:
-        """SIGSTOP, or the whole machine, beyond the timeouts or not; a leader that goes on is a
-        zombie for a moment: the longer if it was suspended, since its own clock stood still."""
+        """Stops a process (SIGSTOP) or suspends a whole machine, within the timeouts or beyond
+        them. A resumed leader is a zombie for a moment: longer after a suspension, since its own
+        clock stood still."""
         leaders = self.leaders()
         node = leaders[0] if leaders and self.rng.random() < 0.5 else self._any_node()
         if node.alive and not node.is_paused:
@@ -350,7 +353,7 @@ class World:
             self.trace(node, kind)
 
     def _wake(self, node: SimNode) -> None:
-        """Unless it is to sleep on: it was suspended again meanwhile."""
+        """Wakes a suspended node, unless it was suspended again meanwhile."""
         if node.is_suspended and not node.is_paused:
             node.wake()
             self.schedule_tick(node)
@@ -363,7 +366,7 @@ class World:
         return self._tokens
 
     def _cut_some(self) -> None:
-        """One way or both, one node or halves of the cluster; healed after a while."""
+        """Cuts links one way or both, around one node or between halves; heals them later."""
         ids = sorted(self.nodes)
         side = set(self.rng.sample(ids, self.rng.randrange(1, len(ids) + 1)))
         ways = {(a, b) for a in side for b in ids if b not in side}
@@ -402,7 +405,7 @@ class World:
         return [n for n in self.nodes.values() if n.alive and isinstance(n.replica.role, Leader)]
 
     def _append_some(self) -> None:
-        for leader in self.leaders():  # more than one: an old one that does not know it yet
+        for leader in self.leaders():  # maybe several: an old leader may not know of its successor
             count = 1 + self.rng.randrange(4)
             values = []
             for _ in range(count):
@@ -414,7 +417,9 @@ class World:
     # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Faults, then healing and liveness. Violation or any other error is the seed's finding."""
+        """Runs the faults, then healing and liveness. A Violation or any other exception is the
+        finding of the seed.
+        """
         for node_id in self.nodes:
             self.at(self.rng.randrange(100), lambda n=node_id: self._restart(self.nodes[n]))
         self._plan_faults()
@@ -463,7 +468,7 @@ class World:
         self._restart(node)
 
     def _is_quiet(self) -> bool:
-        """A leader committed a record written after the healing, and all replicas have it."""
+        """Whether a record written after the healing is committed, and all replicas have it."""
         leaders = self.leaders()
         if len(leaders) != 1:
             return False
@@ -482,7 +487,7 @@ class World:
         return everywhere
 
     def _require_peace(self) -> None:
-        """Nobody troubles a healthy, idle cluster: the leader stays."""
+        """Requires that the leader of a healthy, idle cluster does not change."""
         epochs = {n.replica.epoch for n in self.nodes.values()}
         self.quiet = False
         self._queue = [entry for entry in self._queue if entry[2] != self._look]

@@ -1,7 +1,7 @@
-"""The servers of the quorum as they are in production (RaftServer, MetadataLoader,
-QuorumController, BrokerLifecycle) under one seed: virtual time, memory disks, a network in memory.
+"""The production servers of the quorum (RaftServer, MetadataLoader, QuorumController,
+BrokerLifecycle) under one seed: virtual time, memory disks, a network in memory.
 
-`tests.sim` drives the replica itself, ten times as fast; here the edges around it are the real ones
-too, and what is asked for is what clients were told: no acknowledged change of the metadata is
-lost, and every node has the same image at the same offset.
+`tests.sim` drives the replica alone, ten times as fast. Here the edges around it are real, too, and
+the checks are about what clients were told: no acknowledged metadata change is lost, and every node
+has the same image at the same offset.
 """

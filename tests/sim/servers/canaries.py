@@ -1,4 +1,4 @@
-"""Bugs planted in the controller and its edges; the simulated cluster must catch each of them."""
+"""Planted bugs in the controller and its edges; the simulated cluster must catch each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.errors import ApiError
 
 
 class Servers:
-    """No bug: the real ones. Subclasses break one rule each."""
+    """The correct implementation. Each subclass breaks one rule."""
 
     controller: type[QuorumController] = QuorumController
     loader: type[MetadataLoader] = MetadataLoader

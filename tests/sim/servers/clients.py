@@ -1,5 +1,5 @@
-"""Administrators of the simulated cluster: topics as registers that are compared and set by all of
-them, moves of their partitions, and settings that each of them counts up alone.
+"""Administrators of the simulated cluster. They use topics as shared compare-and-set registers,
+move partitions of topics, and count up settings, each client its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROBE = "written-after-the-healing"
 
 
 class Clients:
-    """`run` is one client's task; `topics` and the settings' values are what they were told."""
+    """`run` is the task of one client; `topics` and the settings have the values they were told."""
 
     def __init__(self, world: ServerWorld) -> None:
         self._world = world
@@ -57,14 +57,14 @@ class Clients:
                 await self._count_up(leader_id, str(11 + number))
 
     def _some_leader(self) -> int | None:
-        """Who leads as a node that is asked at random has it: perhaps an old leader."""
+        """Returns the leader known to a random node; it may be an old one."""
         nodes = [n for n in self._world.nodes.values() if n.life is not None]
         if not nodes:
             return None
         return self._world.rng.choice(nodes).raft.leader_and_epoch.leader_id
 
     async def _ask(self, leader_id: int, method: str, request: Any) -> Any:
-        """The answer; None where nothing is known of the outcome."""
+        """Returns the answer; None if the outcome is unknown."""
         request.timeout_ms = TIMEOUT_MS
         caller = LeaderCaller(self._world, CLIENT, lambda: None)
         try:
@@ -97,8 +97,8 @@ class Clients:
             history.append(Operation(name, outcome, called, returned))
 
     async def _move(self, leader_id: int) -> None:
-        """Moves a partition to other brokers, takes a move back, or lets a topic grow. These topics
-        are deleted too, at any point of a move."""
+        """Moves a partition to other brokers, cancels a move, or adds partitions to a topic. These
+        topics are also deleted, at any point of a move."""
         rng = self._world.rng
         topics = list(self._world.nodes[leader_id].image.topics)
         if not topics:
@@ -135,7 +135,7 @@ class Clients:
         return "no effect" if error == ErrorCode.INVALID_REPLICATION_FACTOR else None
 
     async def _count_up(self, leader_id: int, broker: str) -> None:
-        """The next number as a broker's setting; each client has a broker of its own."""
+        """Sets the next number as a broker's setting; each client has its own broker."""
         value = self.attempted.get(broker, 0) + 1
         self.attempted[broker] = value
         request = admin_pb2.IncrementalAlterConfigsRequest()
@@ -152,7 +152,9 @@ class Clients:
             self.acknowledged[broker] = value
 
     def require_settings(self, image: MetadataImage) -> None:
-        """A setting is the last number that was acknowledged, or a later one that got no answer."""
+        """Requires that a setting is the last acknowledged number, or a later one without an
+        answer.
+        """
         for broker, attempted in self.attempted.items():
             resource = ConfigResource(ConfigResourceType.BROKER, broker)
             value = int(image.configs.get(resource, {}).get(COUNTED, "0"))
@@ -164,7 +166,7 @@ class Clients:
                 )
 
     async def probe(self) -> bool:
-        """Whether a change made now is acknowledged."""
+        """Returns whether a change made now is acknowledged."""
         leader_id = self._some_leader()
         if leader_id is None:
             return False

@@ -1,8 +1,8 @@
 """The event loop of the simulated servers: virtual time, disk work that takes virtual time on the
-loop itself instead of on threads, and tasks that belong to one life of one node.
+loop instead of on threads, and tasks that belong to one life of one node.
 
-A node that crashes loses all its tasks and all its disk work at once, whatever they wait for. One
-that is paused (SIGSTOP) runs nothing; what became due meanwhile runs when it goes on.
+A node that crashes loses all its tasks and disk work at once, whatever they wait for. A paused node
+(SIGSTOP) runs nothing; work that became due meanwhile runs when it resumes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tests.virtual_time import VirtualTimeLoop
 
 
 class Life:
-    """One life of a process: what it started ends with it."""
+    """One life of a process: its tasks end with it."""
 
     def __init__(self, disk_delay_s: Callable[[], float]) -> None:
         self.alive = True
         self.disk_delay_s = disk_delay_s
-        self.tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps the order
-        self.held: list[asyncio.Handle] | None = None  # what became due while it is paused
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # an ordered set
+        self.held: list[asyncio.Handle] | None = None  # work that became due during a pause
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Starts a task of this life, and looks at how it ends."""
+        """Starts a task of this life, and retrieves its exception at the end."""
         context = contextvars.copy_context()
         context.run(_LIFE.set, self)
         task = asyncio.get_running_loop().create_task(work, context=context)
@@ -35,7 +35,7 @@ class Life:
         return task
 
     def pause(self) -> None:
-        """Nothing of this life runs until `resume`."""
+        """Stops everything of this life until `resume`."""
         if self.held is None:
             self.held = []
 
@@ -57,13 +57,13 @@ _LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", defa
 
 
 def _look(task: asyncio.Task[Any]) -> None:
-    """An exception that is looked at is not reported as forgotten."""
+    """Retrieves the exception of a task, so that asyncio does not report it as lost."""
     if not task.cancelled():
         task.exception()
 
 
 class _Ready(deque[asyncio.Handle]):
-    """What the loop runs next: whatever belongs to a life that is paused is left for later."""
+    """The loop's queue of ready work; handles of a paused life are held for later."""
 
     def popleft(self) -> asyncio.Handle:
         handle = super().popleft()
@@ -83,11 +83,11 @@ def _nothing() -> asyncio.Handle:
 
 
 _NOTHING = _nothing()
-"""Cancelled, so that the loop passes it over."""
+"""A cancelled handle, which the loop skips."""
 
 
 class ServerLoop(VirtualTimeLoop):
-    """`run_in_executor` does the work at the end of a delay; one after the other per executor."""
+    """`run_in_executor` runs the work after a delay, one job at a time per executor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class ServerLoop(VirtualTimeLoop):
         self.set_task_factory(self._task_of_life)
 
     def take_back(self, handles: list[asyncio.Handle]) -> None:
-        """They run next, after what is ready already."""
+        """Queues held handles after the ready ones."""
         self._ready.extend(handles)
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""The network between the simulated servers: drops, repeats, delays (so reorders), cuts one way or
-both. Requests of the quorum, of brokers and of clients all travel on it.
+"""The network between the simulated servers: drops, repeats, delays (and so reorders) messages, and
+cuts links one way or both. It carries requests of the quorum, of brokers and of clients.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Ask = Callable[["ServerNode"], Coroutine[Any, Any, Any]]
 CLIENT = 0
-"""Where clients are: no node has this id."""
+"""Node id of the clients; no node has it."""
 
 
 class FaultyNetwork:
-    """All ways between all nodes."""
+    """All links between all nodes."""
 
     def __init__(self, world: ServerWorld) -> None:
         self._world = world
@@ -39,8 +39,8 @@ class FaultyNetwork:
     async def call(
         self, source: int, target_id: int, ask: Ask, timeout_ms: int, *, repeatable: bool = False
     ) -> Any:
-        """The answer of `ask(target)`, carried out there; NetworkError when none comes in time.
-        `repeatable`: it may arrive twice."""
+        """Returns the answer of `ask(target)`, run on the target. Raises NetworkError if none comes
+        in time. A `repeatable` request may arrive twice."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._exchange(source, target_id, ask, repeatable)
@@ -60,7 +60,7 @@ class FaultyNetwork:
             self._world.seen["message repeated"] += 1
             target.life.spawn(self._again(target, ask))
         await asyncio.wait({under_way})
-        if under_way.cancelled():  # it crashed over it
+        if under_way.cancelled():  # the node crashed during the request
             raise NetworkError(f"node {target_id}: UNAVAILABLE")
         await self._travel(target_id, source)
         return under_way.result()
@@ -95,7 +95,7 @@ class SimTransport:
         async def ask(target: ServerNode) -> m.Response:
             try:
                 return await target.raft.handle(request)
-            except Exception as error:  # as RaftService answers
+            except Exception as error:  # the same answer as RaftService's
                 return m.error_response(request, m.Header(code_of(error), None, -1))
 
         network = self._world.network

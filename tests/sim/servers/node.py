@@ -1,5 +1,5 @@
-"""A node of the simulated cluster: the production servers over a memory disk, and what the checks
-want to see of them.
+"""A node of the simulated cluster: the production servers over a memory disk, and the views that
+the checks need.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def config_of(node_id: int, voters: list[int], *, dynamic: bool) -> ServerConfig
 
 
 class WatchedRaftServer(RaftServer):
-    """The real one; tells the checks what it is about to do and what it did."""
+    """The real server; reports to the checks before and after it carries out effects."""
 
     def __init__(self, node: ServerNode, **options: Any) -> None:
         super().__init__(node.config, **options)
@@ -106,7 +106,7 @@ class WatchedRaftServer(RaftServer):
 
 
 class ServerNode:
-    """One node; `start` and `crash` as often as wanted."""
+    """One node; `start` and `crash` any number of times."""
 
     def __init__(
         self, world: ServerWorld, node_id: int, voters: list[int], *, dynamic: bool
@@ -133,7 +133,7 @@ class ServerNode:
             voter_set = VoterSet(Voter(k, endpoint_of(k.replica_id)) for k in keys)
             write_bootstrap_checkpoint(self.disk, voter_set)
 
-    # --- what the checks look at ------------------------------------------------------------------
+    # --- views for the checks ---------------------------------------------------------------------
 
     @property
     def replica(self) -> Replica:
@@ -154,10 +154,10 @@ class ServerNode:
     def image(self) -> MetadataImage:
         return self.loader.image
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """StorageError, FatalError as the process would end with."""
+        """Starts the node. Raises StorageError and FatalError like the real process."""
         rng = self.world.rng
         self.incarnation += 1
         life = Life(lambda: rng.randrange(1, self.disk_max_ms) / 1000)
@@ -200,7 +200,7 @@ class ServerNode:
                 self.world.process_ended(self, error)
 
     def crash(self) -> None:
-        """Loses power; what still runs of the old process sees a disk that nobody has any more."""
+        """Loses power. Leftover work of the old process gets a disk that is no longer used."""
         life = self.life
         if life is None:
             return
@@ -219,7 +219,7 @@ class ServerNode:
             self.controller.stop()
 
     def shut_down(self) -> asyncio.Task[None]:
-        """In order: the voters hear of it first, and a broker asks the controller to go."""
+        """Stops in order: voters are notified first; a broker requests a controlled shutdown."""
         assert self.life is not None
         self.is_shutting_down = True
         return self.life.spawn(self._shut_down())
@@ -244,7 +244,7 @@ class ServerNode:
         return [UUID(int=self.world.rng.getrandbits(120)) for _ in range(count)]
 
     def lose_disk(self) -> None:
-        """A broker that is down comes back with empty disks and without its metadata."""
+        """Gives a stopped broker empty disks, without its metadata."""
         assert self.is_mere_broker and self.life is None
         self.disk = MemoryDirectory(seed=self.world.rng.randrange(1 << 30))
         self.directories = self._new_directories(2)
@@ -253,8 +253,8 @@ class ServerNode:
         self.world.checks.on_disk_lost(self)
 
     def fail_directory(self) -> None:
-        """One of two log directories is gone; from the next start on it is a new one. (Without
-        the other one the process would end.)"""
+        """Fails one of two log directories; the next start has a new one in its place. (If both
+        failed, the process would end.)"""
         if self.lifecycle.offline_directories:
             return
         self.world.seen["directory failed"] += 1
@@ -262,7 +262,7 @@ class ServerNode:
         self.directories = [self.directories[1], *self._new_directories(1)]
 
     def _start_broker(self, life: Life) -> None:
-        """Only what stopped in order remembers its epoch (KIP-966)."""
+        """Starts the broker. Only a broker that stopped in order knows its epoch (KIP-966)."""
         epoch, self.clean_epoch = self.clean_epoch, -1
         self.started_with = self.directories
         caller = LeaderCaller(self.world, self.node_id, lambda: self.raft.leader_and_epoch)
@@ -277,7 +277,7 @@ class ServerNode:
         return self.loader.image.offset
 
     async def _serve(self, caller: LeaderCaller) -> None:
-        """Recovers, then keeps changing the ISRs of what it leads."""
+        """Recovers, then keeps changing the ISRs of the partitions it leads."""
         await self.lifecycle.registered.wait()
         await self.loader.wait_for_offset(self.lifecycle.broker_epoch)
         self.lifecycle.set_ready()
@@ -325,7 +325,7 @@ class ServerNode:
         return request
 
     def _assignment(self) -> controller_pb2.AssignReplicasToDirsRequest | None:
-        """Where the replicas are that the controller does not know of, or has elsewhere."""
+        """The directories of replicas that the controller does not know or has elsewhere."""
         gone = self.lifecycle.offline_directories
         mine = [d for d in self.started_with if d not in gone]
         homeless = [
@@ -359,7 +359,7 @@ class ServerNode:
 
 
 class LeaderCaller:
-    """`ControllerCaller` over the simulated network: asks the leader that `leader` knows of."""
+    """`ControllerCaller` over the simulated network: calls the leader known to `leader`."""
 
     def __init__(self, world: ServerWorld, source: int, leader: Any) -> None:
         self._world = world
@@ -381,7 +381,9 @@ class LeaderCaller:
         raise RequestTimedOutError(f"{method}: no answer within {timeout_ms} ms")
 
     async def once(self, leader_id: int, method: str, request: Any, timeout_ms: int) -> Any:
-        """One attempt: the answer, ApiError from the controller, or NetworkError."""
+        """Makes one attempt: returns the answer, or raises ApiError from the controller or
+        NetworkError.
+        """
 
         async def ask(target: ServerNode) -> Any:
             controller = target.controller

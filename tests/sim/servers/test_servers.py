@@ -1,4 +1,4 @@
-"""The simulated cluster of real servers within the test suite: seeds hold, runs repeat exactly,
+"""The simulated cluster of real servers in the test suite: seeds hold, runs repeat exactly, and
 planted bugs are caught.
 """
 
@@ -25,7 +25,7 @@ ENOUGH_FOR_A_FULL_DISK = 40
 
 CAUGHT_FROM = {"answers-before-commit": 4, "leaves-out-of-snapshots": 0}
 SEARCHED = 20
-"""Where the search begins, and how many seeds it may take."""
+"""First seed of the search, and its limit of seeds."""
 
 
 @pytest.fixture(autouse=True)

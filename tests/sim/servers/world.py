@@ -1,11 +1,11 @@
-"""A cluster of the real servers under one seed: faults for a while, clients all the while, then
-healing, and what must hold.
+"""A cluster of the real servers under one seed: faults for a while, clients all the time, then
+healing and the final requirements.
 
-RULES.md I1-I9 as in `tests.sim.checks`, after every event of every replica; besides: a change
-that was acknowledged is in every image in the end, and the answers of all clients are explained by
-one order of their changes; the image at an offset is the same on every node; in every image a
-partition's leader is in its ISR and in service with its directory, and the ISR within its replicas;
-a broker that is let go leads nothing.
+RULES.md I1-I9 hold as in `tests.sim.checks`, after every event of every replica. In addition: an
+acknowledged change is in every image in the end; the answers of all clients are explained by one
+order of their changes; the image at an offset is the same on every node; in every image a
+partition's leader is in its ISR and in service with its directory, and the ISR is within its
+replicas; a broker that may stop leads nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEAL_TIME_MS = 15_000
 
 @dataclass
 class ServerOutcome:
-    """What one seed did."""
+    """The result of one seed."""
 
     seed: int
     trace_hash: str
@@ -85,11 +85,13 @@ class ServerWorld:
     def now_ms(self) -> int:
         return round(self._loop.time() * 1000)
 
-    # --- what is seen -----------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """What is raised in here is the seed's finding, whoever catches it."""
+        """Records any exception raised inside as the finding of the seed, even if the caller
+        catches it.
+        """
         try:
             yield
         except Exception as error:
@@ -113,7 +115,7 @@ class ServerWorld:
                 self.checks.on_vote_granted(self.nodes[voter_id], request.epoch, request.candidate)
 
     def image_published(self, node: ServerNode, image: MetadataImage) -> None:
-        """RULES.md I8, and the rules of every image (I9)."""
+        """Checks RULES.md I8, and the rules of every image (I9)."""
         digest = hashlib.sha256(b"\n".join(image.values())).hexdigest()
         known = self._digests.setdefault(image.offset, digest)
         if known != digest:
@@ -127,7 +129,7 @@ class ServerWorld:
     def broker_may_go(
         self, controller: ServerNode, request: controller_pb2.BrokerHeartbeatRequest
     ) -> None:
-        """The controller lets a broker go that wants to: nobody needs it any more."""
+        """Checks that a broker which the controller allows to stop leads nothing."""
         self.seen["broker let go"] += 1
         broker = controller.image.brokers.get(request.broker_id)
         if broker is None or broker.epoch != request.broker_epoch:
@@ -139,7 +141,7 @@ class ServerWorld:
                         raise Violation(f"I9 {topic.name}-{index} is led by {partition.leader}")
 
     def process_ended(self, node: ServerNode, error: Exception) -> None:
-        """A server says that its process must stop: for a planned fault of its disk, or a bug."""
+        """Handles a server whose process must stop: a planned disk fault, or a bug."""
         cause = error.__cause__ or error
         kind = kind_of_disk_fault(node, cause)
         if kind is None:
@@ -232,7 +234,9 @@ class ServerWorld:
                 self._restart_later(200, leader)
 
     async def _pause_one(self) -> None:
-        """SIGSTOP, beyond the timeouts or not; a leader that goes on is a zombie for a moment."""
+        """Stops a process (SIGSTOP), within the timeouts or beyond them. A resumed leader is a
+        zombie for a moment.
+        """
         leaders = self.leaders()
         running = leaders if leaders and self.rng.random() < 0.5 else self._running()
         if running:
@@ -244,7 +248,7 @@ class ServerWorld:
             life.resume()
 
     async def _trouble_broker(self) -> None:
-        """One goes in order and comes back, or loses one of its directories."""
+        """Restarts one broker in order, or fails one of its directories."""
         brokers = [n for n in self._running() if n.is_mere_broker and n.lifecycle.unfenced.is_set()]
         if not brokers:
             return
@@ -317,7 +321,8 @@ class ServerWorld:
                 raise Violation(f"liveness: {HEAL_TIME_MS} ms after healing: {self._states()}")
         self.clients.stopped = True
         await asyncio.gather(*asking)
-        await self._until_ms(self.now_ms() + 3_000)  # what was sent takes effect by now, or never
+        # by now every request has taken effect, or never will
+        await self._until_ms(self.now_ms() + 3_000)
         await self._agree()
         self._require_history()
         for node in self._all():
@@ -353,7 +358,9 @@ class ServerWorld:
             self._restart_later(1, node)
 
     async def _is_well(self) -> bool:
-        """One active controller, every broker in service everywhere, and a change goes through."""
+        """Whether one controller is active, every image has every broker in service, and a change
+        succeeds.
+        """
         active = [n for n in self._running() if n.controller is not None and n.controller.is_active]
         if len(active) != 1 or len(self._running()) < len(self.nodes):
             return False
@@ -404,7 +411,9 @@ class ServerWorld:
 
 
 def _broken_rule(image: MetadataImage, partition: PartitionRegistration) -> str | None:
-    """What every image promises of a partition, whatever came before it."""
+    """Returns the rule of an image that a partition breaks, whatever came before it; None if it
+    breaks none.
+    """
     isr, leader = partition.isr, partition.leader
     if not set(isr) <= set(partition.replicas):
         return "the ISR is not within the replicas"
@@ -426,7 +435,7 @@ def _broken_rule(image: MetadataImage, partition: PartitionRegistration) -> str 
 def run_servers(
     seed: int, servers: Servers | None = None, *, verbose: bool = False
 ) -> ServerOutcome:
-    """Runs one seed to its end; any exception is its finding."""
+    """Runs one seed to its end. Any exception is its finding."""
     loop = ServerLoop()
     try:
         world = ServerWorld(seed, loop, servers or Servers(), verbose=verbose)
