@@ -1,8 +1,9 @@
-"""Is a history of operations on one object explained by some order of them, each taking effect
-between its call and its answer? (Wing & Gong 1993, with Lowe's memory of visited states.)
+"""Checks whether some order of the operations on one object explains their history, with each
+taking effect between its call and its answer (Wing & Gong 1993, with Lowe's memory of visited
+states).
 
-Small on purpose: histories are short, and one object's history is looked at alone (locality). An
-operation whose answer never came may take effect at any time after its call, or never.
+Small on purpose: histories are short, and each object is checked alone (locality). An operation
+without an answer may take effect at any time after its call, or never.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ FOREVER = float("inf")
 
 @dataclass(frozen=True)
 class Operation:
-    """`outcome` None: no answer came (then `returned` is FOREVER)."""
+    """An operation with its outcome; None if it got no answer (then `returned` is FOREVER)."""
 
     name: str
     outcome: str | None
@@ -24,11 +25,11 @@ class Operation:
 
 
 Model = Callable[[Hashable, Operation], list[Hashable]]
-"""The states an operation may lead to from a state; none: that outcome was impossible there."""
+"""Returns the states an operation may lead to; empty if its outcome is impossible."""
 
 
 def explain(history: Sequence[Operation], start: Hashable, model: Model) -> list[Operation] | None:
-    """An order that explains the history; None when there is none."""
+    """Returns an order that explains the history; None if there is none."""
     operations = sorted(history, key=lambda op: op.called)
     answered = sum(1 << i for i, op in enumerate(operations) if op.outcome is not None)
     seen: set[tuple[int, Hashable]] = set()
@@ -50,8 +51,8 @@ def explain(history: Sequence[Operation], start: Hashable, model: Model) -> list
 
 
 def set_if(state: Hashable, operation: Operation) -> list[Hashable]:
-    """A topic as a register that is compared and set: `create` only when it is absent, `delete`
-    only when it is present; the outcome says which it was.
+    """Models a topic as a compare-and-set register: `create` succeeds only if it is absent,
+    `delete` only if it is present. The outcome says whether it did.
     """
     absent = state == "absent"
     outcome = operation.outcome

@@ -1,4 +1,4 @@
-"""The checker itself: it takes what is possible, and nothing else."""
+"""The checker itself: it accepts every possible history, and no other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Stories of the quorum, told by the real replica: `*.txt` is what `stories.py` makes of it.
+"""Transcripts of the quorum, produced by the real replica: `stories.py` generates the `*.txt`
+files.
 
-A change of behaviour changes a transcript. Read the difference; when it is understood:
-`python -m tests.transcripts.rewrite`.
+A change of behaviour changes a transcript. Read the difference; once it is understood, run `python
+-m tests.transcripts.rewrite`.
 """

@@ -1,8 +1,7 @@
-"""RaftCluster: a scripted, fault-free cluster with verbs, which writes down what happens in words.
+"""RaftCluster: a scripted, fault-free cluster, which describes its messages in words.
 
-It is the simulator's world with every delay at 1 ms (so nothing is left to chance but the election
-timeouts, which are drawn from a fixed seed). Fetches that bring nothing new are left out of the
-transcript.
+It is the simulator's world with every delay at 1 ms, so that only the election timeouts are random,
+and these come from a fixed seed. Fetches without news are omitted from the transcript.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tidemark.errors import ErrorCode
 
 
 class RaftCluster(World):
-    """Voters 1..n and observers 11.., all up from the beginning unless said otherwise."""
+    """Voters 1..n and observers 11.., all started at once unless `start` names some."""
 
     def __init__(
         self,
@@ -34,7 +33,9 @@ class RaftCluster(World):
         seed: int = 0,
         start: bool = True,
     ) -> None:
-        """`dynamic`: voters by the log; then `spares` 6.. are controllers that may become some."""
+        """With `dynamic` the voters are in the log; then `spares` 6.. are controllers that can
+        become voters.
+        """
         super().__init__(seed)
         self.rng = random.Random(seed)
         ids = list(range(1, voters + 1))
@@ -56,7 +57,7 @@ class RaftCluster(World):
     # --- verbs ----------------------------------------------------------------------------------
 
     def tell(self, text: str) -> None:
-        """A line of the narrator."""
+        """Adds a narrator's line to the transcript."""
         self.lines.extend(["", f"# {text}"])
 
     def start(self, node_id: int) -> None:
@@ -64,7 +65,7 @@ class RaftCluster(World):
         self._note_role(self.nodes[node_id])
 
     def crash(self, node_id: int) -> None:
-        """Power loss: what was not synced is gone."""
+        """Cuts the power: unsynced data is lost."""
         node = self.nodes[node_id]
         self.lines.append(f"{self.now_ms:5}  n{node_id} crashes")
         node.durable_when_down = node.durable_offset
@@ -73,30 +74,30 @@ class RaftCluster(World):
         self._roles.pop(node_id, None)
 
     def add_voter(self, node_id: int, by: int) -> None:
-        """Asks node `by` to make the node a voter."""
+        """Sends node `by` a request to make the node a voter."""
         self.lines.append(f"{self.now_ms:5}  n{by} is asked to add voter n{node_id}")
         self.administrator.add(self.nodes[by], self.nodes[node_id])
 
     def remove_voter(self, node_id: int, by: int) -> None:
-        """Asks node `by` to make the node an observer."""
+        """Sends node `by` a request to make the node an observer."""
         self.lines.append(f"{self.now_ms:5}  n{by} is asked to remove voter n{node_id}")
         leader = self.nodes[by]
         self.administrator.remove(leader, leader.replica.voters.key(node_id))
 
     def make_dynamic(self, by: int) -> None:
-        """Asks node `by` for kraft.version 1."""
+        """Sends node `by` a request for kraft.version 1."""
         self.lines.append(f"{self.now_ms:5}  n{by} is asked to put the static voters into the log")
         self.dynamic = True
         leader = self.nodes[by]
         self.administrator.ask(leader, m.UpgradeVersionRequest(leader.config.cluster_id, 1))
 
     def lose_disk(self, node_id: int) -> None:
-        """Of a node that is down."""
+        """Replaces the disk of a stopped node."""
         self.lines.append(f"{self.now_ms:5}  n{node_id} gets an empty disk, another directory id")
         self.nodes[node_id].lose_disk()
 
     def move(self, node_id: int) -> None:
-        """From its next start on the node answers elsewhere."""
+        """Changes the node's address from its next start on."""
         self.nodes[node_id].move()
         endpoint = self.nodes[node_id].config.endpoint
         assert endpoint is not None
@@ -107,13 +108,13 @@ class RaftCluster(World):
         self.nodes[node_id].shut_down()
 
     def isolate(self, node_id: int) -> None:
-        """Nothing reaches the node or comes from it."""
+        """Cuts the node off in both directions."""
         self.lines.append(f"{self.now_ms:5}  n{node_id} is cut off")
         for other in self.nodes:
             self.cut |= {(node_id, other), (other, node_id)}
 
     def mute(self, node_id: int) -> None:
-        """The node hears everything; nobody hears it."""
+        """Drops everything the node sends; it still receives."""
         self.lines.append(f"{self.now_ms:5}  n{node_id} is not heard any more")
         self.cut |= {(node_id, other) for other in self.nodes}
 
@@ -151,7 +152,7 @@ class RaftCluster(World):
             self.run_for(1)
 
     def run_until_leader(self, *, other_than: int | None = None) -> int:
-        """Runs until a node leads whose own state machine knows of it; gives its id."""
+        """Runs until a node leads and its own state machine knows of it; returns its id."""
 
         def leaders() -> list[int]:
             return [
@@ -167,7 +168,7 @@ class RaftCluster(World):
         return leaders()[0]
 
     def run_until_equal(self, *node_ids: int) -> None:
-        """Runs until these nodes (default: all) committed the same log."""
+        """Runs until these nodes (default: all) have committed the same log."""
         chosen = [self.nodes[n] for n in (node_ids or self.nodes)]
         self.run_until(
             lambda: (
@@ -177,7 +178,7 @@ class RaftCluster(World):
         )
 
     def show(self) -> None:
-        """A line per node: where it stands."""
+        """Adds one line per node with its state."""
         for node in self.nodes.values():
             if not node.alive:
                 self.lines.append(f"       n{node.node_id} is down")
@@ -192,7 +193,7 @@ class RaftCluster(World):
     def story(self) -> str:
         return "\n".join(self.lines).strip("\n") + "\n"
 
-    # --- what the world reports -----------------------------------------------------------------
+    # --- reports of the world -------------------------------------------------------------------
 
     def _delay_ms(self) -> int:
         return 1
@@ -257,7 +258,7 @@ class RaftCluster(World):
 
 
 def describe_request(request: m.Request) -> str:
-    """A request in words; empty for a plain fetch."""
+    """Returns a request in words; empty for a plain fetch."""
     match request:
         case m.VoteRequest():
             kind = "PreVote" if request.pre_vote else "Vote"
@@ -279,7 +280,7 @@ def describe_request(request: m.Request) -> str:
 
 
 def describe_response(response: m.Response) -> str:
-    """A response in words; empty where it says nothing new."""
+    """Returns a response in words; empty if it has no news."""
     error = response.header.error
     match response:
         case m.VoteResponse():

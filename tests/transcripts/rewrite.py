@@ -1,4 +1,4 @@
-"""`python -m tests.transcripts.rewrite`: takes today's behaviour as the expected one. Read the
+"""`python -m tests.transcripts.rewrite`: makes the current behaviour the expected one. Read the
 difference first.
 """
 

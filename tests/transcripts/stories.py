@@ -1,4 +1,6 @@
-"""The stories: each runs a RaftCluster by verbs, and its transcript is a file of the same name."""
+"""The stories. Each scripts a RaftCluster, and its transcript is the file of the same name. A
+transcript begins with the docstring of its story.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each story is told as its transcript has it."""
+"""Each story produces exactly its transcript."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_a_broken_quorum_state_is_refused(data):
 
 
 def prospective(node, log):
-    """A replica that lost its leader, and what it asks the others."""
+    """Returns a replica that lost its leader, and its requests by peer."""
     found = replica(log=log, state=ElectionState(1, 3), node=node)
     effects = found.step(Tick(), 2000)
     assert isinstance(found.role, Prospective)

@@ -1,4 +1,4 @@
-"""Raft servers in one process, over real gRPC on loopback or the in-memory network, with verbs
+"""Raft servers in one process, over real gRPC on loopback or the in-memory network, with helpers
 for tests.
 """
 
@@ -29,7 +29,7 @@ DEADLINE_S = 30
 
 
 class Recorder:
-    """A state machine that keeps all values it was given, in order."""
+    """A state machine that keeps all values it gets, in order."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -77,8 +77,8 @@ class RaftNodes:
         settings: dict[str, str] | None = None,
         initial: list[int] | None = None,
     ):
-        """`initial`: these are the first voters by the log (KIP-853), the others are controllers
-        that may become voters; None: all are static voters."""
+        """`initial` are the first voters in the log (KIP-853), the others are controllers that can
+        become voters. If None, all are static voters."""
         self.initial = initial
         self.grpc = grpc
         self.network = MemoryNetwork()
@@ -157,12 +157,12 @@ class RaftNodes:
             await self.start(node_id)
 
     async def stop(self, node_id: int) -> None:
-        """Graceful."""
+        """Shuts a server down gracefully."""
         await self.servers.pop(node_id).shutdown()
         await self._stop_serving(node_id)
 
     async def kill(self, node_id: int) -> None:
-        """Without a word to the others; what was not synced is lost."""
+        """Stops a server without notice to the others; unsynced data is lost."""
         server = self.servers.pop(node_id)
         await server._stop()
         await self._stop_serving(node_id)
@@ -180,7 +180,7 @@ class RaftNodes:
         await asyncio.gather(*(self.stop(node_id) for node_id in list(self.servers)))
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Polls a condition that the cluster must reach; a bound, not a measurement."""
+        """Polls until the condition holds. The timeout is a bound, not a measurement."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not condition():
@@ -206,7 +206,7 @@ class RaftNodes:
         return leader
 
     async def committed(self, values: list[bytes], *, on: list[int] | None = None) -> None:
-        """Waits until the named nodes (default: all) applied exactly these values."""
+        """Waits until these nodes (default: all) have applied exactly these values."""
         nodes = on if on is not None else list(self.servers)
         await self.until(
             lambda: all(self.recorders[n].values == values for n in nodes), f"{len(values)} values"

@@ -1,5 +1,5 @@
-"""Appends on their way into the log: what comes in one turn of the event loop is one batch, the
-offsets that were promised hold, and what waits is lost with the leadership.
+"""Appends before they are written: one turn of the event loop makes one batch, promised offsets
+hold, and waiting appends are lost with the leadership.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemark.errors import ErrorCode, NotControllerError, RecordListTooLargeErr
 
 
 def taken(appends: Appends) -> list[tuple[int, int, list[bytes] | None]]:
-    """(base offset, epoch, values) of each batch."""
+    """Returns (base offset, epoch, values) of each batch."""
     found = decode_batches(b"".join(appends.take()))
     return [(batch.base_offset, batch.epoch, batch.values) for batch in found]
 
@@ -55,7 +55,7 @@ def test_a_shared_batch_stays_small_and_a_large_append_has_its_own():
 
 
 def test_the_largest_batch_is_taken_and_one_byte_more_is_refused_without_a_trace():
-    room = MAX_BATCH_BYTES - len(one_batch(b"")) - 8  # two lengths of four bytes more
+    room = MAX_BATCH_BYTES - len(one_batch(b"")) - 8  # two more lengths of four bytes
     while len(one_batch(b"x" * room)) < MAX_BATCH_BYTES:
         room += 1
     appends = Appends()
@@ -108,7 +108,7 @@ def test_what_waits_is_lost_with_the_leadership():
         await nodes.committed([b"kept"])
         written: list[bytes] = []
         leader._log.append_batch = written.append
-        leader._post(Resign(epoch))  # is taken up before the append of the same turn
+        leader._post(Resign(epoch))  # handled before the append of the same turn
         leader.append(epoch, [b"lost"])
         await nodes.until(lambda: leader.epoch > epoch and nodes.leader() is not None, "the next")
         successor = nodes.leader()
@@ -155,9 +155,9 @@ def test_a_change_of_the_voters_is_answered_when_its_own_record_is_committed():
         asked = asyncio.ensure_future(
             leader.handle(m.RemoveVoterRequest(CLUSTER_ID, nodes.key(removed), 20_000))
         )
-        await asyncio.sleep(0)  # the request stands in the queue before the append does
+        await asyncio.sleep(0)  # the request is queued before the append
         large = bytes(2000)
-        leader.append(leader.epoch, [large])  # a fetch of its own: it is committed before
+        leader.append(leader.epoch, [large])  # in a fetch of its own: committed earlier
         committed = []
         asked.add_done_callback(lambda _: committed.append(leader.high_watermark))
         assert (await asked).header.error == ErrorCode.NONE

@@ -1,4 +1,6 @@
-"""Formatting with first voters: the options, the checkpoint they leave, and a cluster out of it."""
+"""Formatting with first voters: the options, the checkpoint they write, and a cluster started from
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""When a listener is told that it caught up: by what the leader says is committed, whatever kind of
-record the log ends in, and never by what this replica remembers of the high watermark.
+"""When a listener has caught up: decided by the leader's committed offset, for every kind of last
+record, and never by this replica's own high watermark.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def test_a_checkpoint_at_the_logs_end_is_all_there_is_when_the_leader_says_so() 
 
 
 def restarted_log() -> FakeLog:
-    """Ten records, of which a checkpoint holds the first five: more may be committed."""
+    """Returns a log of ten records, of which a checkpoint holds the first five: more may be
+    committed.
+    """
     return FakeLog([(1, 0)], 10, snapshots=[SnapshotId(5, 1)])
 
 
@@ -72,7 +74,7 @@ def test_a_restarted_follower_knows_of_nothing_before_the_leader_told_it() -> No
 
 
 def fetched(leader: Replica) -> list[m.Response]:
-    """The answers to an observer that has the whole log and knows no high watermark."""
+    """Returns the answers to an observer that has the whole log and no high watermark."""
     request = m.FetchRequest("c", ReplicaKey(10, None), leader.epoch, 11, leader.epoch, None, 9, 9)
     effects = leader.step(RequestReceived(7, request), 1)
     return [reply.response for reply in effects.replies]

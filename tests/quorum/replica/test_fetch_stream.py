@@ -1,5 +1,5 @@
-"""Fetches of a follower over gRPC: one call stays open for all of them, and whatever goes wrong
-ends it, so that neither side waits for the other in vain.
+"""Fetches of a follower over gRPC: one call stays open for all of them. Any failure ends it, so
+that neither side waits for the other in vain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def answer(request: m.FetchRequest, error: ErrorCode = ErrorCode.NONE) -> m.Fetc
 
 
 class CountingService(RaftService):
-    """Counts the calls that were opened, and says when the last one is over."""
+    """Counts the opened calls, and signals the end of the last one."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -52,7 +52,7 @@ Scenario = Callable[[GrpcTransport, Endpoint, CountingService], Coroutine[Any, A
 
 
 def served(handle: Handle, scenario: Scenario) -> None:
-    """Runs the scenario between a transport and a service that `handle` answers for."""
+    """Runs the scenario between a transport and a service that answers with `handle`."""
 
     async def run() -> None:
         service = CountingService(handle, lambda: pytest.fail("not asked"))

@@ -24,7 +24,7 @@ def keys(nodes, node_id):
 
 
 async def fetched_from(nodes, *node_ids):
-    """The leader, once these have fetched from it."""
+    """Returns the leader once these nodes have fetched from it."""
     leader = await nodes.elected()
     wanted = set(node_ids) - {leader.node_id}
 

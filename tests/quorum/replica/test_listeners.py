@@ -1,4 +1,4 @@
-"""Delivery to listeners that load a checkpoint step by step: the order of everything they hear."""
+"""Delivery to listeners that load a checkpoint in steps: the order of their calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeReader:
 
 @dataclass
 class FakeLog:
-    """One record a batch, from `start_offset` on."""
+    """A log with one record a batch, from `start_offset` on."""
 
     start_offset: int = 5
     latest_snapshot: SnapshotId | None = CHECKPOINT
@@ -146,7 +146,7 @@ def test_a_failure_in_the_middle_reaches_the_replica() -> None:
 
 
 class Gated(Recorder):
-    """A state machine whose load goes on until it is told to end."""
+    """A state machine whose load lasts until the test ends it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def test_a_voter_that_loads_a_checkpoint_votes_and_acknowledges_meanwhile() -> N
         for node_id, server in nodes.servers.items():
             server.register(loading[node_id])
         await nodes.until(lambda: all(g.steps > 3 for g in loading.values()), "all load")
-        # Everybody is in the middle of a load: the two that stay need each other's votes.
+        # All nodes are in the middle of a load: the two that remain need each other's votes.
         await nodes.kill(leader.node_id)
         successor = await nodes.elected()
         successor.append(successor.epoch, [b"after"])

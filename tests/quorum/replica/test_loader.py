@@ -1,4 +1,4 @@
-"""The loader: publishing, waiting, snapshots, and logs that can not be applied."""
+"""The loader: publishing, waiting, snapshots, and logs that cannot be applied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidemark.v1 import metadata_pb2 as pb
 
 
 class Recorder:
-    """A publisher that keeps what it heard, and holds each delta against its image."""
+    """A publisher that records its updates, and checks each delta against its image."""
 
     def __init__(self, fails: bool = False) -> None:
         self.images: list[MetadataImage] = []
@@ -208,7 +208,7 @@ def test_a_snapshot_loaded_on_the_way_is_published_as_a_difference() -> None:
 
 
 def snapshot_of(seed: int, count: int) -> FakeSnapshot:
-    """A checkpoint of what `count` random records make, large enough for several steps."""
+    """Returns a checkpoint of `count` random records, large enough for several steps."""
     history = values(seed, count)
     delta = MetadataDelta(MetadataImage())
     for value in history:
@@ -276,7 +276,7 @@ def test_a_loader_that_is_closed_in_the_middle_of_a_load_applies_nothing_more() 
         next(steps)
         await loader.close()
         assert len(list(steps)) == 0
-        # As far as Raft knows it was loaded: what comes next must not meet an empty image.
+        # Raft considers the checkpoint loaded: later commits must not meet an empty image.
         change = pb.PartitionChangeRecord(partition_id=0, topic_id=bytes(16))
         value = r.encode_record(pb.MetadataRecord(partition_change=change))
         loader.handle_commit([CommittedBatch(400, 400, 1, 0, [value])])

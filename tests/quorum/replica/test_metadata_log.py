@@ -1,4 +1,4 @@
-"""The metadata log on disk: what it takes from a broken directory, and what stops it."""
+"""The metadata log on disk: what a start accepts of a broken directory, and what it refuses."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_a_full_disk_ends_a_cleaning_with_the_log_at_its_earliest_checkpoint():
     second = make_snapshot(log)
     room = directory.disk.capacity_bytes
     directory.set_capacity(0)
-    with pytest.raises(StorageError):  # a new segment, the epochs: both want room
+    with pytest.raises(StorageError):  # a new segment and the epochs file both need room
         log.clean(0)
     assert (log.earliest_snapshot, log.start_offset) == (second, second.end_offset)
     size_bytes = log.size_bytes
     directory.set_capacity(room)
-    assert not log.clean(0)  # nothing more to choose; what was left over goes now
+    assert not log.clean(0)  # nothing more to choose; the leftovers are deleted now
     assert log.size_bytes < size_bytes
     directory.crash("everything")
     again = open_log(directory)
@@ -157,7 +157,7 @@ def test_a_cleaning_that_stops_between_checkpoints_leaves_a_log_that_begins_at_o
     assert (log.earliest_snapshot, log.start_offset) == (made[1], made[1].end_offset)
     directory.crash("everything")
     again = open_log(directory)
-    assert again.earliest_snapshot == made[1]  # no segment went: the log begins at 0 again
+    assert again.earliest_snapshot == made[1]  # no segment was deleted: the log begins at 0 again
     assert again.clean(0)
     assert again.earliest_snapshot == made[2]
 
@@ -179,15 +179,15 @@ def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
     log.snapshot_frozen(late)
     assert log.earliest_snapshot == fetched == log.latest_snapshot
     fill(log, 1, epoch=3)
-    # Who loaded that checkpoint gets the records behind it, not the checkpoint once more.
+    # A replica that loaded this checkpoint gets the records after it, not the checkpoint again.
     assert validate_offset_and_epoch(log, 30, 2) == Valid()
     log.close()
     assert open_log(directory).earliest_snapshot == fetched
 
 
 def with_a_new_epochs_tail(log, directory):
-    """The first records of an epoch, a change of the voters among them, outlived a crash; the note
-    of the epoch did not."""
+    """Leaves the first records of an epoch, with a voter change among them, but not the epoch's
+    entry."""
     fill(log, 3)
     log.append_values([b"of a new leader"], 2, 1000)
     endpoints = {n: Endpoint("voter", 9000 + n) for n in (1, 2)}
@@ -195,7 +195,7 @@ def with_a_new_epochs_tail(log, directory):
 
 
 def with_a_lost_tail(log, directory):
-    """The note of an epoch is there, its records are not."""
+    """Leaves the entry of an epoch without its records."""
     fill(log, 3)
     size = directory.size_of(log._log.active_segment.log_file)
     fill(log, 1, epoch=2)
@@ -213,7 +213,7 @@ def without_an_index(log, directory):
 
 
 def with_a_checkpoint_behind_the_logs_end(log, directory):
-    """A fetched checkpoint was frozen, and the log did not begin there yet."""
+    """Leaves a fetched checkpoint frozen, with a log that does not begin there yet."""
     fill(log, 3)
     writer = SnapshotWriter(directory, SnapshotId(30, 2), 1000)
     writer.append([b"state"])
@@ -233,7 +233,7 @@ def what_it_holds(log):
 
 
 def left_behind(leave):
-    """The disk after a crash, and what a start with room finds on it."""
+    """Returns the disk after a crash, and the result of a start with room on it."""
     directory = MemoryDirectory()
     leave(ReplicatedLog(directory, ONE_SEGMENT, 0), directory)
     directory.crash("everything")

@@ -1,5 +1,5 @@
-"""Who looks for a leader: asks others while the known one can not answer, and is never busy for
-nothing.
+"""Search for a leader: other servers are asked while the known leader cannot answer, and retries
+are never busy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemark.types import Endpoint
 
 
 def looking(**changes: object) -> tuple[Replica, list[Send]]:
-    """A broker that has just started, and what it sends first."""
+    """Returns a broker that has just started, and its first requests."""
     config = ReplicaConfig(
         "c",
         ReplicaKey(11, UUID(int=11)),
@@ -47,8 +47,8 @@ def test_a_leader_that_can_not_answer_is_left_for_the_others() -> None:
 
 
 def test_no_deadline_has_passed_while_all_others_are_left_alone() -> None:
-    """The bootstrap servers name every controller, this one too: it never asks itself, and its
-    deadline must not be "now" because it could."""
+    """The bootstrap servers name every controller, including this one. It never asks itself, and
+    must not get a deadline of "now" because of its own address."""
     own = Endpoint("h", 9)
     servers = (own, ENDPOINTS[1], ENDPOINTS[2])
     controller, sends = looking(endpoint=own, bootstrap=servers, voters=VoterSet(()))
@@ -63,8 +63,8 @@ def test_no_deadline_has_passed_while_all_others_are_left_alone() -> None:
 
 
 def test_a_leader_that_answers_at_another_address_is_asked_there_from_then_on() -> None:
-    """Else records would come through the bootstrap servers, but never a checkpoint: it is
-    fetched from the leader alone (found by the simulator, seed 5028)."""
+    """Otherwise records could come through the bootstrap servers, but never a checkpoint, which is
+    fetched from the leader only (found by the simulator, seed 5028)."""
     old, new = ENDPOINTS[1], Endpoint("moved", 1)
     broker, [send] = looking(bootstrap=(ENDPOINTS[2], new))
     stale = m.Header(ErrorCode.NOT_LEADER_OR_FOLLOWER, 1, 5, old)

@@ -1,5 +1,5 @@
-"""What ends the wait of a fetch at the leader: records at once, a mere step of the high watermark a
-moment later, so that it goes with the next records where changes follow each other closely.
+"""The end of a parked fetch: records answer it at once. A mere step of the high watermark answers
+it a moment later, together with the next records if changes follow each other closely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the controller relies on of a RaftClient, held over the fake and over the real server."""
+"""The contract of RaftClient that the controller relies on, held by the fake and by the real
+server.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Leading = Callable[[], contextlib.AbstractAsyncContextManager[RaftClient]]
 
 
 class Listener:
-    """Keeps what it hears, and what it had heard when it was told of a leader."""
+    """Records its calls, and the state at each leader change."""
 
     def __init__(self) -> None:
         self.batches: list[CommittedBatch] = []
@@ -48,7 +50,7 @@ class Listener:
 
 @pytest.fixture(params=["fake", "real"])
 def leading(request: pytest.FixtureRequest, tmp_path: Path) -> Leading:
-    """A Raft client that leads."""
+    """Returns a Raft client that leads."""
 
     @contextlib.asynccontextmanager
     async def fake() -> AsyncIterator[RaftClient]:
@@ -77,7 +79,7 @@ def test_appends_are_atomic_and_have_the_offsets_they_were_given(leading: Leadin
             assert second == first + 1
             await eventually(lambda: listener.next_offset > second, "both are committed")
             spans = [(b.base_offset, b.last_offset, b.epoch) for b in listener.batches]
-            # Each in one batch, perhaps with the other.
+            # Each append is within one batch, perhaps shared with the other.
             for begin, end in ((first - 2, first), (second, second)):
                 assert any(b <= begin and end <= e and epoch == of for b, e, of in spans)
             assert spans == sorted(spans)
@@ -114,7 +116,7 @@ def test_a_listener_hears_of_the_leadership_after_all_that_was_committed(
             )
             leader, offset = listener.leaders[-1]
             assert leader == LeaderAndEpoch(raft.node_id, epoch)
-            assert offset > last  # the controller itself may have written more
+            assert offset > last  # the controller may have written more
 
     asyncio.run(main())
 

@@ -1,5 +1,5 @@
-"""RaftServer in whole: real tasks, threads and (where said) real gRPC; memory disks that lose
-what was not synced.
+"""RaftServer as a whole: real tasks, threads and, in some tests, real gRPC; memory disks that lose
+unsynced data.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_all_restart_and_nothing_acknowledged_is_missing():
 
 def test_a_leader_that_shuts_down_tells_the_others():
     async def scenario():
-        # With a fetch timeout of a minute only EndQuorumEpoch can bring a new leader in time.
+        # With a fetch timeout of a minute only EndQuorumEpoch can cause an election in time.
         nodes = RaftNodes(settings={"controller.quorum.fetch.timeout.ms": "60000"})
         await nodes.start_all(1, 2, 3)
         leader = await nodes.elected()

@@ -1,5 +1,5 @@
-"""Versions that meet in one cluster: logs beyond a node's version, controllers that register, an
-upgrade of the whole, and what a cluster begins with."""
+"""Mixed versions in one cluster: logs beyond a node's version, registration of controllers, an
+upgrade of the cluster, and its first feature levels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tidemark.v1 import metadata_pb2 as pb
 
 OLD = {METADATA_VERSION: LevelRange(1, 1), ELR_VERSION: LevelRange(0, 1)}
 NEWER = [r.encode_record(r.feature_record(METADATA_VERSION, 3))]
-# A record of a kind that nobody knows yet: field 900 of the oneof, an empty message.
+# A record of an unknown kind: field 900 of the oneof, an empty message.
 UNKNOWN_KIND = bytes([0xA2, 0x38, 0x00])
 
 
@@ -45,7 +45,7 @@ def clock() -> int:
 
 
 def read_log(*batches: list[bytes]) -> MetadataLoader:
-    """A loader after these batches were committed."""
+    """Returns a loader after these batches were committed."""
     quorum = FakeQuorum(auto_commit=False)
     loader = MetadataLoader(quorum.node(1), controller_config(), clock)
     quorum.node(1).register(loader)
@@ -91,7 +91,7 @@ def test_a_controller_stops_at_a_snapshot_of_a_level_that_it_does_not_support() 
 def test_the_active_controller_resigns_at_a_level_beyond_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own checks let nothing of the kind through: here they are blinded."""
+    """Its own checks refuse such a level: the test disables them."""
 
     async def main() -> None:
         quorum = FakeQuorum()
@@ -105,7 +105,7 @@ def test_the_active_controller_resigns_at_a_level_beyond_its_own(
         monkeypatch.setattr(controller_core, "SUPPORTED", OLD)
         request = admin_pb2.UpdateFeaturesRequest()
         request.updates.add(feature=METADATA_VERSION, level=1, type=1)  # type: ignore[arg-type]
-        await controller.handle(request)  # within its reach
+        await controller.handle(request)  # a level it supports
         request.updates[0].level, request.updates[0].type = 2, 0  # type: ignore[assignment]
         with pytest.raises(UnknownServerError, match="install a version"):
             await controller.handle(request)
@@ -138,7 +138,7 @@ def test_a_snapshot_is_written_when_the_metadata_version_changes() -> None:
 
 
 class ActiveController:
-    """Registers whoever asks, into a log of its own; `down` for so many requests."""
+    """Registers every controller in a log of its own; refuses the first `down` requests."""
 
     def __init__(self, level: int = 2, down: int = 0) -> None:
         self.quorum = FakeQuorum()
@@ -241,7 +241,7 @@ def test_a_forgotten_controller_registers_again_but_does_not_fight_another_of_it
 
 
 async def update_all(node: RealNode, levels: Mapping[str, int], kind: int = 0) -> Any:
-    """UpdateFeatures as an administrator asks this very node."""
+    """Sends UpdateFeatures to one node and returns its answer."""
     request = admin_pb2.UpdateFeaturesRequest(timeout_ms=20_000)
     for name, level in levels.items():
         request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ async def update_all(node: RealNode, levels: Mapping[str, int], kind: int = 0) -
 
 
 async def update(node: RealNode, levels: Mapping[str, int], kind: int = 0) -> Any:
-    """The result of the only feature of an UpdateFeatures."""
+    """Returns the result of the only feature of an UpdateFeatures."""
     return (await update_all(node, levels, kind)).results[0]
 
 
@@ -272,7 +272,7 @@ def test_a_cluster_of_level_1_is_upgraded_while_it_runs_and_keeps_who_registered
                 ),
                 "every controller is registered in every image",
             )
-            # A voter that is away is registered still: it may be upgraded later, the level not.
+            # A voter that is down stays registered: it may return with a new version.
             before = follower.loader.image.controllers[follower.node_id]
             await follower.stop()
             await follower.start()
@@ -296,7 +296,7 @@ def test_static_voters_become_dynamic_by_a_feature_level_through_any_controller(
                 lambda: len(first.loader.image.controllers) == 3, "all controllers are registered"
             )
             assert (await update_all(follower, both)).error_code == ErrorCode.INVALID_REQUEST
-            # A leader that was elected just now asks for patience.
+            # A new leader asks clients to retry.
             while (answer := await update(follower, {KRAFT_VERSION: 1})).error_code:
                 assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
             await eventually(
@@ -316,7 +316,7 @@ def test_static_voters_become_dynamic_by_a_feature_level_through_any_controller(
     asyncio.run(main())
 
 
-# --- what a cluster begins with -----------------------------------------------------------------
+# --- the first levels of a cluster --------------------------------------------------------------
 
 
 def test_the_first_levels_are_written_down_and_read() -> None:

@@ -29,7 +29,7 @@ def remove(nodes, node_id, *, key=None):
 
 
 async def change(nodes, request):
-    """Asks whoever leads, until the leadership is not on the move."""
+    """Sends a request to the current leader, and again while the leadership changes."""
     while True:
         leader = await nodes.elected()
         response = await leader.handle(request)
@@ -65,7 +65,7 @@ def test_a_standalone_controller_grows_to_three_voters_one_after_the_other():
         leader.append(leader.epoch, [b"a"])
         await nodes.committed([b"a"])
         assert {voter_ids(nodes, n) for n in (1, 2, 3)} == {(1, 2, 3)}
-        await nodes.kill(1)  # the first one is not special any more
+        await nodes.kill(1)  # the first voter is not special any more
         await nodes.until(
             lambda: nodes.leader() is not None and nodes.leader().node_id != 1, "another leader"
         )
@@ -104,7 +104,7 @@ def test_a_leader_that_is_removed_resigns_after_the_commit_and_follows_on():
         second = await nodes.elected()
         assert second.node_id != first.node_id
         second.append(second.epoch, [b"a"])
-        await nodes.committed([b"a"])  # the removed one is an observer now
+        await nodes.committed([b"a"])  # the removed voter is an observer now
         assert first.node_id not in first._replica.voters.ids
 
     run(scenario, initial=[1, 2, 3])
@@ -136,7 +136,7 @@ def test_what_can_not_be_changed_is_refused_by_name():
         assert await change(nodes, add(nodes, 2, key=without_id)) == ErrorCode.INVALID_REQUEST
         not_its_disk = ReplicaKey(2, UUID(int=78))
         assert await change(nodes, add(nodes, 2, key=not_its_disk)) == ErrorCode.INVALID_REQUEST
-        nobody = add(nodes, 3, timeout_ms=30)  # nothing answers there
+        nobody = add(nodes, 3, timeout_ms=30)  # no server is there
         assert await change(nodes, nobody) == ErrorCode.REQUEST_TIMED_OUT
         assert await change(nodes, add(nodes, 2)) == ErrorCode.NONE
 

@@ -1,4 +1,4 @@
-"""Voters with several controller listeners (KIP-853): in the log, on the wire, who uses which."""
+"""Voters with several controller listeners (KIP-853): in the log, on the wire, and in use."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_listeners_of_a_controller_are_what_it_advertises_in_the_order_of_it
 def test_controllers_of_two_networks_elect_move_and_describe_their_listeners(
     tmp_path: Path,
 ) -> None:
-    """1 and 2 speak INNER first, 3 knows OUTER first: static voters, then voters of the log."""
+    """1 and 2 prefer INNER, 3 prefers OUTER: static voters first, then voters of the log."""
 
     async def main() -> None:
         ports = {node_id: free_ports(2) for node_id in (1, 2, 3)}
@@ -101,7 +101,7 @@ def test_controllers_of_two_networks_elect_move_and_describe_their_listeners(
         nodes: dict[int, RealNode] = {}
         for node_id in ports:
             node = RealNode(node_id, {n: p[0] for n, p in ports.items()}, tmp_path / str(node_id))
-            # Each names the voters as its own network does.
+            # Each names the voters by its own network.
             first = 1 if node_id == 3 else 0
             voters = ",".join(f"{n}@127.0.0.1:{p[first]}" for n, p in ports.items())
             values = config_of(node_id, ports[node_id], names[node_id], node.path)
