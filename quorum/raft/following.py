@@ -43,7 +43,7 @@ class Following:
         if state.may_elect and now_ms >= role.election_deadline_ms and not state.shutting_down:
             state.become_prospective(now_ms)
         elif not state.requests.has_pending():
-            self._look_for_leader(now_ms)
+            self._find_leader(now_ms)
 
     def _poll_follower(self, role: Follower, now_ms: int) -> None:
         state = self._state
@@ -58,7 +58,7 @@ class Following:
         if state.requests.has_pending():
             return
         if state.requests.is_backing_off(role.leader_id, now_ms):
-            self._look_for_leader(now_ms)
+            self._find_leader(now_ms)
         elif role.download is not None:
             request = self._snapshot_request(role.download)
             state.send(role.leader_id, role.leader_endpoint, request, now_ms)
@@ -102,7 +102,7 @@ class Following:
             state.config.fetch_snapshot_max_bytes,
         )
 
-    def _servers_to_ask(self) -> list[tuple[int, Endpoint]]:
+    def _discovery_servers(self) -> list[tuple[int, Endpoint]]:
         """Servers that may know the leader: the bootstrap servers except this replica, and the
         voters in the log. Static voters are asked only if there are no bootstrap servers.
         """
@@ -117,11 +117,11 @@ class Following:
             servers += [(n, endpoints[n]) for n in others if endpoints[n] not in bootstrap]
         return [(node, endpoint) for node, endpoint in servers if endpoint != state.config.endpoint]
 
-    def _look_for_leader(self, now_ms: int) -> None:
+    def _find_leader(self, now_ms: int) -> None:
         state = self._state
         ready = [
             (node, endpoint)
-            for node, endpoint in self._servers_to_ask()
+            for node, endpoint in self._discovery_servers()
             if state.requests.is_ready(node, now_ms)
         ]
         if not ready:
@@ -150,10 +150,10 @@ class Following:
         if isinstance(role, Follower):
             if self._waits_before_fetch(role):
                 return []
-            return [role.leader_id, *(node for node, _ in self._servers_to_ask())]
+            return [role.leader_id, *(node for node, _ in self._discovery_servers())]
         if self._state.requests.has_pending():
             return []
-        return [node for node, _ in self._servers_to_ask()]
+        return [node for node, _ in self._discovery_servers()]
 
     # --- responses --------------------------------------------------------------------------------
 
@@ -173,12 +173,14 @@ class Following:
         answers_leader = response.header.leader_id == role.leader_id
         if request.epoch != role.epoch or not answers_leader:
             return
-        told = response.header.leader_endpoint
-        if told is not None:  # from the leader, perhaps through a bootstrap server: it moved
-            role.leader_endpoint = state.voters.reachable_endpoint(role.leader_id, told) or told
+        reported = response.header.leader_endpoint
+        if reported is not None:  # from the leader, perhaps through a bootstrap server: it moved
+            role.leader_endpoint = (
+                state.voters.reachable_endpoint(role.leader_id, reported) or reported
+            )
         if request.fetch_offset != state.log.end_offset:
             return  # the log changed after this request
-        self._heard_from_leader(role, now_ms)
+        self._note_leader_response(role, now_ms)
         if response.diverging_epoch is not None:
             self._truncate_diverging(*response.diverging_epoch)
         elif response.snapshot_id is not None:
@@ -199,7 +201,7 @@ class Following:
             return
         self._state.requests.back_off(pending.node_id, now_ms, self._discovery_pause_ms())
 
-    def _heard_from_leader(self, role: Follower, now_ms: int) -> None:
+    def _note_leader_response(self, role: Follower, now_ms: int) -> None:
         role.has_fetched = True
         role.fetch_deadline_ms = now_ms + self._state.config.fetch_timeout_ms
 
@@ -243,7 +245,7 @@ class Following:
         asked = (request.snapshot_id, request.position)
         if download.installing or asked != (download.snapshot_id, download.position):
             return
-        self._heard_from_leader(role, now_ms)
+        self._note_leader_response(role, now_ms)
         if response.header.error != ErrorCode.NONE:
             role.download = None  # deleted meanwhile, or another file: the next fetch decides
             return

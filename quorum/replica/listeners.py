@@ -36,7 +36,7 @@ class _Load(NamedTuple):
 class _Position:
     listener: RaftListener
     next_offset: int = 0
-    told: LeaderAndEpoch | None = None
+    notified: LeaderAndEpoch | None = None
     caught_up: bool = False
     load: _Load | None = None
 
@@ -64,8 +64,8 @@ class Listeners:
                 more = True
                 continue
             more |= self._commit(position)
-            self._tell_caught_up(position)
-            self._tell_leader(position)
+            self._notify_caught_up(position)
+            self._notify_leader(position)
         return more
 
     def _loads_snapshot(self, position: _Position) -> bool:
@@ -106,7 +106,7 @@ class Listeners:
             position.listener.handle_commit(batches)
         return following < high_watermark
 
-    def _tell_caught_up(self, position: _Position) -> None:
+    def _notify_caught_up(self, position: _Position) -> None:
         """Notifies a listener that has caught up. Control records advance the position, too, so the
         kind of the last record does not matter.
         """
@@ -115,15 +115,15 @@ class Listeners:
             position.caught_up = True
             position.listener.handle_caught_up()
 
-    def _tell_leader(self, position: _Position) -> None:
+    def _notify_leader(self, position: _Position) -> None:
         leader = self._replica.leader_and_epoch
         role = self._replica.role
-        if leader == position.told:
+        if leader == position.notified:
             return
         if isinstance(role, Leader) and position.next_offset <= role.epoch_start_offset:
             # The end of the old leadership is reported at once, the new leadership later.
             leader = LeaderAndEpoch(None, role.epoch)
-            if leader == position.told:
+            if leader == position.notified:
                 return
-        position.told = leader
+        position.notified = leader
         position.listener.handle_leader_change(leader)

@@ -229,7 +229,7 @@ class MetadataLoader:
             ValueError,
         ) as error:
             raise FatalError(
-                f"can not apply {where} of the metadata log: {_told(error, delta)}"
+                f"can not apply {where} of the metadata log: {_root_cause(error, delta)}"
             ) from error
 
     def _first_call(
@@ -294,7 +294,7 @@ class MetadataLoader:
             self.snapshots_written += 1
 
 
-def _told(error: Exception, delta: MetadataDelta) -> Exception:
+def _root_cause(error: Exception, delta: MetadataDelta) -> Exception:
     """The error to report. A feature level above this version's is the cause of later records that
     cannot be read."""
     try:
