@@ -14,9 +14,9 @@ Inside, the room is a star:
 parts holds the state and handles the messages and timers of its roles; no part knows another.
 `replica` makes them and gives each event to the part that handles it.
 
-The replica promises: the epoch never goes back, one vote is given per epoch, nothing below the
-high watermark is truncated, and `Effects` lists what must be durable before what is sent. A
-violation raises RaftInvariantError.
+The replica promises that the epoch never goes back, that one vote is given per epoch, and that
+nothing below the high watermark is truncated. `Effects` lists what must be durable before what is
+sent. A violation raises RaftInvariantError.
 
 Rules: Raft (Ongaro 2014), KIP-595 (fetch-based replication), KIP-630 (snapshots), KIP-853 (voters
 in the log), KIP-996 (pre-vote), KIP-1166 (the high watermark travels in the fetch).

@@ -1,8 +1,8 @@
 """Votes and pre-votes: requests, grants and results (Raft §5.2, §5.4.1; KIP-595; KIP-996).
 
-A real vote is granted only if no leader of the epoch is known, no other vote was given in it, and
-the candidate's log is at least as long as this one. A pre-vote is not binding: it is granted for an
-up-to-date log unless this replica has fetched from a live leader.
+A real vote requires that no leader of the epoch is known and that no other vote was given in it.
+The candidate's log must be at least as long as this one. A pre-vote is not binding: it is granted
+for an up-to-date log unless this replica has fetched from a live leader.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
 """The invariants RULES.md I1-I9 of the quorum, checked as events happen; each message names its
 invariant.
 
-I1 one leader per epoch, over all time; I2 epoch and vote never go back, also over a crash, one vote
-per epoch; I3 the high watermark never goes back, and a majority of voters holds everything below it
-durably; I4 a leader has every committed record; I5 logs are equal below the high watermark; I6
-nothing below the high watermark is truncated; I7 a checkpoint is at or below the high watermark, a
-log that begins above 0 has a checkpoint there, a leader loads none; I8 the image after an offset is
-the same on every node and by every way (replay, checkpoint + replay), and so are the bytes of its
-checkpoint; I9 a listener is told that it caught up when it has all that earlier epochs committed.
+- I1: one leader per epoch, over all time.
+- I2: epoch and vote never go back, also over a crash; one vote per epoch.
+- I3: the high watermark never goes back, and a majority of voters holds everything below it
+  durably.
+- I4: a leader has every committed record.
+- I5: logs are equal below the high watermark.
+- I6: nothing below the high watermark is truncated.
+- I7: a checkpoint is at or below the high watermark, a log that begins above 0 has a checkpoint
+  there, and a leader loads none.
+- I8: the image after an offset is the same on every node, by replay and by checkpoint + replay;
+  so are the bytes of its checkpoint.
+- I9: a listener is notified that it caught up once it has all that earlier epochs committed.
 """
 
 from __future__ import annotations

@@ -22,11 +22,6 @@ SIZES = {
 """(public methods, attributes) of classes beyond the limits."""
 
 SPLIT = {
-    "quorum/raft/core.py:ReplicaCore",
-    "quorum/raft/elections.py:Elections",
-    "quorum/raft/following.py:Following",
-    "quorum/raft/leading.py:Leading",
-    "quorum/raft/reconfiguration.py:Reconfiguring",
     "tidemark/client/admin_cluster.py:ClusterAdmin",
     "tidemark/client/admin_logs.py:LogAdmin",
     "tidemark/client/admin_quorum.py:QuorumAdmin",
@@ -43,7 +38,7 @@ VOICE = {
     "commitlog": (18, 51),
     "node": (20, 46),
     "pyspark_tidemark": (0, 0),
-    "quorum": (62, 75),
+    "quorum": (31, 48),
     "snapshot": (4, 2),
     "tidemark": (51, 76),
     "tiering": (12, 21),
@@ -67,8 +62,6 @@ FACELESS = {
     "quorum/controller",
     "quorum/image",
     "quorum/inspect",
-    "quorum/raft",
-    "quorum/replica",
     "quorum/services",
     "snapshot",
     "tidemark",

@@ -1,7 +1,7 @@
 """RaftCluster: a scripted, fault-free cluster, which describes its messages in words.
 
-It is the simulator's world with every delay at 1 ms, so that only the election timeouts are random,
-and these come from a fixed seed. Fetches without news are omitted from the transcript.
+It is the simulator's world with every delay at 1 ms. Only the election timeouts are random, and
+these come from a fixed seed. Fetches without news are omitted from the transcript.
 """
 
 from __future__ import annotations
