@@ -29,7 +29,7 @@ PROBE = "written-after-the-healing"
 
 
 class Clients:
-    """`run` is the task of one client; `topics` and the settings have the values they were told."""
+    """`run` is the task of one client; `topics` and the settings' values record its answers."""
 
     def __init__(self, world: ServerWorld) -> None:
         self._world = world
