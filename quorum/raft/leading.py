@@ -120,8 +120,8 @@ class Leading:
         progress.end_offset = fetch_offset
 
     def _news_due_ms(self, request: FetchRequest, now_ms: int) -> int:
-        """When a fetcher must be answered: at once for records and the first high watermark, a
-        moment later for a mere step of the high watermark."""
+        """When a fetcher must be answered: at once for records and the first high watermark. A mere
+        step of the high watermark may wait a moment."""
         if request.fetch_offset < self._state.log.end_offset:
             return now_ms
         high_watermark = self._state.advertised_high_watermark

@@ -17,7 +17,7 @@ CONTROLLER_LISTENER = "CONTROLLER"
 
 
 def reachable(listeners: Sequence[Listener], names: Sequence[str]) -> Endpoint:
-    """Returns the endpoint at which a replica reaches a voter: the first of `names` (its
+    """Returns the endpoint at which a replica reaches a voter. This is the first of `names` (its
     controller.listener.names) that the voter has, or else the voter's first listener."""
     for name in names:
         for listener in listeners:

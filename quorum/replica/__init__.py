@@ -14,7 +14,7 @@ Outsiders may import:
 The other modules are internal: metadata_log, appends, flusher, listeners, describe, quorum_state,
 voters_record, codec, transport. `transport` also has the in-memory network for tests.
 
-The room promises: effects are persisted before anything of the same step is sent; a failed write or
-fsync stops the replica and fails `RaftServer.fatal`; a listener gets each commit once and in order;
-nothing is published to a node before its image has caught up.
+Effects are persisted before anything of the same step is sent. A failed write or fsync stops the
+replica and fails `RaftServer.fatal`. A listener gets each commit once and in order. Nothing is
+published to a node before its image has caught up.
 """

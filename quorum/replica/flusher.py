@@ -1,9 +1,10 @@
 """Group commit: one fsync covers all records appended during the previous one.
 
-An idle log is synced at once. A busy log (records were waiting when the last fsync ended) first
-waits for more records: as long as the last fsync took, at most controller.quorum.append.linger.ms.
-So a fast disk is rarely idle while records wait, and a slow disk shares each costly fsync among
-twice as many. A single writer that waits for each commit is delayed only by the disk.
+An idle log is synced at once. A log is busy if records were waiting when the last fsync ended. It
+first waits for more of them: as long as the last fsync took, at most
+controller.quorum.append.linger.ms. So a fast disk is rarely idle while records wait, and a slow
+disk shares each costly fsync among twice as many. A single writer that waits for each commit is
+delayed only by the disk.
 """
 
 from __future__ import annotations

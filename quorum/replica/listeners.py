@@ -1,9 +1,9 @@
 """Delivery of the log to its state machines: commits in order, snapshots if behind, leader changes.
 
-Each listener has its own position. The leader's own listener is notified of the leadership only
-after its position passes the first record of the epoch: its state then holds everything ever
-committed (Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a
-round; the listener gets nothing else meanwhile.
+Each listener has its own position. The leader's own listener learns of the leadership only after
+its position passes the first record of the epoch. Its state then holds everything ever committed
+(Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a round; the
+listener gets nothing else meanwhile.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 quorum-state.
 
 The replica gets a read-only view (`quorum.raft.log_view.LogView`); the edge gets the methods that
-carry out effects. Promises: offsets and epochs are exactly the leader's; a log start above 0 always
-has a complete checkpoint; a checkpoint above the log end restarts the log there. Source: KIP-595,
+carry out effects. Offsets and epochs are exactly the leader's. A log start above 0 always has a
+complete checkpoint. A checkpoint above the log end restarts the log there. Source: KIP-595,
 KIP-630; Kafka's KafkaRaftLog.
 """
 

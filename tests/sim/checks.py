@@ -8,10 +8,10 @@ invariant.
 - I4: a leader has every committed record.
 - I5: logs are equal below the high watermark.
 - I6: nothing below the high watermark is truncated.
-- I7: a checkpoint is at or below the high watermark, a log that begins above 0 has a checkpoint
-  there, and a leader loads none.
-- I8: the image after an offset is the same on every node, by replay and by checkpoint + replay;
-  so are the bytes of its checkpoint.
+- I7: a checkpoint is at or below the high watermark. A log that begins above 0 has a checkpoint
+  there. A leader loads none.
+- I8: the image after an offset is the same on every node, by replay and by checkpoint + replay.
+  So are the bytes of its checkpoint.
 - I9: a listener is notified that it caught up once it has all that earlier epochs committed.
 """
 

@@ -1,9 +1,9 @@
 """The disk faults of the simulated world.
 
 Silent faults (a flipped bit in a checkpoint, an older copy, an empty disk) come with a restart.
-Loud faults come while the node runs: a failed fsync (EIO) of the log, of quorum-state, of a
-checkpoint or of the directory, or a full disk. A failure of what must be durable stops the process
-(RULES.md rule 4); a checkpoint that does not fit is omitted.
+Loud faults come while the node runs: a full disk, or a failed fsync (EIO) of the log, quorum-state,
+a checkpoint or the directory. A failure of what must be durable stops the process (RULES.md rule
+4). A checkpoint that does not fit is omitted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _copy(source, target) -> None:
 
 
 def break_a_checkpoint(node: SimNode, rng: random.Random) -> bool:
-    """Flips a bit in one checkpoint of a stopped node that can do without it: the log begins at 0,
+    """Flips a bit in one checkpoint of a stopped node that can do without it. The log begins at 0,
     or another checkpoint covers its beginning, or the node is a plain broker.
     """
     directory = node.disk.subdirectory("__cluster_metadata-0")

@@ -38,7 +38,7 @@ VOICE = {
     "commitlog": (18, 51),
     "node": (20, 46),
     "pyspark_tidemark": (0, 0),
-    "quorum": (31, 48),
+    "quorum": (31, 42),
     "snapshot": (4, 2),
     "tidemark": (51, 76),
     "tiering": (12, 21),

@@ -1,5 +1,5 @@
-"""When a listener has caught up: decided by the leader's committed offset, for every kind of last
-record, and never by this replica's own high watermark.
+"""When a listener has caught up. The leader's committed offset decides it, for every kind of last
+record, and never this replica's own high watermark.
 """
 
 from __future__ import annotations

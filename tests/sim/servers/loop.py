@@ -1,5 +1,5 @@
-"""The event loop of the simulated servers: virtual time, disk work that takes virtual time on the
-loop instead of on threads, and tasks that belong to one life of one node.
+"""The event loop of the simulated servers, in virtual time. Disk work takes virtual time on the
+loop instead of on threads, and tasks belong to one life of one node.
 
 A node that crashes loses all its tasks and disk work at once, whatever they wait for. A paused node
 (SIGSTOP) runs nothing; work that became due meanwhile runs when it resumes.

@@ -1,11 +1,14 @@
 """A cluster of the real servers under one seed: faults for a while, clients all the time, then
 healing and the final requirements.
 
-RULES.md I1-I9 hold as in `tests.sim.checks`, after every event of every replica. In addition: an
-acknowledged change is in every image in the end; the answers of all clients are explained by one
-order of their changes; the image at an offset is the same on every node; in every image a
-partition's leader is in its ISR and in service with its directory, and the ISR is within its
-replicas; a broker that may stop leads nothing.
+RULES.md I1-I9 hold as in `tests.sim.checks`, after every event of every replica. In addition:
+
+- an acknowledged change is in every image in the end;
+- one order of their changes explains the answers of all clients;
+- the image at an offset is the same on every node;
+- in every image a partition's leader is in its ISR and in service with its directory, and the
+  ISR is within its replicas;
+- a broker that may stop leads nothing.
 """
 
 from __future__ import annotations
