@@ -318,7 +318,7 @@ def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> Remot
         return None
     from tiering.metadata.topic_based import create_metadata_manager
     from tiering.reading.index_cache import DIRECTORY_NAME
-    from tiering.store.manager import create_storage_manager
+    from tiering.store.factory import create_storage_manager
 
     _, endpoint = next(iter(config.broker_listeners().items()))
     own = Endpoint(endpoint.host or "127.0.0.1", endpoint.port)

@@ -28,11 +28,11 @@ from tiering.errors import (
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.directory import DirectoryRemoteStorageManager
+from tiering.store.factory import create_storage_manager
 from tiering.store.manager import (
     IndexType,
     LogSegmentData,
     RemoteStorageManager,
-    create_storage_manager,
     file_name,
     partition_directory,
 )
