@@ -1,51 +1,174 @@
-"""The README's Python, run as printed against a real cluster."""
+"""README's blocks, run as printed against real clusters.
+
+`HELD_BY` at the end names a test for each block of the page; a block without one fails.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+import tests.helm.test_readme as helm
+import tests.wheel.test_installed as wheel
+from node.runtime.storage import format_storage
+from tests.readme import README, block, blocks
+from tidemark import Admin, NewTopic, Producer
 from tidemark.cli.local_cluster import LocalCluster
+from tidemark.config import load_server_config
+from tidemark.config.properties import format_properties
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+def commands(text: str) -> list[str]:
+    """The command lines of a block."""
+    return [line for line in text.splitlines() if line]
 
 
-def test_python_client_and_raw_grpc_client_run_as_printed(
+def run(line: str, directory: Path, bootstrap_servers: str) -> str:
+    """What a line prints in bash; it must succeed. `tidemark` is the one that is tested."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=directory,
+        env=os.environ | {"PATH": path, "TIDEMARK_BOOTSTRAP_SERVER": bootstrap_servers},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
+    return done.stdout
+
+
+def replaced(text: str, places: Mapping[str, object]) -> str:
+    """The text with places of this test; each must occur."""
+    for old, new in places.items():
+        assert old in text
+        text = text.replace(old, str(new))
+    return text
+
+
+def test_the_two_commands_are_scripts_that_ci_runs() -> None:
+    ci = (README.parent / ".ci" / "run").read_text(encoding="utf-8")
+    for line in commands(block("Two commands", "bash")):
+        script = line.split()[0]
+        assert os.access(README.parent / script, os.X_OK)
+        assert re.search(rf"^for step in .*{re.escape(script)}\b", ci, re.MULTILINE)
+
+
+@contextmanager
+def running(line: str, directory: Path) -> Iterator[str]:
+    """Runs `tidemark dev` until the block ends, as another terminal would; its brokers."""
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {line}"], cwd=directory, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            lines = takewhile(lambda line: not line.startswith("Ctrl-C"), process.stdout)
+            yield dict(re.findall(r"^(\w+): +(\S+)$", "".join(lines), re.MULTILINE))["brokers"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def test_the_cluster_to_play_with_answers_as_printed(tmp_path: Path) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    text = replaced(
+        block("A cluster to play with", "bash"), {"/tmp/tidemark": tmp_path / "tidemark"}
+    )
+    dev, create, produce, consume, describe, dump = commands(text)
+    with running(dev, tmp_path) as servers:
+        run(create, tmp_path, servers)
+        run(produce, tmp_path, servers)
+        assert run(consume, tmp_path, servers) == '{"hello": "tide"}\n'
+        assert "LeaderId:" in run(describe, tmp_path, servers)
+        assert '{"hello": "tide"}' in run(dump, tmp_path, servers)
+
+
+def new_controller(cluster: LocalCluster, file: Path) -> None:
+    """The settings and the formatted directory of a controller that could join."""
+    settings = {
+        "process.roles": "controller",
+        "node.id": "9",
+        "listeners": "CONTROLLER://127.0.0.1:9199",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.bootstrap.servers": cluster.controller_servers,
+        "log.dirs": str(file.parent / "controller-9"),
+    }
+    file.write_text(format_properties(settings), encoding="utf-8")
+    format_storage(load_server_config(file, {}), cluster.cluster_id)
+
+
+def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
+    disks = [tmp_path / "broker-4", tmp_path / "broker-4-too"]
+    two_disks = {4: {"log.dirs": ",".join(map(str, disks))}}
+    with LocalCluster(tmp_path, node_overrides=two_disks) as cluster:
+        cluster.wait_ready(60)
+        servers = cluster.bootstrap_servers
+        topic = NewTopic(
+            "events", assignments={0: [4, 5], 1: [5, 6]}, configs={"segment.bytes": "16384"}
+        )
+        with Admin(servers) as admin:
+            admin.create_topics([topic])
+            offset = admin.describe_quorum().high_watermark
+        with Producer(servers) as producer:
+            for _ in range(100):  # segments roll, and with them the indexes
+                producer.send("events", bytes(1000), partition=0).result()
+        new_controller(cluster, tmp_path / "controller.properties")
+        disks.sort(key=lambda disk: not (disk / "events-0").exists())
+        places = {
+            "/disk1/tidemark": disks[0],
+            "/disk2/tidemark": disks[1],
+            "/data/controller-1": cluster.node(1).data_directory,
+            "/data/controller-2": cluster.node(2).data_directory,
+            "--as-of 4711": f"--as-of {offset}",
+        }
+        lines = commands(replaced(block("For operators", "bash"), places))
+        told = {line: run(line, tmp_path, servers) for line in lines}
+        assert (disks[1] / "events-0").exists() is False  # moved to disk 2, then drained
+        with Admin(servers) as admin:
+            events = admin.describe_topics(["events"])["events"]
+    assert len(events.partitions) == 12
+    assert not any(4 in partition.replicas for partition in events.partitions)
+    assert "would add controller 9" in "".join(told.values())
+
+
+def test_the_python_blocks_run_as_printed(
     small_cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = {
         "bootstrap_servers": small_cluster.bootstrap_servers,
         "leader_address": small_cluster.bootstrap_servers,
     }
-    client, raw, _ = BLOCKS
-    exec(compile(client, "README.md: Python", "exec"), dict(names))
+    exec(compile(block("Python", "python"), "README.md: Python", "exec"), dict(names))
     assert "b'tide' b'hello'" in capfd.readouterr().out
+    raw = block("Any language, by gRPC", "python")
     exec(compile(raw, "README.md: gRPC", "exec"), dict(names))
     out = capfd.readouterr().out
     assert 'value: "hello from anywhere"' in out
     assert "offset: 1" in out
 
 
-@pytest.mark.spark
-def test_spark_block_runs_as_printed(
-    small_cluster: LocalCluster,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # as an activated environment would
-    names = {"bootstrap_servers": small_cluster.bootstrap_servers}
-    if _empty(small_cluster):
-        exec(compile(BLOCKS[0], "README.md: Python", "exec"), dict(names))
-    exec(compile(BLOCKS[2], "README.md: Spark", "exec"), dict(names))
-    assert "hello" in capfd.readouterr().out
+HELD_BY = {
+    ("Two commands", "bash"): test_the_two_commands_are_scripts_that_ci_runs,
+    ("A cluster to play with", "bash"): test_the_cluster_to_play_with_answers_as_printed,
+    ("For operators", "bash"): test_each_line_for_operators_succeeds_as_printed,
+    ("Install", "bash"): wheel.test_what_readme_installs_is_as_much_as_it_says,
+    ("Python", "python"): test_the_python_blocks_run_as_printed,
+    ("Any language, by gRPC", "python"): test_the_python_blocks_run_as_printed,
+    ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
+    ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
+}
 
 
-def _empty(cluster: LocalCluster) -> bool:
-    from tidemark import Admin
-
-    with Admin(cluster.bootstrap_servers) as admin:
-        return "greetings" not in {topic.name for topic in admin.list_topics()}
+def test_every_block_of_the_page_is_held_by_a_test() -> None:
+    picture, *rest = [(found.section, found.language) for found in blocks()]
+    assert picture == ("Tidemark", "")
+    assert rest == list(HELD_BY)

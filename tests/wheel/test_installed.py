@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.readme import block
 from tests.wheel.conftest import Install
-from tests.wheel.environment import ROOT
+from tests.wheel.environment import needed
 from tidemark.cli.local_cluster import LocalCluster
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CLIENT, RAW, SPARK = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CLIENT = block("Python", "python")
+RAW = block("Any language, by gRPC", "python")
+SPARK = block("Spark", "python")
 
 OWN = """
 import sys, tidemark
@@ -40,6 +43,17 @@ with Admin(sys.argv[1]) as admin:
     admin.create_topics([NewTopic("plain", num_partitions=1, replication_factor=1)])
     print([topic.name for topic in admin.list_topics()])
 """
+
+
+def test_what_readme_installs_is_as_much_as_it_says() -> None:
+    for line in block("Install", "bash").splitlines():
+        command, comment = line.split("#")
+        words = set(shlex.split(command)) - {"pip", "install", "&&"}
+        if "--no-deps" in words:
+            words -= {"--no-deps", "."}
+        brought = needed(*(re.sub(r"^\.", "tidemark", word) for word in words))
+        (count,) = re.findall(r"(\d+) packages", comment)
+        assert len(brought) + 1 == int(count), line
 
 
 def test_a_plain_install_produces_and_consumes(
@@ -89,7 +103,7 @@ def test_tidemark_dev_runs_a_cluster_from_what_is_installed(
 
 @pytest.mark.spark
 def test_spark_finds_the_format_by_its_name(install: Install, small_cluster: LocalCluster) -> None:
-    executor = install("tidemark[spark]")
+    executor = install("tidemark", "pyspark")  # no more than that: an image that has Spark
     names = f"bootstrap_servers = {small_cluster.bootstrap_servers!r}\n"
     executor.output("python", "-c", names + CLIENT)
     assert "hello" in executor.output("python", "-c", OWN + names + SPARK)
