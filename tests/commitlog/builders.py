@@ -1,4 +1,4 @@
-"""Batches and logs for the tests of the log."""
+"""Builders of batches and logs for the tests of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NOW = 1_700_000_000_000
 
 
 def config(**settings: Any) -> TopicConfig:
-    """Small segments with dense indexes, so that a test rolls and indexes."""
+    """Returns topic settings with small segments and dense indexes, so that a test rolls and
+    indexes.
+    """
     small: dict[str, Any] = {
         "segment_bytes": 2000,
         "index_interval_bytes": 300,
@@ -31,8 +33,10 @@ def config(**settings: Any) -> TopicConfig:
 
 
 def model_settings(examples: int = 60) -> hypothesis_settings:
-    """Of the state machines: the same so many histories in each run; with TIDEMARK_SOAK=1 new ones,
-    TIDEMARK_EXAMPLES of them (2,000 when nothing is said), and a failing one is made shorter.
+    """Returns the settings of the state machines: `examples` histories, the same in each run.
+
+    With TIDEMARK_SOAK=1 each run has new histories, TIDEMARK_EXAMPLES of them (2,000 by default),
+    and a failing one is shrunk.
     """
     soak = os.environ.get("TIDEMARK_SOAK") == "1"
     return hypothesis_settings(
@@ -49,7 +53,7 @@ def model_settings(examples: int = 60) -> hypothesis_settings:
 def batch(
     count: int = 1, *, timestamp: int = NOW, step: int = 1, size: int = 20, **options: Any
 ) -> bytes:
-    """A batch of `count` records whose timestamps begin at `timestamp`."""
+    """Returns a batch of `count` records whose timestamps begin at `timestamp`."""
     records = [
         Record(0, timestamp + i * step, f"k{i}".encode(), bytes([65 + i % 26]) * size, ())
         for i in range(count)
@@ -63,7 +67,7 @@ def open_log(
     """Opens a log; by default a new one in memory, as after an unclean stop."""
     where = MemoryDirectory() if directory is None else directory
     options.setdefault("now_ms", NOW)
-    options.setdefault("recovery_point", 0)  # as where it was never flushed; None: not known
+    options.setdefault("recovery_point", 0)  # as if it was never flushed; None: unknown
     return Log.open(where, TP, settings or config(), **options)
 
 
@@ -73,7 +77,9 @@ def filled(
     settings: TopicConfig | None = None,
     **options: Any,
 ) -> Log:
-    """A log of `batches` batches of three records each, one per 10 ms, all below the watermark."""
+    """Returns a log of `batches` batches of three records, one per 10 ms, all below the high
+    watermark.
+    """
     log = open_log(directory, settings, **options)
     for number in range(batches):
         log.append_as_leader(batch(3, timestamp=NOW + number * 10), 1, NOW)
@@ -82,7 +88,7 @@ def filled(
 
 
 def records_of(log: Log, max_bytes: int = 500) -> list[Record]:
-    """All local records, read piece by piece."""
+    """Returns all local records, read in small pieces."""
     found: list[Record] = []
     offset = log.local_log_start_offset
     while offset < log.log_end_offset:
@@ -96,5 +102,5 @@ def records_of(log: Log, max_bytes: int = 500) -> list[Record]:
 
 
 def offsets_of(log: Log) -> list[int]:
-    """The offsets of all local records."""
+    """Returns the offsets of all local records."""
     return [record.offset for record in records_of(log)]

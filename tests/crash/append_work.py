@@ -1,6 +1,4 @@
-"""The work that the append and roll crash tests kill: appends with rolls, flushes and a
-truncation.
-"""
+"""Work for the crash tests of append and roll: appends with rolls, flushes and a truncation."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ NOW_MS = 1_700_000_000_000
 
 
 def record(number: int, index: int) -> Record:
-    """The record at `index` of batch `number`; every one is different."""
+    """Returns the record at `index` of batch `number`; every one is different."""
     value = f"batch {number} record {index} ".encode() * 3
     return Record(0, NOW_MS + number * 10 + index, f"key {number}".encode(), value, ())
 
 
 def batch(number: int) -> bytes:
-    """Batch `number`, of an idempotent producer."""
+    """Returns batch `number`, of an idempotent producer."""
     return encode_batch(
         [record(number, index) for index in range(RECORDS_PER_BATCH)],
         producer_id=7,
@@ -39,7 +37,7 @@ def open_log(directory: Directory) -> Log:
 
 
 def append_and_roll(directory: Directory, ack: Ack, batches: int = 14) -> None:
-    """Appends batch after batch, acknowledging each; flushes now and then; ends with a clean
+    """Appends batch after batch and acknowledges each; flushes now and then; ends with a clean
     close.
     """
     log = open_log(directory)
@@ -54,7 +52,7 @@ def append_and_roll(directory: Directory, ack: Ack, batches: int = 14) -> None:
 
 
 def truncate_and_append(directory: Directory, ack: Ack) -> None:
-    """Appends, truncates across segments, appends others in a new epoch."""
+    """Appends, truncates across segments, and appends others in a new epoch."""
     log = open_log(directory)
     for number in range(12):
         log.append_as_leader(batch(number), 1, NOW_MS)
@@ -69,7 +67,7 @@ def truncate_and_append(directory: Directory, ack: Ack) -> None:
 
 
 def delete_oldest(directory: Directory, ack: Ack) -> None:
-    """Appends, lets retention delete the oldest segments, purges them."""
+    """Appends, has retention delete the oldest segments, and purges them."""
     log = open_log(directory)
     for number in range(14):
         log.append_as_leader(batch(number), 1, NOW_MS)

@@ -1,4 +1,4 @@
-"""The work that the compaction crash tests kill: appends with tombstones, and two cleanings."""
+"""Work for the crash tests of compaction: appends with tombstones, and two cleanings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BATCHES = 9
 
 
 def batch(number: int) -> tuple[bytes, list[tuple[bytes, bytes | None]]]:
-    """Batch `number`: three records of ten keys; every fifth a tombstone."""
+    """Returns batch `number`: three records of ten keys, every fifth a tombstone."""
     pairs: list[tuple[bytes, bytes | None]] = []
     for index in range(3):
         serial = number * 3 + index
@@ -48,14 +48,16 @@ def batch(number: int) -> tuple[bytes, list[tuple[bytes, bytes | None]]]:
 
 
 def open_all(directory: Directory) -> tuple[LogManager, Log]:
-    """The node's logs, as after whatever stop there was."""
+    """Returns the node's logs, opened after any kind of stop."""
     manager = LogManager([directory], SERVER, now_ms=lambda: NOW_MS, topic_config=lambda _: CONFIG)
     manager.open()
     return manager, manager.get_or_create(TOPIC_PARTITION, None, CONFIG)
 
 
 def append_and_clean(directory: Directory, ack: Ack) -> None:
-    """Rounds of appends, a flush and a cleaning; the second one drops tombstones and merges."""
+    """Does rounds of appends, a flush and a cleaning; the second cleaning drops tombstones and
+    merges.
+    """
     manager, log = open_all(directory)
     now = NOW_MS
     cleaner = LogCleaner(manager, SERVER, now_ms=lambda: now)

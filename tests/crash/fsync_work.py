@@ -1,4 +1,6 @@
-"""A process that appends and syncs until a sync fails; run under strace by test_fsync_failure."""
+"""A process that appends and syncs until a sync fails; `test_fsync_failure` runs it under
+strace.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def main(path: str) -> int:
                 log.flush()
             except FatalError:
                 return 3
-            return 4  # a second sync lied
+            return 4  # a second sync succeeded falsely
         sys.stdout.write(f"acked {number}\n")
         sys.stdout.flush()
     return 0

@@ -1,14 +1,14 @@
 """Kills a child process with SIGKILL at a named point of its work on files.
 
-A point names an operation, the end of the file's name, and the how-manieth occurrence:
-`append:.log:3` dies before the third append to a `*.log`, `append:.log:3+` right after it,
-and `append:.log:3~` after half of its bytes. Operations: create, append, pwrite, truncate,
-fsync, rename (the new name counts), remove, fsync_dir (suffix empty). `points_of` runs the
-work once without dying and names every point it passes, so that a test can try them all.
+A point names an operation, the end of the file's name, and the number of the occurrence.
+`append:.log:3` dies before the third append to a `*.log`, `append:.log:3+` right after it, and
+`append:.log:3~` after half of its bytes. Operations are create, append, pwrite, truncate, fsync,
+rename (the new name counts), remove, and fsync_dir (suffix empty). `points_of` runs the work once
+without dying and returns every point it passes, so that a test can try them all.
 
-The work is a function `module:name` called as `work(directory, ack, **arguments)` with a
-`CrashingDirectory`; what it passes to `ack` was acknowledged before the kill. One helper
-process forks a child per job, so that a job costs milliseconds, not an interpreter's start.
+The work is a function `module:name`, called as `work(directory, ack, **arguments)` with a
+`CrashingDirectory`. What it passes to `ack` was acknowledged before the kill. One helper process
+forks a child per job, so that a job costs milliseconds and no interpreter's start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CrashPlan:
             self._target = (operation, suffix, int(nth.removesuffix(self._mode)))
 
     def before(self, operation: str, name: str) -> str:
-        """Passes a point; returns "+" or "~" where the process must die after (half of) it."""
+        """Passes a point; returns "+" or "~" if the process must die after all or half of it."""
         suffix = "" if operation == "fsync_dir" else _suffix(name)
         self._counts[operation, suffix] += 1
         nth = self._counts[operation, suffix]
@@ -71,7 +71,7 @@ class CrashPlan:
 
 
 def die() -> None:
-    """The process ends here and now, with nothing of Python's own cleaning up."""
+    """Ends the process at once, without Python's cleanup."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -226,7 +226,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What the child acknowledged, and whether it was killed."""
+    """Acknowledgements of the child, and whether it was killed."""
 
     job: Job
     acks: list[str]
@@ -237,7 +237,7 @@ class JobResult:
 def run_jobs(work: str, jobs: Iterable[Job]) -> list[JobResult]:
     """Runs `module:function` once per job, each in a child of its own.
 
-    Raises RuntimeError where a child ends in another way than by its end or its SIGKILL.
+    Raises RuntimeError if a child ends otherwise than by itself or by its SIGKILL.
     """
     jobs = list(jobs)
     lines = "".join(
@@ -263,7 +263,7 @@ def run_jobs(work: str, jobs: Iterable[Job]) -> list[JobResult]:
 
 
 def points_of(work: str, job: Job) -> list[str]:
-    """Every point that the work passes when nothing kills it, in order."""
+    """Returns every point that the work passes if nothing kills it, in order."""
     (result,) = run_jobs(work, [job])
     assert not result.killed
     return result.points
@@ -283,14 +283,14 @@ def _child(work: Callable[..., None], path: Path, crash_at: str | None, argument
 
 
 def _load() -> None:
-    """What logs load when they are first used is loaded before the children are forked."""
+    """Loads what logs import on first use, before the children are forked."""
     partition = TopicPartition("warm", 0)
     log = Log.open(MemoryDirectory(), partition, TopicConfig(), now_ms=1)
     log.append_as_leader(encode_batch([Record(0, 1, b"key", b"value")]), 1, 1)
 
 
 def _serve(name: str) -> None:
-    """The helper process: one forked child per line of standard input."""
+    """Runs the helper process: one forked child per line of standard input."""
     module, _, function = name.partition(":")
     work = getattr(importlib.import_module(module), function)
     _load()

@@ -1,5 +1,5 @@
-"""The work that the crash tests of moves kill: appends, and a log that moves to another directory
-and back, with a cut, an expired segment, and appends between the pieces.
+"""Work for the crash tests of moves: a log moves to another directory and back. It is cut, expired
+and appended to between the pieces.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SERVER: ServerConfig = parse_server_config(
 
 
 def batch(number: int) -> bytes:
-    """Batch `number`: one record that tells it."""
+    """Returns batch `number`: one record with the number in it."""
     record = Record(0, NOW_MS + number, b"key %d" % number, b"value %d " % number * 9)
     return encode_batch([record], producer_id=7, producer_epoch=0, base_sequence=number)
 
 
 def open_all(directory: Directory) -> tuple[LogManager, Log]:
-    """The node's logs in two directories, as after whatever stop there was."""
+    """Returns the node's logs in two directories, opened after any kind of stop."""
     homes = [directory.subdirectory(name) for name in "ab"]
     manager = LogManager(homes, SERVER, now_ms=lambda: NOW_MS, topic_config=lambda _: CONFIG)
     manager.open()
@@ -41,7 +41,7 @@ def open_all(directory: Directory) -> tuple[LogManager, Log]:
 
 
 def add(log: Log, count: int, ack: Ack) -> None:
-    """Acknowledges where the log's durable end is."""
+    """Appends, and acknowledges the log's durable end."""
     for number in range(log.log_end_offset, log.log_end_offset + count):
         log.append_as_leader(batch(number), 1, NOW_MS)
     log.flush()
@@ -50,7 +50,7 @@ def add(log: Log, count: int, ack: Ack) -> None:
 
 
 def append_and_move(directory: Directory, ack: Ack, moves: int = 1) -> None:
-    """There, and back, and so on."""
+    """Moves the log there and back, and so on."""
     _number_names()
     manager, log = open_all(directory)
     add(log, 7, ack)
@@ -76,7 +76,7 @@ def append_and_move(directory: Directory, ack: Ack, moves: int = 1) -> None:
 
 
 def _number_names() -> None:
-    """The names of a crash point are the same in every child."""
+    """Numbers unique names, so that the names of a crash point are the same in every child."""
     rng = random.Random(1)
     for module in (future_log, directory_moves):
         module.uuid4 = lambda: UUID(int=rng.getrandbits(128))  # type: ignore[attr-defined]

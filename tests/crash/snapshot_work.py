@@ -1,6 +1,4 @@
-"""The work that the snapshot crash test kills: append, checkpoint, clean, and a fetched
-checkpoint.
-"""
+"""Work for the crash test of snapshots: append, checkpoint, clean, and a fetched checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def value(number: int) -> bytes:
 
 
 def batch(number: int) -> list[bytes]:
-    """Batch `number`: two values."""
+    """Returns batch `number`: two values."""
     return [value(2 * number), value(2 * number + 1)]
 
 
@@ -31,7 +29,7 @@ def open_log(directory: Directory) -> ReplicatedLog:
 
 
 def checkpoint_and_clean(directory: Directory, ack: Ack) -> None:
-    """Appends, syncs, writes a checkpoint of all that was written, cleans: three times."""
+    """Three times: appends, syncs, writes a checkpoint of everything, and cleans."""
     log = open_log(directory)
     log.append_leader_change(LeaderChange(1, 1, (1,), (1,)), NOW_MS)
     number = 0
@@ -54,7 +52,9 @@ def checkpoint_and_clean(directory: Directory, ack: Ack) -> None:
 
 
 def install_fetched(directory: Directory, ack: Ack) -> None:
-    """A log with records of its own takes a checkpoint from the leader, and goes on behind it."""
+    """Installs a checkpoint of the leader in a log with records of its own, and appends after
+    it.
+    """
     log = open_log(directory)
     log.append_leader_change(LeaderChange(1, 1, (1,), (1,)), NOW_MS)
     for number in range(6):

@@ -1,8 +1,8 @@
-"""strace as a disk that fails: it refuses chosen system calls of a process, those on chosen files
-alone where that is asked for.
+"""strace as a disk that fails: it refuses chosen system calls of a process, on chosen files only if
+given.
 
-The test is skipped where there is no strace (with CI set that is a failure: scripts/install-tools
-installs it), and where the kernel lets nobody trace.
+The test is skipped if there is no strace, or if the kernel permits no tracing. With CI set a
+missing strace is a failure: scripts/install-tools installs it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from tests.tools import tool
 
 
 def strace_prefix(output: Path, inject: str, files: Sequence[Path] = ()) -> list[str]:
-    """The command in front of the traced one. `inject` is a value of strace's `-e inject=`, e.g.
-    `fsync,fdatasync:error=EIO:when=3+`; calls are counted by thread. What was refused is written to
-    `output`, marked INJECTED.
+    """Returns the command in front of the traced one.
+
+    `inject` is a value of strace's `-e inject=`, e.g. `fsync,fdatasync:error=EIO:when=3+`; calls
+    are counted by thread. Refused calls are written to `output`, marked INJECTED.
     """
     calls = inject.partition(":")[0]
     chosen = [part for file in files for part in ("-P", str(file))]

@@ -1,5 +1,7 @@
-"""SIGKILL at every point of append, roll, flush, truncation and deletion: nothing acknowledged is
-lost, nothing else appears, and indexes, epochs and producers fit the records.
+"""SIGKILL at every point of append, roll, flush, truncation and deletion.
+
+Nothing acknowledged is lost, nothing else appears, and indexes, epochs and producers match the
+records.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ WORK = "tests.crash.append_work:"
 
 
 def all_jobs(work: str, base: Path) -> list[Job]:
-    """A job for each point the work passes, dying before, in the middle of, and after it."""
+    """Returns a job for each point the work passes, dying before, in the middle of, and after
+    it.
+    """
     points = points_of(work, Job(base / "dry-run"))
     assert len(points) > 20
     modes = {"append": ("", "~", "+")}
@@ -31,7 +35,7 @@ def all_jobs(work: str, base: Path) -> list[Job]:
 
 
 def read_all(log: Log) -> list[Record]:
-    """All records of the local log, read in small pieces."""
+    """Returns all records of the local log, read in small pieces."""
     found: list[Record] = []
     offset = log.local_log_start_offset
     while offset < log.log_end_offset:
@@ -44,7 +48,9 @@ def read_all(log: Log) -> list[Record]:
 
 
 def assert_holds_together(log: Log, records: list[Record]) -> None:
-    """Look-ups by timestamp and epoch, and the producer's state, agree with the records."""
+    """Asserts that look-ups by timestamp and epoch, and the producer's state, agree with the
+    records.
+    """
     log.validate()
     for wanted in records[:: max(1, len(records) // 7)]:
         hit = log.offset_for_timestamp(wanted.timestamp_ms)
@@ -74,7 +80,7 @@ def test_every_acknowledged_append_survives_a_kill_at_every_point(tmp_path: Path
         log = open_log(OsDirectory(result.job.path))
         records = read_all(log)
         found = [(r.offset, r.value) for r in records]
-        # the append under way may have reached the disk whole; then it is there, once
+        # the append under way may have reached the disk whole: then it is there once
         assert found in (expected(acked), expected(acked + 1)), result.job
         epochs = [(1 + n // 5) for n in range(0, len(found) // RECORDS_PER_BATCH, 5)]
         assert [epoch for epoch, _ in log.epochs.entries()] == epochs, result.job

@@ -1,5 +1,5 @@
 """SIGKILL at every point of cleanings: no key loses its last value, no offset changes, and a new
-cleaning goes on where this one was.
+cleaning completes the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLEANING = (
 
 
 def jobs_of(base: Path) -> list[Job]:
-    """A job per point of the cleanings; half a write, too, where a `.cleaned` file is written."""
+    """Returns a job per point of the cleanings; also half of each write to a `.cleaned` file."""
     points = points_of(WORK, Job(base / "dry-run"))
     first = next(i for i, point in enumerate(points) if ".cleaned" in point)
     kinds = {":".join(point.split(":")[:2]) for point in points[first:]}
@@ -35,7 +35,7 @@ def jobs_of(base: Path) -> list[Job]:
 
 
 def expected(end: int) -> dict[bytes, tuple[int, bytes | None]]:
-    """The last offset and value of each key below `end`."""
+    """Returns the last offset and value of each key below `end`."""
     last: dict[bytes, tuple[int, bytes | None]] = {}
     for offset in range(end):
         key, value = batch(offset // 3)[1][offset % 3]
@@ -44,7 +44,9 @@ def expected(end: int) -> dict[bytes, tuple[int, bytes | None]]:
 
 
 def assert_is_sound(log: Log, result: object) -> None:
-    """Every record is one that was written, at its offset; the last ones of all keys are there."""
+    """Asserts that every record was written at its offset, and that the last ones of all keys
+    exist.
+    """
     log.validate()
     records = records_of(log)
     offsets = [record.offset for record in records]

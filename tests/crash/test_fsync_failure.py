@@ -1,5 +1,6 @@
-"""The kernel refuses a sync (strace injects EIO): a real process says so, never syncs again, and
-what it had acknowledged before is there after a restart."""
+"""The kernel refuses a sync of a real process (strace injects EIO). The process reports it and
+never syncs again; what it acknowledged before exists after a restart.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Disks refuse writes and syncs to a real server (strace injects EIO and ENOSPC): a log directory
-takes only its own partitions offline, the metadata log's and the last one stop the process with
-exit code 1, and nothing that was acknowledged is lost after a restart."""
+"""Disks refuse writes and syncs to a real server (strace injects EIO and ENOSPC).
+
+A log directory takes only its own partitions offline. That of the metadata log, and the last one,
+stop the process with exit code 1. Nothing acknowledged is lost after a restart.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ def create(server: TracedServer, partitions: int) -> None:
 
 
 def produce(server: TracedServer, partitions: int, rounds: int) -> tuple[set[bytes], set[int]]:
-    """One record after the other to every partition that still takes them; gives those that were
-    acknowledged, and the partitions that took no more."""
+    """Produces one record after the other to every partition that still accepts them. Returns the
+    acknowledged ones, and the partitions that accepted no more.
+    """
     acked: set[bytes] = set()
     failed: set[int] = set()
     with Producer(server.address, acks="all", delivery_timeout_ms=2_000, linger_ms=0) as producer:

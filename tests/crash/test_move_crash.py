@@ -1,5 +1,7 @@
-"""SIGKILL at every file operation of a log's way to another directory (soak: and back): afterwards
-exactly one directory has the log, with all that was acknowledged, and the move goes on.
+"""SIGKILL at every file operation of a log's move to another directory (soak: and back).
+
+Afterwards exactly one directory has the log, with everything acknowledged, and the move is
+completed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ WORK = "tests.crash.move_work:append_and_move"
 
 
 def jobs_of(base: Path) -> list[Job]:
-    """A job per operation from the first move on; also half of each write of a copy."""
+    """Returns a job per operation from the first move on; also half of each write of a copy."""
     points = points_of(WORK, Job(base / "dry-run", arguments={"moves": MOVES}))
     first = next(i for i, point in enumerate(points) if ".copy" in point)
     kinds = {":".join(point.split(":")[:2]) for point in points[first:]}
@@ -37,7 +39,7 @@ def jobs_of(base: Path) -> list[Job]:
 
 
 def promised(result: JobResult) -> tuple[int, int]:
-    """(log start, end) that were acknowledged last: a cut takes the end back before it is made."""
+    """Returns (log start, end) as acknowledged last; a cut is acknowledged before it is made."""
     start = end = 0
     for ack in result.acks:
         what, _, offset = ack.partition(" ")

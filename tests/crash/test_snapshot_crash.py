@@ -1,5 +1,6 @@
-"""SIGKILL at every point of writing, installing and cleaning checkpoints: nothing
-acknowledged is lost, a checkpoint is whole or not there, and the log always begins at 0 or at
+"""SIGKILL at every point of writing, installing and cleaning checkpoints.
+
+Nothing acknowledged is lost, a checkpoint is whole or absent, and the log always begins at 0 or at
 a checkpoint.
 """
 
@@ -29,7 +30,7 @@ def all_jobs(work: str, base: Path) -> list[Job]:
 
 
 def recovered_values(log: ReplicatedLog) -> list[bytes]:
-    """The state of a new listener: the newest checkpoint, then the log."""
+    """Returns the state of a new listener: the newest checkpoint, then the log."""
     values: list[bytes] = []
     offset, latest = 0, log.latest_snapshot
     if latest is not None:

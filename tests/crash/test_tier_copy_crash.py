@@ -1,8 +1,8 @@
 """SIGKILL at every point of a tier copy, of the local deletion after it, and of remote expiration.
 
-Afterwards: every record that was not expired is read, from the tier or the local log, and equals
-the model; nothing unfinished is ever read; one more pass leaves no dangling copy, no file without a
-finished segment, and everything copied.
+Afterwards every record that was not expired is read, from the tier or the local log, and equals the
+model. Nothing unfinished is ever read. One more pass leaves everything copied, no dangling copy,
+and no file without a finished segment.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EXPECTED = [b"%040d" % number for number in range(END_OFFSET)]
 
 
 def all_jobs(work: str, base: Path, first: str) -> list[Job]:
-    """A job for each point from `first` on: before it, and in the middle of an append.
+    """Returns a job for each point from `first` on: before it, and in the middle of an append.
 
-    Dying right after a point is dying before the next one.
+    Dying right after a point equals dying before the next one.
     """
     points = points_of(work, Job(base / "dry-run"))
     points = points[points.index(first) :]
@@ -38,7 +38,7 @@ def all_jobs(work: str, base: Path, first: str) -> list[Job]:
 
 
 async def read_all(node: Node) -> dict[int, bytes]:
-    """offset -> value of all records from the log start on, by whatever holds them."""
+    """Returns all records by offset from the log start on, read from the tier or the local log."""
     found: dict[int, bytes] = {}
     log, offset = node.log, node.log.log_start_offset
     while offset < log.log_end_offset:

@@ -1,8 +1,7 @@
-"""The work that the tier's crash tests kill: copying rolled segments, local deletion, remote
-expiration.
+"""Work for the tier's crash tests: copying rolled segments, local deletion, remote expiration.
 
-Log, tier and the records of the metadata topic lie in directories of the harness, so every file
-operation of all three is a point: `append:.meta:1` is COPY_SEGMENT_STARTED of the first segment,
+Log, tier and the records of the metadata topic are in directories of the harness, so every file
+operation of all three is a point. `append:.meta:1` is COPY_SEGMENT_STARTED of the first segment,
 `append:.tmp:5` the upload of its log, and so on.
 """
 
@@ -106,7 +105,7 @@ class Node:
 
 
 def fill(node: Node) -> None:
-    """Two rolled segments and an active one, all durable."""
+    """Makes two rolled segments and an active one, all durable."""
     for number in range(SEGMENTS * BATCHES + 1):
         node.log.append_as_leader(batch(number * RECORDS, RECORDS), 0, NOW_MS)
         if number % BATCHES == BATCHES - 1:
@@ -115,7 +114,7 @@ def fill(node: Node) -> None:
 
 
 def copy_to_tier(directory: Directory, ack: Ack) -> None:
-    """Copies both rolled segments and lets local retention have them."""
+    """Copies both rolled segments and has local retention delete them."""
     node = Node(directory)
     fill(node)
     node.lead(0)

@@ -1,5 +1,6 @@
 """A real `tidemark server` (controller and broker in one) with several log directories, whose disk
-is strace."""
+is strace.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class TracedServer:
         self.stop(signal.SIGKILL)
 
     def start(self, inject: str = "", files: Sequence[str] = ()) -> None:
-        """Starts the node; with `inject` under strace, for these files of it."""
+        """Starts the node; with `inject` under strace, for the given files."""
         prefix: list[str] = []
         if inject:
             paths = [self.path / file for file in files]
@@ -67,7 +68,7 @@ class TracedServer:
             )
 
     def wait_ready(self, timeout_s: float = 60) -> None:
-        """Returns when its broker is in service; raises its output where it does not get there."""
+        """Waits until its broker is in service; raises with its output if it does not get there."""
         assert self._process is not None
         end = time.monotonic() + timeout_s
         while "broker 1 is ready" not in self.output():
@@ -76,7 +77,7 @@ class TracedServer:
             time.sleep(0.05)
 
     def wait_exit(self, timeout_s: float = 60) -> int:
-        """The exit code, of a node that ends by itself."""
+        """Returns the exit code of a node that ends by itself."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
@@ -92,6 +93,6 @@ class TracedServer:
         return self._output.read_text(errors="replace")
 
     def refused(self) -> list[str]:
-        """The system calls that strace refused."""
+        """Returns the system calls that strace refused."""
         lines = (self.path / "strace.out").read_text(errors="replace").splitlines()
         return [line for line in lines if "INJECTED" in line]

@@ -1,9 +1,10 @@
-"""Three cleanings of one log with an advancing clock, each beside what Apache Kafka's own Cleaner
-(4.3.0) left of the very same files: all codecs, tombstones, aborted and committed transactions,
-idempotent producers, two passes of the delete horizon.
+"""Three cleanings of one log with an advancing clock, compared with those of Apache Kafka's Cleaner
+(4.3.0) of the same files.
 
-Differences are those of DIVERGENCES.md alone: the last batch of a group of segments stays as an
-empty one, and an empty batch has a maximum timestamp only where it stands for a producer.
+The log has all codecs, tombstones, aborted and committed transactions, idempotent producers, and
+two passes of the delete horizon. Differences are those of DIVERGENCES.md alone. The last batch of a
+group of segments stays as an empty one. An empty batch has a maximum timestamp only if it is kept
+for a producer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Kept(NamedTuple):
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """All that must be as Kafka's: not the size and CRC, which depend on the codec's build."""
+        """Returns all that must equal Kafka's: not the size and CRC, which depend on the codec's
+        build.
+        """
         maximum = self.header.max_timestamp_ms if self.records else -1
         changed = self.header._replace(batch_length=0, crc=0, position=0, max_timestamp_ms=maximum)
         return (*changed, self.records)
@@ -60,7 +63,7 @@ def kept(directory: Directory, end_offset: int) -> list[Kept]:
 
 
 def aborted(directory: Directory, end_offset: int) -> list[tuple[int, int]]:
-    """(producer id, offset of the marker) of the transaction indexes, as they lie there."""
+    """Returns (producer id, offset of the marker) of the transaction indexes, in their order."""
     names = [n for n in directory.list() if n.endswith(".txnindex") and int(n[:20]) < end_offset]
     data = b"".join(directory.read(name) for name in names)
     return [(entry[1], entry[3]) for entry in struct.iter_unpack(">hqqqq", data)]

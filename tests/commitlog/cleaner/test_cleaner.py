@@ -1,4 +1,4 @@
-"""Compaction: what is cleaned, what stays, and that the log stays one log meanwhile."""
+"""Compaction: what is cleaned, what stays, and that the log stays consistent meanwhile."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class World:
         return self.logs.get_or_create(partition, None, self.topic)
 
     def put(self, *pairs: tuple[str, str | None], **options: Any) -> None:
-        """One batch of records; all is replicated at once."""
+        """Appends one batch of records and replicates everything."""
         records = [
             Record(0, self.now + i, key.encode(), None if value is None else value.encode())
             for i, (key, value) in enumerate(pairs)
@@ -98,7 +98,7 @@ class World:
         log.update_high_watermark(log.log_end_offset)
 
     def clean(self) -> None:
-        """Rolls, so that all before is no longer active, and cleans until nothing is dirty."""
+        """Rolls, so that everything before is inactive, and cleans until nothing is dirty."""
         self.log().roll(self.now)
         self.clean_as_is()
 
@@ -110,7 +110,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """What a cleaning must leave behind: contiguous segments, indexes that fit."""
+        """Asserts the result of a cleaning: contiguous segments, matching indexes."""
         log = self.log()
         log.validate()
         self.cleaner.states.validate()
@@ -123,7 +123,7 @@ class World:
             assert hit.offset <= record.offset
 
     def found(self) -> list[tuple[int, str, str | None]]:
-        """Offset, key and value of all records; markers are left out."""
+        """Returns offset, key and value of all records, without markers."""
         log = self.log()
         markers = {h.base_offset for s in log.segments for h in s.headers() if h.is_control}
         return [
@@ -136,7 +136,7 @@ class World:
 def test_an_empty_batch_has_no_time_that_a_search_could_be_led_to() -> None:
     world = World()
     for number in range(40):
-        world.now += 1000 if number == 20 else -1  # the greatest time is that of a record that goes
+        world.now += 1000 if number == 20 else -1  # a dropped record has the greatest timestamp
         world.put((f"k{number % 5}", "v" * 90))
     world.clean()
     empty = [h for s in world.log().segments for h in s.headers() if not h.record_count]
@@ -237,7 +237,7 @@ def test_aborted_records_go_and_their_marker_stays_as_long_as_needed() -> None:
     log = world.log()
     (aborted,) = log.aborted_transactions(0, log.log_end_offset)
     assert (aborted.producer_id, aborted.last_offset) == (4, 3)
-    # the producer's last batch is left, empty, so that its sequence is known
+    # the producer's last batch stays, empty, to keep its sequence
     assert log.producers.producers[4].last_sequence == 0
     log.producers.producers.clear()
     for _ in range(3):

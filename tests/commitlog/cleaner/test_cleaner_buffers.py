@@ -1,5 +1,5 @@
-"""The two passes of a cleaning over buffers of batches: against a model that decodes every record,
-with every byte of a batch damaged, and with batches that are larger than the buffer.
+"""The two passes of a cleaning over buffers of batches. They run against a model that decodes every
+record, with every byte of a batch damaged, and with batches larger than the buffer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ RETENTION_MS = 1000
 
 @dataclass(frozen=True)
 class Shape:
-    """What is random of a batch."""
+    """Random properties of a batch."""
 
-    pairs: tuple[tuple[int, int | None, int], ...]  # key, size of the value, jump of the time
+    pairs: tuple[tuple[int, int | None, int], ...]  # key, size of the value, step of the timestamp
     codec: str
     append_time: bool
     producer_id: int
@@ -78,7 +78,7 @@ def batch_of(shape: Shape, base_offset: int) -> bytes:
 
 
 def map_of(log: bytes, memory_bytes: int = 24 << 10) -> OffsetMap:
-    """The map of all keys, as `Cleaning.build_map` makes it."""
+    """Returns the map of all keys, as `Cleaning.build_map` makes it."""
     keys = OffsetMap(memory_bytes, 0.9)
     specials, notes = np.empty(len(log) // HEADER_BYTES, np.int64), np.zeros(4, np.int64)
     fault = keys.put_batches(np.frombuffer(log, np.uint8), 0, specials, notes)
@@ -105,7 +105,7 @@ def _positions(log: bytes | memoryview) -> list[int]:
 
 
 def filtered(log: bytes, keys: OffsetMap, buffer_bytes: int, now_ms: int = NOW) -> bytes:
-    """What stays of a log that is read `buffer_bytes` at a time."""
+    """Returns what stays of a log that is read `buffer_bytes` at a time."""
     directory = MemoryDirectory()
     file = directory.open("log", create=True)
     file.append(log)
@@ -123,7 +123,7 @@ def filtered(log: bytes, keys: OffsetMap, buffer_bytes: int, now_ms: int = NOW) 
 
 
 def expected(log: bytes, now_ms: int = NOW) -> list[tuple[int, list[Record]]]:
-    """The model: (base offset, records that stay) of each batch that stays."""
+    """Returns the model: (base offset, records that stay) of each batch that stays."""
     batches = [(p, whole_header(log, p), list(decode_batch(log, p))) for p in _positions(log)]
     last: dict[bytes | None, int] = {}
     for _, _, records in batches:
@@ -152,7 +152,8 @@ def test_what_stays_is_what_a_model_of_decoded_records_says(
         log += batch_of(shape, offset)
         offset += len(shape.pairs) + 2  # gaps, as an earlier cleaning leaves them
     now_ms, before = NOW, b""
-    for _ in range(3):  # tombstones get a horizon, and go behind it; a third pass changes nothing
+    # Tombstones get a horizon, and are dropped after it; a third pass changes nothing.
+    for _ in range(3):
         before, log = log, filtered(log, map_of(log), buffer_bytes, now_ms)
         found = []
         for position in _positions(log):
@@ -259,7 +260,7 @@ def test_the_reader_holds_one_batch_at_most_beyond_its_buffer() -> None:
 
 
 def test_records_whose_timestamps_grow_find_room() -> None:
-    """Deltas of one byte become deltas of six: the buffer for what stays is enlarged."""
+    """Deltas of one byte become deltas of six: the output buffer is enlarged."""
     log = encode_batch([Record(i, 1, b"%d" % max(i, 1), None) for i in range(3000)])
     again = filtered(log, map_of(log, 24 << 13), 1 << 20)
     assert [r.offset for r in decode_batch(again)] == list(range(1, 3000))

@@ -1,5 +1,5 @@
-"""Random histories of a compacted log, with cleanings that a power loss cuts short, against a
-dict: the last value of each key.
+"""Random histories of a compacted log, with cleanings that a power loss interrupts, against a dict:
+the last value of each key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VALUES = st.one_of(st.none(), st.integers(0, 60))
 
 
 class CompactionMachine(RuleBasedStateMachine):
-    """`written` is all that was ever appended, by offset; `aborted` offsets count for nothing."""
+    """`written` has everything ever appended, by offset; `aborted` offsets do not count."""
 
     @initialize(
         seed=st.integers(0, 2**32),
@@ -56,7 +56,7 @@ class CompactionMachine(RuleBasedStateMachine):
         )
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
         self.aborted: set[int] = set()
-        self.decided: dict[int, bool] = {}  # by the first offset of a transaction: is it committed?
+        self.decided: dict[int, bool] = {}  # by first offset of a transaction: committed?
         self.sequence = 0
         self.open()
 
@@ -135,7 +135,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule()
     def clean_a_step(self) -> None:
-        """The steps of one cleaning, between other rules."""
+        """Does one step of a cleaning, between other rules."""
         if self.cleaning is None:
             self.cleaning = self.cleaner.choose()
             if self.cleaning is not None:
@@ -164,7 +164,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 40))
     def power_loss_in_a_swap(self, after: int) -> None:
-        """The disk keeps some of the names and bytes that a cleaning left un-synced."""
+        """The disk keeps some of the names and bytes of a cleaning that were not synced."""
         if self.cleaning is None:
             self.log.roll(self.now)
             self.cleaning = self.cleaner.choose()
@@ -198,7 +198,9 @@ class CompactionMachine(RuleBasedStateMachine):
                 self.finish_lost_transaction(known.current_txn_first_offset)
 
     def finish_lost_transaction(self, first: int) -> None:
-        """As it was decided: a cleaning may have acted on it, and its segments are durable."""
+        """Ends a transaction as it was decided: a cleaning may have relied on it, and its segments
+        are durable.
+        """
         marker = encode_control_batch(
             [EndTransactionMarker(self.decided[first], 0)],
             base_offset=0,
@@ -248,11 +250,11 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 class PowerLoss(BaseException):
-    """The machine is gone: nobody tidies up."""
+    """The machine stopped without any cleanup."""
 
 
 class DyingDirectory(MemoryDirectory):
-    """Counts renames and directory syncs of a log's directory, and dies at one of them."""
+    """Counts renames and directory syncs of a log's directory, and stops at one of them."""
 
     left = 0
 

@@ -1,4 +1,4 @@
-"""What the cleaner's settings promise: shares of memory, the rate, who is first; and the order of a
+"""Settings of the cleaner: shares of memory, the rate, the order of logs. Also the order of a
 swap's steps on the disk.
 """
 
@@ -92,7 +92,7 @@ def test_tombstones_in_compressed_batches_go_in_two_passes_too(codec: str) -> No
 
 
 class Recorder(MemoryDirectory):
-    """Notes renames between suffixes, and where names were made durable."""
+    """Records renames between suffixes, and where names were made durable."""
 
     steps: list[str]
 
@@ -112,7 +112,9 @@ def suffix(name: str) -> str:
 
 
 def test_a_swap_makes_each_of_its_steps_durable_before_the_next_one() -> None:
-    """A disk may keep later names without earlier ones: what recovery goes by is synced first."""
+    """A disk may keep later names without earlier ones, so the names that recovery relies on are
+    synced first.
+    """
     world = World()
     for number in range(12):
         world.put(("k", f"v{number}"))
@@ -142,7 +144,7 @@ def test_a_swap_makes_each_of_its_steps_durable_before_the_next_one() -> None:
 
 
 def test_recovery_takes_back_what_was_not_decided_and_ends_what_was() -> None:
-    """Two cleanings left something: the older one's swap was decided, the newer one's was not."""
+    """Two cleanings left files: the older one's swap was decided, the newer one's was not."""
     disk = MemoryDirectory()
     for base in (0, 10, 20):
         disk.write_atomic(f"{base:020d}.log", batch(10, base_offset=base))

@@ -1,4 +1,4 @@
-"""The dump of damaged and unusual files: it never writes, and names the first bad byte."""
+"""The dump of damaged and unusual files: it never writes, and reports the first bad byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def test_a_batch_that_fails_its_crc_is_shown_and_what_follows_is_too() -> None:
 
 
 def lines_of(data: bytes) -> list[str]:
-    """Kafka's lines of one batch and its records, as its own tool printed them for these bytes."""
+    """Returns Kafka's lines of one batch and its records, as its own tool printed them for these
+    bytes.
+    """
     directory = MemoryDirectory()
     directory.write_atomic(LOG, data)
     entries = [e for e in dump_file(directory, LOG) if e["kind"] in ("batch", "record", "damage")]
@@ -103,7 +105,7 @@ def test_every_flipped_bit_of_an_index_is_named(suffix: str) -> None:
     data = whole.read(name)
     for position in range(len(data)):
         if suffix == ".timeindex" and position % 12 == 11:
-            continue  # another offset of the same batch: it finds the same batch
+            continue  # another offset of the same batch leads to the same batch
         directory = closed()
         directory.flip_bit(name, position)
         found = complaints(directory, name)
@@ -225,7 +227,7 @@ def test_a_file_that_is_none_of_a_log_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: Java replaces its three bytes by one
+        (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: Java replaces all three bytes with one
         (b"\xed\xbf\x41\xed\xa0", "\ufffdA\ufffd"),
         (b"\xed\x9f\xbf\xf0\x9f\x98\x80", "\ud7ff\U0001f600"),
         (b"\xe1\x80\xff\xf4\x90\x80", "\ufffd\ufffd\ufffd\ufffd\ufffd"),

@@ -1,5 +1,6 @@
-"""Passes that look only at what changed do what passes over everything would: whatever happens to
-the logs, in whatever order, and nothing at all while nothing happens."""
+"""Passes over changed logs do what passes over all logs would, whatever happens to the logs in
+whatever order. They do nothing while nothing happens.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ PASS_MS = 5 * MINUTE_MS
 
 @dataclass
 class World:
-    """A manager whose passes look at changes (`lazy`), beside one that looks at everything."""
+    """A manager whose passes use changes (`lazy`), beside one whose passes use all logs."""
 
     settings: TopicConfig
     count: int = 6
@@ -66,7 +67,7 @@ class World:
         self.both(number, act)
 
     def retention(self) -> int:
-        """One pass of each; how many logs the lazy one looked at."""
+        """Runs one pass of each; returns how many logs the lazy one processed."""
         due = self.schedule.take(self.now_ms, self.lazy.by_partition)
         for log in due:
             log.delete_expired(self.now_ms)
@@ -85,7 +86,7 @@ class World:
         assert self.segments(self.lazy) == self.segments(self.thorough)
 
     def checkpoints(self) -> None:
-        """All three; then the files must say what the logs do, entry by entry."""
+        """Writes all three checkpoints and compares the files with the logs, entry by entry."""
         self.lazy.checkpoint_recovery_points()
         self.lazy.checkpoint_log_start_offsets()
         self.lazy.checkpoint_high_watermarks()
@@ -104,7 +105,7 @@ class World:
         ):
             found = OffsetCheckpoint(self.disk, f"{name}-checkpoint").read()
             known = {log.topic_partition: offset for log, offset in wanted.items()}
-            if name == "log-start-offset":  # more is harmless while names are not durable
+            if name == "log-start-offset":  # more entries are harmless while names are not durable
                 found = {tp: offset for tp, offset in found.items() if tp in known}
             assert found == known, name
 
@@ -136,7 +137,7 @@ def test_passes_over_changes_do_what_passes_over_everything_do(seed: int) -> Non
             world.append(number, rng.choice([DAY_MS, 5 * DAY_MS]))
         elif act == "roll":
             world.both(number, lambda log: log.roll(world.now_ms))
-        elif act == "tier":  # nothing but the next pass tells the schedule of it
+        elif act == "tier":  # the schedule notices it with the next pass only
             world.both(number, lambda log: setattr(log, "highest_remote_offset", copied(log)))
         elif act == "commit":
             world.both(number, lambda log: log.update_high_watermark(log.log_end_offset))

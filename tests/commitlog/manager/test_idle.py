@@ -1,5 +1,6 @@
-"""What idle logs cost: a clean start opens nothing but the ends of logs, and passes over logs that
-did not change touch no file."""
+"""Costs of idle logs: a clean start opens only the ends of logs, and passes over logs that did not
+change touch no file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LOGS = 60
 
 
 class CountingDirectory(OsDirectory):
-    """Notes every file that is opened, read or synced below it."""
+    """Records every file below it that is opened, read or synced."""
 
     def __init__(self, path: Path | str, seen: list[tuple[str, str]]) -> None:
         super().__init__(path)
@@ -44,7 +45,9 @@ class CountingDirectory(OsDirectory):
 
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What a manager over many logs, cleanly closed, did; the logs have two rolled segments."""
+    """Returns what a manager did to many logs that were closed cleanly; they have two rolled
+    segments each.
+    """
     monkeypatch.setattr(files, "OPEN_FILES", OpenFiles(64))
     return []
 
@@ -76,7 +79,7 @@ def test_a_clean_start_opens_only_the_ends_of_logs(
     assert [name for name in opened if not name.endswith(".log")] == []
     assert opened == []  # the newest segments are empty, the rolled ones are not needed
     for work in _passes(second):
-        work()  # retention looks at the oldest segment of a log, once
+        work()  # retention reads the oldest segment of a log, once
     seen.clear()
     for work in _passes(second):
         work()
@@ -112,7 +115,7 @@ def test_a_clean_stop_of_new_logs_that_nobody_used_touches_none_of_them(
     first.open()
     for number in range(LOGS):
         log = first.get_or_create(TopicPartition("new", number), None, config())
-        log.epochs.assign(3, 0)  # what a leader does: no record is of that epoch yet
+        log.epochs.assign(3, 0)  # as a leader does: no record has that epoch yet
     seen.clear()
     first.close()
     files_of = {name.removesuffix(".tmp") for kind, name in seen if name}

@@ -1,5 +1,5 @@
-"""All logs of a node: locks, clean and unclean restarts, checkpoints, deletion, strays; the small
-files they use.
+"""All logs of a node: locks, clean and unclean restarts, checkpoints, deletion, strays, and their
+small files.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def test_the_clean_shutdown_marker_keeps_the_broker_epoch() -> None:
 
 
 def test_a_truncation_during_a_checkpoint_is_in_the_one_that_stays() -> None:
-    """Else what is written there again would not be checked after a crash."""
+    """Otherwise records written there again would not be checked after a crash."""
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -290,7 +290,7 @@ def test_a_truncation_during_a_checkpoint_is_in_the_one_that_stays() -> None:
     lock = logs.checkpoints.lock
 
     class Taken:
-        """The event loop cuts the log while the thread of checkpoints waits for its turn."""
+        """A lock: the event loop cuts the log while the checkpoint thread waits for it."""
 
         def __enter__(self) -> None:
             logs.checkpoints.lock = lock

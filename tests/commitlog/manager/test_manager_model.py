@@ -1,6 +1,8 @@
 """Random histories of several logs of one manager: topics made, deleted and made anew with the same
-name, checkpoints that come when they like, crashes. Each log that a start finds is a beginning of
-what this very topic had, with all that was flushed; no other log is there.
+name, checkpoints at any time, crashes.
+
+Each log that a start finds is a prefix of what its topic was given, with all that was flushed.
+There is no other log.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ POLICIES = [("delete",), ("compact",), ("compact", "delete")]
 
 @dataclass
 class Topic:
-    """What one incarnation of a partition's log was given."""
+    """Records given to one incarnation of a partition's log."""
 
     topic_id: UUID
     records: list[tuple[int, bytes]] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Topic:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """`topics` is the model: the partitions that there are."""
+    """`topics` is the model: the partitions that exist."""
 
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
@@ -65,7 +67,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, delete_first=st.booleans())
     def make(self, number: int, delete_first: bool) -> None:
-        """Anew where there is one: the other one is deleted, or set aside."""
+        """Makes a log; one that exists is deleted first, or set aside."""
         if delete_first:
             self.logs.delete(PARTITIONS[number])
         self.made += 1
@@ -75,7 +77,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, batches=st.integers(1, 9), count=st.integers(1, 3))
     def append(self, number: int, batches: int, count: int) -> None:
-        """So much at once that most often a segment is filled."""
+        """Appends enough at once to fill a segment most often."""
         partition = PARTITIONS[number]
         if partition not in self.topics:
             self.make(number, False)
@@ -143,7 +145,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, batches=st.integers(1, 9))
     def append_and_crash(self, number: int, batches: int) -> None:
-        """Often: it is what all this is about."""
+        """Appends and crashes: one rule, so that crashes after appends are frequent."""
         self.append(number, batches, 1)
         self.crash()
 

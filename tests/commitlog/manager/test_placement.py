@@ -1,4 +1,4 @@
-"""Where a new log is made, and which of two logs of a partition stays: decided from values."""
+"""Placement from values: where a new log is made, and which of two logs of a partition stays."""
 
 from __future__ import annotations
 

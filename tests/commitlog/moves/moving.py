@@ -1,5 +1,5 @@
 """Log managers with two directories on one disk in memory, moves between them, and a disk that
-loses its power between two operations.
+loses power between two operations.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ SERVER = parse_server_config(
 
 
 def number_names(seed: int) -> None:
-    """Names of directories that are otherwise drawn at random: the same in each run of a seed."""
+    """Numbers the names of directories that are otherwise random: the same in each run of a
+    seed.
+    """
     rng = random.Random(seed)
     for module in (directory_moves, future_log, log_manager):
         module.uuid4 = lambda: UUID(int=rng.getrandbits(128))  # type: ignore[attr-defined]
 
 
 def random_names() -> None:
-    """Takes `number_names` back."""
+    """Undoes `number_names`."""
     for module in (directory_moves, future_log, log_manager):
         module.uuid4 = uuid4  # type: ignore[attr-defined]
 
 
 def filled(logs: LogManager, batches: int = 40, **settings: object) -> Log:
-    """The log with some batches, in `a`."""
+    """Returns the log with some batches, in `a`."""
     log = logs.get_or_create(TP, TOPIC_ID, config(**settings))
     add(log, batches)
     return log
@@ -64,12 +66,12 @@ def names(disk: MemoryDirectory, directory: str) -> list[str]:
 
 
 class PowerLoss(BaseException):
-    """The machine is gone: nobody tidies up."""
+    """The machine stopped without any cleanup."""
 
 
 @dataclass
 class Power:
-    """How many changes of names the disk still makes; None: as many as are asked for."""
+    """Number of name changes that the disk still makes; None: unlimited."""
 
     left: int | None = None
 
@@ -81,7 +83,7 @@ class Power:
 
 
 class PoweredDirectory(MemoryDirectory):
-    """Every change of names, and every sync of them, needs power."""
+    """A directory in which each change and each sync of names needs power."""
 
     def __init__(self, path: str, power: Power, root: MemoryDirectory) -> None:
         super().__init__(path, disk=root.disk, node=root._node)
@@ -114,7 +116,7 @@ class PoweredDirectory(MemoryDirectory):
 
 
 def two_directories(disk: MemoryDirectory, power: Power | None = None) -> list[Directory]:
-    """`a` and `b` of a disk."""
+    """Returns `a` and `b` of a disk."""
     found = []
     for name in "ab":
         inner = disk.subdirectory(name)
@@ -124,7 +126,7 @@ def two_directories(disk: MemoryDirectory, power: Power | None = None) -> list[D
 
 
 def manager(disk: MemoryDirectory, power: Power | None = None, **options: Any) -> LogManager:
-    """A node's logs in `a` and `b`, opened."""
+    """Returns a node's logs in `a` and `b`, opened."""
     options.setdefault("now_ms", lambda: NOW)
     logs = LogManager(two_directories(disk, power), SERVER, **options)
     logs.open()
@@ -133,14 +135,14 @@ def manager(disk: MemoryDirectory, power: Power | None = None, **options: Any) -
 
 
 def home_of(logs: LogManager) -> str:
-    """The name of the directory that holds the log."""
+    """Returns the name of the directory that holds the log."""
     home = logs.directory_of(TP)
     assert home is not None
     return home.path
 
 
 def other_home(logs: LogManager) -> LogDirectory:
-    """The directory that does not hold the log."""
+    """Returns the directory that does not hold the log."""
     return next(d for d in logs.directories if d is not logs.directory_of(TP))
 
 
@@ -158,6 +160,6 @@ def copy_all(future: FutureLog) -> None:
 
 
 def move(logs: LogManager) -> None:
-    """A whole move, at once."""
+    """Does a whole move at once."""
     copy_all(begin_move(logs))
     logs.moves.swap(TP)

@@ -1,6 +1,4 @@
-"""Moves between log directories: what becomes of the log, of moves under way, and of what a stop
-leaves behind.
-"""
+"""Moves between log directories: the log, moves under way, and the remains of a stop."""
 
 from __future__ import annotations
 
@@ -167,7 +165,7 @@ def test_a_deleted_or_cleaned_segment_is_taken_out_of_the_copy() -> None:
 
 
 def manager_of(disk: MemoryDirectory, logs: LogManager) -> Log:
-    """The log after a clean restart."""
+    """Returns the logs after a clean restart."""
     logs.close()
     found = manager(disk).get(TP)
     assert found is not None
@@ -247,7 +245,7 @@ def test_a_swap_that_fails_leaves_the_log_and_outranks_what_may_be_in_the_target
     assert logs.moves.all() == []
     add(log, 10)
     log.flush()
-    disk.crash(keep="everything")  # the name in `b` became durable all the same
+    disk.crash(keep="everything")  # the name in `b` became durable nevertheless
     again = manager(disk)
     found = again.get(TP)
     assert found is not None

@@ -1,6 +1,8 @@
 """Random histories of logs that move between two directories while they are written, cut, expired
-and compacted, with moves begun, copied piece by piece, cancelled and swapped, and the power lost at
-any operation: the log equals its model as if it had never moved.
+and compacted.
+
+Moves are begun, copied piece by piece, cancelled and swapped, and power is lost at any operation.
+The log equals its model as if it had never moved.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tidemark.errors import TidemarkError
 
 
 class _Moves:
-    """The rules of moves, for a machine with `logs`; `self.piece` was copied and not yet taken."""
+    """Rules of moves, for a machine with `logs`; `self.piece` was copied and not taken yet."""
 
     logs: LogManager
     log: Log
@@ -118,7 +120,7 @@ class _Moves:
         self.lose_power()
 
     def before_a_loss(self) -> None:
-        """What is not flushed may be lost, and the model knows."""
+        """Updates the model: records that are not flushed may be lost."""
 
     @invariant()
     def one_directory_has_the_log(self) -> None:
@@ -218,7 +220,9 @@ class MovingCompactionMachine(_Moves, CompactionMachine):
             self.cleaning = None
 
     def before_a_loss(self) -> None:
-        """The model can not tell what compaction left of a log that lost its end."""
+        """Avoids a loss of records: the model does not cover what compaction leaves of a log that
+        lost its end.
+        """
         self.log.flush()
 
     @rule()

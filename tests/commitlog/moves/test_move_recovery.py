@@ -1,5 +1,5 @@
-"""What a start finds of moves between directories: copies that go on, logs that are there twice,
-copies whose log is missing.
+"""Recovery of moves at a start: copies that are resumed, logs that exist twice, copies whose log is
+missing.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def test_a_log_that_was_made_anew_is_not_taken_for_one_that_moved_less() -> None
     disk.subdirectory("a").fsync()
     disk.crash(keep="nothing")
     with pytest.raises(StorageError, match="is in a and in b"):
-        manager(disk)  # it is for the metadata to say
+        manager(disk)  # the metadata decides
 
 
 def test_two_logs_of_which_none_moved_are_refused() -> None:
@@ -188,7 +188,9 @@ def test_a_failed_source_takes_the_log_and_its_copy_waits_for_it() -> None:
 
 
 def in_ids(disk: MemoryDirectory, *, missing: str = "", known: UUID | None = None) -> LogManager:
-    """The logs in `a` and `b` with ids 1 and 2, one of them missing; the metadata knows `known`."""
+    """Returns the logs in `a` and `b` with ids 1 and 2; one directory is `missing`. The metadata
+    has the directory id `known`.
+    """
     directories = [
         LogDirectory(d, UUID(int=n), failure="not mounted" if d.path == missing else "")
         for n, d in enumerate(two_directories(disk), 1)
@@ -212,7 +214,7 @@ def test_an_empty_log_never_takes_the_place_of_one_whose_move_was_promised(repla
     if replaced:
         disk.subdirectory("a").remove_tree(str(TP))
     missing = "" if replaced else "a"
-    for _ in range(2):  # a start changes nothing of it
+    for _ in range(2):  # another start changes nothing
         again = in_ids(disk, missing=missing, known=target)
         with pytest.raises(StorageError, match="it was being moved to b"):
             again.get_or_create(TP, TOPIC_ID, config(), assigned=target, may_hold_data=True)
@@ -230,7 +232,7 @@ def test_an_empty_log_never_takes_the_place_of_one_whose_move_was_promised(repla
 
 
 def test_a_wish_for_a_directory_makes_no_empty_log_of_one_whose_directory_is_away() -> None:
-    """A wish may come before the node knows its replicas."""
+    """A directory may be preferred before the node has its replicas."""
     disk = MemoryDirectory()
     logs = in_ids(disk)
     filled(logs)
@@ -257,7 +259,7 @@ class FailingSource:
 
 
 def moved_while_the_source_fails(disk: MemoryDirectory) -> None:
-    """The log goes on in `b`; `a` keeps it as it was, under its name."""
+    """Moves the log to `b`; `a` keeps it as it was, under its name."""
     logs = in_ids(disk)
     log = filled(logs)
     disk.fsync()
