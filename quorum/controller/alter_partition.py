@@ -1,9 +1,11 @@
-"""AlterPartition: a leader tells the controller its new ISR (KIP-497, KIP-841, KIP-903).
+"""AlterPartition: a leader proposes a new ISR to the controller (KIP-497, KIP-841, KIP-903).
 
-The checks come in Kafka's order, so a leader can tell from the error what to do: learn more first
-(NOT_CONTROLLER, FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION), leave it (INVALID_REQUEST), or try
-again without a member (INELIGIBLE_REPLICA). The broker epoch of each new member keeps a restarted
-broker with an empty disk out of an ISR it earned in its former life.
+The checks follow Kafka's order, so the error determines the leader's next step. It fetches newer
+metadata on NOT_CONTROLLER, FENCED_LEADER_EPOCH and INVALID_UPDATE_VERSION. It gives the change up
+on INVALID_REQUEST, and retries without a member on INELIGIBLE_REPLICA.
+
+The broker epoch of each new member keeps a restarted broker with an empty disk out of an ISR that
+its earlier incarnation belonged to.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ _Asked = controller_pb2.AlterPartitionRequest.PartitionData
 def alter_partitions(
     rules: ElectionRules, request: controller_pb2.AlterPartitionRequest
 ) -> ControllerResult[controller_pb2.AlterPartitionResponse]:
-    """The changes asked for, each partition with its own answer.
+    """Applies the proposed ISR changes, each partition with its own answer.
 
-    Raises StaleBrokerEpochError when the leader that asks is not the registered broker.
+    Raises StaleBrokerEpochError if the leader that asks is not the registered broker.
     """
     check_broker_epoch(rules.image, request.broker_id, request.broker_epoch)
     response = controller_pb2.AlterPartitionResponse()
@@ -66,8 +68,8 @@ def alter_partitions(
             continue
         if record is not None:
             result.groups.append([record])
-        # Where the asker leads no more (it may be shutting down) the change stands, but it must
-        # not take the answer for a new ISR of its own.
+        # If the asker is no longer the leader (it may be shutting down), the change stands. The
+        # error keeps the asker from taking the answer for a new ISR of its own.
         leads = after.leader == request.broker_id
         _answer(response, asked, after, 0 if leads else NewLeaderElectedError.code)
     return result
@@ -76,7 +78,7 @@ def alter_partitions(
 def _alter(
     rules: ElectionRules, broker_id: int, asked: _Asked
 ) -> tuple[PartitionRegistration, pb.MetadataRecord | None]:
-    """The partition after the change, and the change, if it is one."""
+    """Returns the partition after the change, and the change record if anything changes."""
     topic, before = find_partition_by_id(rules.image, asked.topic_id, asked.partition_index)
     _check_epochs(before, broker_id, asked)
     members = {member.broker_id: member.broker_epoch for member in asked.new_isr}
@@ -111,7 +113,7 @@ def _answer(
 
 
 def _check_epochs(before: PartitionRegistration, broker_id: int, asked: _Asked) -> None:
-    """Who asks knows the newest state: neither more than this controller nor less."""
+    """Checks that the asker's epochs are this controller's: neither ahead nor behind."""
     if asked.leader_epoch > before.leader_epoch or asked.partition_epoch > before.partition_epoch:
         raise NotControllerError("the request knows epochs this controller has not heard of")
     if asked.leader_epoch < before.leader_epoch:
@@ -129,7 +131,7 @@ def _check_isr(
     asked: _Asked,
     members: Mapping[int, int],
 ) -> None:
-    """`members` are the broker epochs by the ids of the new ISR, in its order."""
+    """Checks the members of a new ISR. `members` maps their ids, in its order, to broker epochs."""
     ids = list(members)
     if not ids or len(ids) != len(asked.new_isr) or not members.keys() <= set(before.replicas):
         raise InvalidRequestError(f"{ids} is no ISR of the replicas {list(before.replicas)}")
@@ -144,7 +146,8 @@ def _check_isr(
             raise InvalidRequestError("a recovered leader does not recover again")
     for member_id, epoch in members.items():
         _check_member(rules.image, member_id, epoch)
-        # It may still be a member, which its sweep ends; it must not become one behind the sweep.
+        # A broker that is being taken out may still be a member until its sweep removes it. It must
+        # not become a member behind the sweep.
         if member_id in rules.leaving and member_id not in before.isr:
             raise IneligibleReplicaError(f"broker {member_id} is being taken out of service")
 

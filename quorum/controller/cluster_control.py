@@ -1,6 +1,6 @@
 """Brokers: registration, heartbeats, fencing, controlled shutdown (KIP-631, KIP-841).
 
-A broker's life as the controller sees it, by its heartbeats:
+States of a broker as the controller sees it, driven by heartbeats:
 
     state               | heartbeat                                  | next
     --------------------+--------------------------------------------+----------------------
@@ -13,10 +13,11 @@ A broker's life as the controller sees it, by its heartbeats:
                         | seen that                                  |
     UNFENCED, CONTROLLED_SHUTDOWN | no heartbeat for a session       | FENCED (one per pass)
 
-FENCED and SHUTDOWN_NOW are both fenced in the image; the second tells the broker to go.
+FENCED and SHUTDOWN_NOW are both fenced in the image; the second allows the broker to stop.
 
-A broker with very many partitions is taken out of service in steps (`sweeps`). It has reached the
-state, and hears so, with the last of them; what it asks for meanwhile waits for that.
+A broker with very many partitions is taken out of service in steps (`sweeps`). It reaches the
+state, and its heartbeats report it, with the last step. Other wishes of its heartbeats wait until
+then.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tidemark.v1 import metadata_pb2 as pb
 
 
 class BrokerState(Enum):
-    """See the table above."""
+    """State of a broker; transitions are in the table of the module."""
 
     FENCED = "fenced"
     UNFENCED = "unfenced"
@@ -71,7 +72,10 @@ def _losing_directories(broker_id: int) -> Key:
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerRegistration:
-    """The registration the request speaks of; raises StaleBrokerEpochError when there is none."""
+    """Returns the registration that a request refers to.
+
+    Raises StaleBrokerEpochError if there is none with this epoch.
+    """
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise StaleBrokerEpochError(f"broker {broker_id} is not registered")
@@ -92,7 +96,7 @@ class BrokerControl:
 
     @property
     def leaving(self) -> frozenset[int]:
-        """The brokers that are being taken out of service, and are not marked yet."""
+        """Brokers that are being taken out of service and are not marked as such yet."""
         return frozenset(key[1] for key in self.sweeps if key == _leaving(key[1]))
 
     def register(
@@ -106,8 +110,8 @@ class BrokerControl:
 
         The same incarnation registering again keeps its epoch and state. Raises
         InconsistentClusterIdError, InvalidRegistrationError, UnsupportedVersionError for a broker
-        too old for the cluster, and DuplicateBrokerRegistrationError while another incarnation's
-        session lasts.
+        too old for the cluster, and DuplicateBrokerRegistrationError while the session of another
+        incarnation lasts.
         """
         if request.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
@@ -154,9 +158,9 @@ class BrokerControl:
         request: controller_pb2.BrokerHeartbeatRequest,
         now_ms: int,
     ) -> ControllerResult[controller_pb2.BrokerHeartbeatResponse]:
-        """Keeps the session alive and moves the broker through the table above.
+        """Keeps the session alive and moves the broker through the table of the module.
 
-        Raises StaleBrokerEpochError for a broker that is not registered (any more).
+        Raises StaleBrokerEpochError for a broker that is not registered, or not with this epoch.
         """
         image = rules.image
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
@@ -175,28 +179,27 @@ class BrokerControl:
         broker: BrokerRegistration,
         request: controller_pb2.BrokerHeartbeatRequest,
     ) -> tuple[BrokerState, Portion | None]:
-        """The state that the broker hears of, and what is to be written first."""
+        """Returns the state to report to the broker, and the records to write before."""
         now = _state_of(broker)
         if _leaving(broker.broker_id) in self.sweeps:
             return now, None
         state = self._next_state(rules.image, broker, request)
         failed = {d for d in broker.log_dirs if d.bytes in request.offline_log_dirs}
         if failed and len(failed) == len(broker.log_dirs):
-            state = BrokerState.FENCED  # it has nowhere left to write
+            state = BrokerState.FENCED  # no directory is left to write to
         elif failed:
-            # One thing at a time: both change the same partitions. What else the broker wants, it
-            # wants in its next heartbeat as well.
+            # Only one change at a time: both concern the same partitions. The broker repeats its
+            # other wishes in its next heartbeat.
             return now, self._directories_failed(rules, broker, failed)
         portion = self._transition(rules, broker, state)
         reached = portion is None or portion.finished or state is BrokerState.UNFENCED
         return state if reached else now, portion
 
     def fence_stalest(self, rules: ElectionRules, now_ms: int) -> Portion | None:
-        """Fences the broker in service that has been silent longest beyond its session, only one,
-        and only when the one before is done with.
+        """Fences the broker in service that has been silent longest beyond its session.
 
-        One at a time, so that a controller that was itself stopped for a while does not fence the
-        whole cluster before it hears of it.
+        Fences one broker at a time, after the previous one is finished: a controller that was
+        itself suspended must not fence the whole cluster before it receives heartbeats.
         """
         broker_id = self.sessions.stalest(rules.image, now_ms)
         if broker_id is None or self.leaving:
@@ -206,10 +209,10 @@ class BrokerControl:
     def _transition(
         self, rules: ElectionRules, broker: BrokerRegistration, state: BrokerState
     ) -> Portion | None:
-        """What takes the broker from what the image says into `state`; None: it is there.
+        """Takes the broker from its state in the image to `state`; None if it is there already.
 
-        Should only the first of very many records be written, the next controller has to find the
-        rest still to do: so a broker that goes is marked last, and one that comes first.
+        A new controller may take over after only some of the records. It must find the rest still
+        to be done, so a departing broker is marked last and a returning one first.
         """
         broker_id = broker.broker_id
         if state is BrokerState.UNFENCED:
@@ -230,10 +233,10 @@ class BrokerControl:
             broker_id=broker.broker_id, broker_epoch=broker.epoch, fenced=False
         )
         if broker.in_controlled_shutdown:
-            # It was fenced on its way down and thought better of it: it may lead again.
+            # It was fenced during its shutdown and then stayed: it may lead again.
             change.in_controlled_shutdown = False
         mark = pb.MetadataRecord(broker_registration_change=change)
-        # What follows is generated from the image that has the mark.
+        # The records after the mark are generated from the image that contains it.
         delta = MetadataDelta(rules.image)
         delta.replay(mark)
         marked = ElectionRules(delta.apply(rules.image.offset, rules.image.epoch), rules.config)
@@ -244,8 +247,10 @@ class BrokerControl:
     def _directories_failed(
         self, rules: ElectionRules, broker: BrokerRegistration, failed: set[UUID]
     ) -> Portion | None:
-        """The partitions there go on without the broker; the registration keeps what still
-        works."""
+        """Takes the broker out of the partitions in failed directories.
+
+        The registration keeps the directories that still work.
+        """
         key = _losing_directories(broker.broker_id)
         if key in self.sweeps:
             return None
@@ -259,12 +264,13 @@ class BrokerControl:
     def _earlier_taken_out(
         self, rules: ElectionRules, before: BrokerRegistration, unclean: bool
     ) -> list[pb.MetadataRecord]:
-        """What goes before the registration of a new incarnation.
+        """Returns the records that precede the registration of a new incarnation.
 
-        The old one may still stand in ISRs: the new one has to earn its place. One that did not
-        stop cleanly may have lost records: it is not eligible either (KIP-966). Where that is more
-        than a step's work, the broker has to ask again when it is done:
-        DuplicateBrokerRegistrationError.
+        The old incarnation may still be in ISRs, and the new one must catch up to join them. After
+        an unclean stop it may have lost records, so it is not eligible as leader either (KIP-966).
+
+        Raises DuplicateBrokerRegistrationError if that takes more than one step; the broker retries
+        until it is done.
         """
         broker_id = before.broker_id
         key = _leaving(broker_id)
@@ -312,7 +318,7 @@ def _state_of(broker: BrokerRegistration) -> BrokerState:
 
 
 def _is_registered(image: MetadataImage, broker: BrokerRegistration) -> bool:
-    """Whether that very incarnation still is; it may have been forgotten meanwhile."""
+    """Whether exactly that incarnation is registered; it may have been unregistered meanwhile."""
     found = image.brokers.get(broker.broker_id)
     return found is not None and found.epoch == broker.epoch
 
@@ -320,7 +326,7 @@ def _is_registered(image: MetadataImage, broker: BrokerRegistration) -> bool:
 def _marks(
     image: MetadataImage, broker: BrokerRegistration, *, fenced: bool
 ) -> list[pb.MetadataRecord]:
-    """The broker's own record, when its partitions are seen to."""
+    """The broker's own record, written after the changes of its partitions."""
     if not _is_registered(image, broker) or (fenced and image.brokers[broker.broker_id].fenced):
         return []
     change = pb.BrokerRegistrationChangeRecord(

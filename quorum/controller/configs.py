@@ -1,9 +1,9 @@
 """Changes of settings: of topics, of brokers, and of all brokers together (KIP-226, KIP-339).
 
-A request names settings one by one: SET, DELETE, and for lists APPEND and SUBTRACT, which begin at
-the default where the resource sets nothing itself. Each resource of a request stands for itself:
-its records are one atomic group, its error is its own. What results is validated as a whole, so
-that settings which contradict each other are refused however they came about.
+A request changes settings one by one: SET and DELETE, and for lists APPEND and SUBTRACT. The latter
+begin at the default where the resource has no value of its own. Resources are independent: the
+records of each are one atomic group, and each has its own error. The result is validated as a
+whole, so contradicting settings are refused in whatever order they are made.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _MIN_ISR = "min.insync.replicas"
 def alter_configs(
     image: MetadataImage, config: ServerConfig, request: _Request
 ) -> ControllerResult[admin_pb2.IncrementalAlterConfigsResponse]:
-    """The changes asked for; `config` has the defaults lists begin at."""
+    """Applies the changes, each resource with its own answer.
+
+    `config` provides the defaults that lists begin at.
+    """
     response = admin_pb2.IncrementalAlterConfigsResponse()
     result = ControllerResult(response)
     counts = Counter(
@@ -70,8 +73,10 @@ def alter_configs(
 
 
 def check_resource(image: MetadataImage, resource: ConfigResource) -> None:
-    """Raises when there is no such resource: UnknownTopicOrPartitionError,
-    BrokerIdNotRegisteredError, InvalidRequestError."""
+    """Checks that the resource exists.
+
+    Raises UnknownTopicOrPartitionError, BrokerIdNotRegisteredError, InvalidRequestError.
+    """
     if resource.type == ConfigResourceType.TOPIC:
         if resource.name not in image.topics:
             raise UnknownTopicOrPartitionError(f"there is no topic {resource.name!r}")
@@ -89,14 +94,16 @@ def check_resource(image: MetadataImage, resource: ConfigResource) -> None:
 
 @dataclass(slots=True)
 class _ConfigChange:
-    """The change of one resource."""
+    """Change of the settings of one resource."""
 
     image: MetadataImage
     config: ServerConfig
     resource: ConfigResource
 
     def records(self, ops: Sequence[_Op]) -> list[pb.MetadataRecord]:
-        """Raises ApiError; settings that are as wanted already need no record."""
+        """Returns the records; none for settings that already have the wanted value. Raises
+        ApiError.
+        """
         check_resource(self.image, self.resource)
         if len(ops) > RECORDS_PER_BATCH_MAX:
             raise PolicyViolationError(f"more than {RECORDS_PER_BATCH_MAX} settings at once")
@@ -121,7 +128,7 @@ class _ConfigChange:
         ]
 
     def _value_after(self, op: _Op, before: str | None) -> str | None:
-        """What the setting is after `op`; None: no longer set."""
+        """Value of the setting after `op`; None if it is no longer set."""
         if not op.name:
             raise InvalidRequestError("a setting without a name")
         if op.type == _Request.DELETE:
@@ -140,7 +147,7 @@ class _ConfigChange:
         return ",".join(item for item in items if item not in named)
 
     def _default(self, key: str) -> str:
-        """The default of a list setting; raises InvalidConfigError for one that is no list."""
+        """Default of a list setting; raises InvalidConfigError if the setting is no list."""
         is_topic = self.resource.type == ConfigResourceType.TOPIC
         known: Mapping[str, dataclasses.Field[Any]] = (
             keys_of(TopicConfig) if is_topic else dynamic_settings()
@@ -162,7 +169,7 @@ class _ConfigChange:
             validate_topic_configs(settings, self.config, self.image.broker_configs(None))
             return
         if self.resource.name and _MIN_ISR in settings:
-            # The controller decides on elections by it: one value has to hold for all (KIP-966).
+            # The controller's elections depend on it: one value has to hold for all (KIP-966).
             raise InvalidConfigError(
                 f"{_MIN_ISR} is for topics and for all brokers together, not for one of them"
             )
@@ -184,10 +191,10 @@ def _items(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """The settings of topics that the controller itself goes by, each looked up alone: they are
-    asked for each partition of a fenced broker.
+    """Settings of topics that the controller's own decisions depend on.
 
-    A topic's own value counts, then the one for all brokers, then this node's server.properties.
+    Each is looked up alone, because a lookup happens for each partition of a fenced broker.
+    Precedence: the topic's own value, the one for all brokers, this node's server.properties.
     """
 
     image: MetadataImage

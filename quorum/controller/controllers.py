@@ -1,7 +1,7 @@
-"""Registrations of controllers (KIP-919): who runs, where, and what levels it supports.
+"""Registrations of controllers (KIP-919): which run, at which endpoints, with which levels.
 
-Since metadata.version 2. The newest registration of an id counts; a controller that runs sees to it
-that it is its own (`quorum.services.controller_registration`).
+Since metadata.version 2. The newest registration of an id counts. A running controller keeps its
+own registration the newest (`quorum.services.controller_registration`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Response = controller_pb2.RegisterControllerResponse
 def register_controller(
     image: MetadataImage, cluster_id: str, request: controller_pb2.RegisterControllerRequest
 ) -> ControllerResult[_Response]:
-    """Registers a controller; nothing is written where the image says the same already.
+    """Registers a controller; writes nothing if the image has the same registration.
 
-    Raises InconsistentClusterIdError, InvalidRegistrationError, and UnsupportedVersionError for a
-    controller too old for the cluster or while metadata.version has no records of controllers.
+    Raises InconsistentClusterIdError, InvalidRegistrationError. Raises UnsupportedVersionError for
+    a controller too old for the cluster, or while metadata.version has no records of controllers.
     """
     controller_id = request.controller_id
     if request.cluster_id != cluster_id:

@@ -1,16 +1,18 @@
-"""The active controller's brain: pure. Requests and time in, records and answers out.
+"""The active controller's state machine. Pure: requests and time in, records and answers out.
 
 It holds the image as it will be when everything appended so far is committed, and generates each
-change from it; whoever drives it (`QuorumController`) appends the records, hands them back to
-`replay`, and gives the answer on commit. On a loss of leadership the image is dropped: what was not
-committed never was (RULES.md rule 7).
+change from it. `QuorumController` appends the records, passes them to `replay`, and answers on
+commit. On a loss of leadership the image is dropped: uncommitted changes have no effect (RULES.md
+rule 7).
 
     inactive --activate(image, epoch)--> active --deactivate()--> inactive
 
-Timed work comes by `tick(now_ms)` when `next_deadline_ms()` is reached: fencing (each eighth of a
-session, one broker per pass), the next step of what concerns very many partitions (`sweeps`),
-preferred elections, elections of leaderless partitions, and a NoOp when nothing was written for a
-while, so that every replica's offset goes on and lag can be told.
+Timed work happens in `tick(now_ms)` when `next_deadline_ms()` is reached:
+
+- fencing, eight times per session, one broker per pass;
+- the next step of a change of very many partitions (`sweeps`);
+- preferred elections, and elections of leaderless partitions;
+- a NoOp record when nothing was written for a while, so that offsets advance and lag is visible.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _FENCE_PASSES_PER_SESSION = 8
 
 @dataclass(slots=True)
 class _Deadlines:
-    """When each kind of timed work is due; None: never."""
+    """Time (ms) at which each kind of timed work is due; None if never."""
 
     fence_ms: int
     preferred_ms: int | None
@@ -56,10 +58,10 @@ class _Deadlines:
 
 
 class ControllerCore:
-    """Generates records while active; raises NotControllerError from every request while not.
+    """Generates records while active; every request raises NotControllerError while inactive.
 
-    Results hold records that are not applied yet: they have to be passed to `replay` in the order
-    they are appended, before the next request.
+    The records of a result are not applied yet. They must be passed to `replay` in the order they
+    are appended, before the next request.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class ControllerCore:
         first_levels: Mapping[str, int] = FIRST_LEVELS,
         voters: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """`first_levels`: the feature levels that an empty log begins with; `voters`: the ids of
-        the quorum's voters."""
+        """`first_levels` are the feature levels that an empty log begins with.
+
+        `voters` returns the ids of the quorum's voters.
+        """
         self._config = config
         self._cluster_id = cluster_id
         self._first_levels = first_levels
@@ -91,7 +95,7 @@ class ControllerCore:
 
     @property
     def epoch(self) -> int:
-        """The Raft epoch of the last activation."""
+        """Raft epoch of the last activation."""
         return self._epoch
 
     @property
@@ -104,7 +108,7 @@ class ControllerCore:
     def activate(self, image: MetadataImage, epoch: int, now_ms: int) -> ControllerResult[None]:
         """Begins to lead in `epoch` from the committed `image`.
 
-        Gives the first records of an empty log. All brokers in service get a fresh session.
+        Returns the first records of an empty log. All brokers in service get a new session.
         """
         self._image = image
         self._epoch = epoch
@@ -118,7 +122,7 @@ class ControllerCore:
         self._sweeps.clear()
         if len(image.topics):
             self._sweeps.add(Sweep(("tables", 0), elections.MAKE_TABLES))
-            # The controller before may have gone in the middle of a broker's return.
+            # The previous controller may have stopped in the middle of a broker's return.
             self._sweeps.add(Sweep(("leaderless", 0), elections.LEADERLESS))
         records = []
         if METADATA_VERSION not in image.features:
@@ -126,14 +130,17 @@ class ControllerCore:
         return ControllerResult.atomic(records, None)
 
     def deactivate(self) -> None:
-        """Leads no more: all that was not committed is forgotten."""
+        """Ends the leadership and drops everything that is not committed."""
         self._image = None
         self._deadlines = None
         self._sweeps.clear()
 
     def replay(self, records: Sequence[pb.MetadataRecord], last_offset: int, now_ms: int) -> None:
-        """Applies records that were appended as one batch ending at `last_offset`. Raises
-        InconsistentMetadataError, and UnsupportedVersionError for a level beyond this version's."""
+        """Applies records that were appended as one batch ending at `last_offset`.
+
+        Raises InconsistentMetadataError, and UnsupportedVersionError for a level beyond this
+        version's.
+        """
         delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)
@@ -149,14 +156,18 @@ class ControllerCore:
             )
 
     def adopt(self, committed: MetadataImage) -> None:
-        """Takes the committed image for its own, when that has caught up: the two are equal, and
-        one is held in memory instead of two."""
+        """Replaces the own image by the committed one when that has caught up.
+
+        The two are equal then, and only one has to be held in memory.
+        """
         if self._image is not None and committed.offset >= self._image.offset:
             self._image = committed
 
     def handle(self, request: Message, next_offset: int, now_ms: int) -> ControllerResult[Any]:
-        """The records and the answer of a request of `REQUESTS`; raises ApiError. `next_offset` is
-        the offset the first record will have."""
+        """Returns the records and the answer of a request of `REQUESTS`.
+
+        `next_offset` is the offset that the first record will have. Raises ApiError.
+        """
         context = RequestContext(
             self._rules(),
             self._cluster,
@@ -168,18 +179,21 @@ class ControllerCore:
         )
         return REQUESTS[type(request)].generate(context, request)
 
-    # Time.
+    # Timed work.
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is wanted next; None while inactive."""
+        """Time (ms) of the next `tick`; None while inactive."""
         if self._deadlines is None:
             return None
         first, sweep_ms = self._deadlines.first(), self._sweeps.due_ms()
         return first if sweep_ms is None else min(first, sweep_ms)
 
     def tick(self, now_ms: int) -> ControllerResult[None]:
-        """The records of one kind of timed work that is due, the most urgent first; the next call
-        brings the next kind. No records: nothing is due, or it had nothing to do."""
+        """Returns the records of one kind of timed work that is due, the most urgent first.
+
+        The next call handles the next kind. Without records, nothing is due or nothing had to
+        change.
+        """
         deadlines = self._deadlines
         if deadlines is None:
             raise NotControllerError()
@@ -205,7 +219,7 @@ class ControllerCore:
         return ControllerResult.each(records, None)
 
     def validate(self) -> None:
-        """Asserts what must hold of the image whatever happened."""
+        """Asserts the invariants of the image."""
         if self._image is None:
             return
         for topic in self._image.topics:
@@ -235,7 +249,7 @@ class ControllerCore:
 
     @staticmethod
     def _after(now_ms: int, interval_ms: int) -> int | None:
-        """The next time of work done each `interval_ms`; 0 means never."""
+        """The next time (ms) of work that recurs each `interval_ms`; None if that is 0 (never)."""
         return now_ms + interval_ms if interval_ms > 0 else None
 
 

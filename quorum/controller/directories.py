@@ -1,7 +1,6 @@
-"""Log directories of brokers: where replicas are, and what becomes of them when one fails
-(KIP-858).
+"""Log directories of brokers: where replicas are, and how a failure changes them (KIP-858).
 
-Partitions of a broker with one directory need no assignment: when that fails, the broker goes.
+Partitions of a broker with a single directory need no assignment: if that fails, the broker stops.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _Partition = controller_pb2.AssignReplicasToDirsRequest.Partition
 def assign_replicas(
     rules: ElectionRules, request: controller_pb2.AssignReplicasToDirsRequest
 ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
-    """Notes the directories, each partition with its own answer; raises StaleBrokerEpochError.
+    """Records the directories, each partition with its own answer.
 
-    A replica in LOST_DIRECTORY leaves the ISR and leads no more. One whose directory is back may
-    lead a partition that has nobody.
+    A replica in LOST_DIRECTORY leaves the ISR and loses its leadership. A replica whose directory
+    is back may lead a leaderless partition. Raises StaleBrokerEpochError.
     """
     broker = check_broker_epoch(rules.image, request.broker_id, request.broker_epoch)
     response = controller_pb2.AssignReplicasToDirsResponse()

@@ -1,9 +1,9 @@
-"""Leader and ISR changes of many partitions at once: when brokers come and go, and on a timer.
+"""Leader and ISR changes of many partitions: when brokers come and go, and on a timer.
 
-A `Task` says whose partitions are looked at, which of them change, and how: pure functions of an
-image and its rules. `sweeps` works through a task in order of topic name and index, so the same
-image gives the same records on any node. What concerns one broker looks at that broker's partitions
-only (`TopicImage.hosted_by`).
+A `Task` selects partitions and computes their changes: pure functions of an image and its rules.
+`sweeps` works through a task in order of topic name and index, so the same image gives the same
+records on every node. A task of one broker looks at that broker's partitions only
+(`TopicImage.hosted_by`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _TopicRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ElectionRules:
-    """What elections go by: the image, and the settings of topics (each looked up once)."""
+    """Input of elections: the image, and the settings of topics (each looked up once)."""
 
     image: MetadataImage
     config: ServerConfig
@@ -63,8 +63,11 @@ class ElectionRules:
         without: int | None = None,
         election: Election | None = None,
     ) -> PartitionChangeBuilder:
-        """A builder that knows who may lead: brokers in service whose directory is, but not
-        `without`. `election` None: UNCLEAN where the topic allows that, else ONLINE."""
+        """Returns a builder for the next state of a partition.
+
+        Brokers in service whose directory is online may lead, except `without`. `election` None
+        means UNCLEAN if the topic allows that, else ONLINE.
+        """
         rules, image = self.of_topic(topic.name), self.image
 
         def acceptable(replica: int) -> bool:
@@ -89,8 +92,10 @@ class ElectionRules:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A change of many partitions: those with a replica on `broker_id` (None: of anybody) that are
-    `wanted` in their present state, each as its `draft` builds it.
+    """A change of many partitions.
+
+    It concerns the partitions with a replica on `broker_id` (None: on any) that are `wanted` in
+    their present state; `draft` builds the change of each.
     """
 
     broker_id: int | None
@@ -98,27 +103,27 @@ class Task:
     draft: Callable[[ElectionRules, TopicImage, int, PartitionRegistration], PartitionChangeBuilder]
 
     def candidates(self, topic: TopicImage) -> Iterable[tuple[int, PartitionRegistration]]:
-        """The topic's partitions that have to be looked at."""
+        """Partitions of the topic that have to be looked at."""
         if self.broker_id is None:
             return topic.partitions.items()
         return topic.hosted_by(self.broker_id)
 
     def chosen(self, image: MetadataImage, topic: TopicImage) -> list[int]:
-        """The topic's partitions that are wanted, in order."""
+        """Indexes of the topic's wanted partitions, in order."""
         wanted = self.wanted
         return sorted([index for index, p in self.candidates(topic) if wanted(image, p)])
 
     def change(
         self, rules: ElectionRules, topic: TopicImage, index: int
     ) -> pb.MetadataRecord | None:
-        """The change of a partition; None where there is nothing to change (any more)."""
+        """The change of a partition; None if there is nothing to change, or no longer."""
         partition = topic.partitions.get(index)
         if partition is None or not self.wanted(rules.image, partition):
             return None
         return self.draft(rules, topic, index, partition).build()
 
     def changes(self, rules: ElectionRules) -> Iterator[pb.MetadataRecord]:
-        """All there is to do, at once."""
+        """All changes at once."""
         for topic in rules.image.topics.ordered():
             for index in self.chosen(rules.image, topic):
                 record = self.change(rules, topic, index)
@@ -131,8 +136,10 @@ def has_leaderships(image: MetadataImage, broker_id: int) -> bool:
 
 
 def out_of_service(broker_id: int, *, unclean: bool = False) -> Task:
-    """The broker is fenced or shuts down: it leaves every ISR (without ELR not one that ends with
-    it), and leads no more. `unclean`: it may have lost records, so it is not eligible either.
+    """Task of a broker that is fenced or shuts down: it leaves every ISR and loses its leaderships.
+
+    Without ELR it stays in an ISR that it is the last member of. If `unclean`, it may have lost
+    records and is not eligible as leader either.
     """
 
     def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
@@ -142,7 +149,7 @@ def out_of_service(broker_id: int, *, unclean: bool = False) -> Task:
 
 
 def directories_gone(broker_id: int, offline: Collection[UUID]) -> Task:
-    """Directories of a broker failed: it leaves the ISRs of the partitions it keeps there."""
+    """Task of failed directories: the broker leaves the ISRs of the partitions it keeps there."""
 
     def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
         return p.directory_of(broker_id) in offline and (
@@ -171,7 +178,7 @@ def _taken_out(
 
 
 def in_service(broker_id: int) -> Task:
-    """The broker is unfenced: it may lead partitions that had nobody."""
+    """Task of a broker that is unfenced: it may lead leaderless partitions."""
     return Task(broker_id, _has_no_leader, ElectionRules.builder)
 
 
@@ -191,11 +198,13 @@ def _give_back(
 
 
 LEADERLESS = Task(None, _has_no_leader, ElectionRules.builder)
-"""Leaders for partitions without one, as far as the rules allow."""
+"""Elects leaders for leaderless partitions, as far as the rules allow."""
 
 PREFERRED = Task(None, _lacks_preferred_leader, _give_back)
-"""Gives leadership back to preferred replicas that are in the ISR and active."""
+"""Moves leadership back to preferred replicas that are in the ISR and active."""
 
 MAKE_TABLES = Task(-1, lambda _image, _partition: False, ElectionRules.builder)
-"""Changes nothing, but asks each topic for the partitions of a broker that there is not: after it
-the topics have their tables."""
+"""Changes nothing, but makes each topic build its table of partitions by broker.
+
+It requests the partitions of a broker id that does not exist.
+"""

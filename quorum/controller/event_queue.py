@@ -1,10 +1,10 @@
-"""Pieces of work in order, urgent ones first, some to a turn of the event loop.
+"""Runs pieces of work in order, urgent ones first, several per turn of the event loop.
 
-What is appended to the log within one turn is one batch of it, so a turn takes several pieces as
-long as they are small; then the event loop has room for other things.
+Records appended to the log within one turn form one batch. A turn therefore runs several pieces as
+long as they are small, then yields to the event loop.
 
 Heartbeats go ahead of everything else: a controller that is busy creating topics must not fence its
-cluster meanwhile. The queue is bounded; when it is full the caller gets a retriable error.
+cluster meanwhile. The queue is bounded; when it is full, the caller gets a retriable error.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Callable
 from tidemark.errors import ThrottlingQuotaExceededError
 
 Work = Callable[[], int]
-"""Gives how many records it wrote."""
+"""Runs once and returns the number of records it wrote."""
 
 WORK_PER_TURN_MAX = 32
 RECORDS_PER_TURN = 100
-"""After so many records the rest waits for the next turn."""
+"""After this many records the rest waits for the next turn."""
 
 
 class EventQueue:
-    """Runs work on the event loop in the order it came, urgent before normal. Work must not
-    raise.
+    """Runs work on the event loop in the order it is added, urgent before normal.
+
+    Work must not raise.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +39,7 @@ class EventQueue:
         return len(self._urgent) + len(self._normal)
 
     def add(self, work: Work, *, urgent: bool = False) -> None:
-        """Raises ThrottlingQuotaExceededError when too much waits already."""
+        """Adds work; raises ThrottlingQuotaExceededError if the queue is full."""
         chosen = self._urgent if urgent else self._normal
         if len(chosen) >= self._limit:
             raise ThrottlingQuotaExceededError(

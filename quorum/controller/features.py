@@ -1,8 +1,9 @@
 """UpdateFeatures: raises or lowers feature levels when all nodes support it (KIP-584).
 
-A safe downgrade of metadata.version is one that loses nothing: it is refused while the image holds
-what the lower level has no records for, unless an unsafe one is asked for (KIP-778). kraft.version
-is not of the image: the quorum itself changes it (`QuorumController`).
+A safe downgrade of metadata.version loses nothing: it is refused while the image contains anything
+that the lower level has no records for. An unsafe downgrade is not refused for that (KIP-778).
+kraft.version is not part of the image: the quorum itself changes it
+(`quorum.services.voter_admin`).
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from tidemark.v1 import admin_pb2
 
 _Request = admin_pb2.UpdateFeaturesRequest
 
-# An answer names so many nodes that stand in the way, and counts the others.
+# An answer names this many nodes that stand in the way, and counts the others.
 _NAMED_MAX = 5
 
 
 def update_features(
     image: MetadataImage, request: admin_pb2.UpdateFeaturesRequest, voters: Collection[int] = ()
 ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
-    """All updates in one batch, or none when one of them can not be. `voters`: the ids of the
-    quorum's, each of which has to be registered."""
+    """Applies all updates in one batch, or none if one of them fails.
+
+    `voters` are the ids of the quorum's voters, each of which has to be registered.
+    """
     response = admin_pb2.UpdateFeaturesResponse()
     counts = Counter(update.feature for update in request.updates)
     failed = False
@@ -89,7 +92,7 @@ def _check(image: MetadataImage, update: _Request.Update, voters: Collection[int
 
 
 def _lost(image: MetadataImage, level: int) -> str:
-    """What the image holds that a metadata.version can not say; empty: nothing."""
+    """Describes the part of the image that a metadata.version has no records for; empty if none."""
     if level < CONTROLLERS_REGISTER_LEVEL and image.controllers:
         ids = ", ".join(map(str, sorted(image.controllers)))
         return f"the registrations of controllers {ids}"

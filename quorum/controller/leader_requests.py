@@ -1,4 +1,4 @@
-"""ElectLeaders: an administrator wants preferred leaders back, or any leader at all (KIP-460)."""
+"""ElectLeaders: elects preferred leaders, or any leader, on request (KIP-460)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _ELECTIONS = {_Request.PREFERRED: Election.PREFERRED, _Request.UNCLEAN: Election
 def elect_leaders(
     rules: ElectionRules, request: admin_pb2.ElectLeadersRequest
 ) -> ControllerResult[admin_pb2.ElectLeadersResponse]:
-    """Elections of the partitions named, each with its own answer, or of all that need one; raises
-    InvalidRequestError for a kind of election there is not."""
+    """Elects leaders of the named partitions, each with its own answer, or of all that need one.
+
+    Raises InvalidRequestError for an unknown type of election.
+    """
     election = _ELECTIONS.get(request.election_type)
     if election is None:
         raise InvalidRequestError(f"no election of type {request.election_type}")
@@ -52,7 +54,7 @@ def elect_leaders(
 def find_partition(
     image: MetadataImage, name: str, index: int
 ) -> tuple[TopicImage, int, PartitionRegistration]:
-    """Raises UnknownTopicOrPartitionError."""
+    """Returns a partition by name and index; raises UnknownTopicOrPartitionError."""
     topic = image.topics.get(name)
     partition = None if topic is None else topic.partitions.get(index)
     if topic is None or partition is None:
@@ -61,7 +63,7 @@ def find_partition(
 
 
 def _all(image: MetadataImage, election: Election) -> Iterator[tuple[str, int]]:
-    """The partitions that need an election, in order."""
+    """Partitions that need an election, in order."""
     for topic in image.topics.ordered():
         needing = [i for i, p in topic.partitions.items() if _needs(p, election)]
         for index in sorted(needing):

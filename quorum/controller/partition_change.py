@@ -1,26 +1,25 @@
-"""How one partition changes: the rules of reassignment, of leader election, of the ISR and of the
-eligible leader replicas, in one builder.
+"""Computes how one partition changes: reassignment, leader election, ISR, eligible leaders.
 
 Kafka's PartitionChangeBuilder, restated (KIP-455, KIP-631, KIP-704, KIP-966). In this order:
 
-1. A reassignment under way ends when the ISR without the replicas to remove is not empty and holds
-   all those added: then the ones to remove leave replicas and ISR.
-2. Eligible leader replicas (ELR): while the ISR is below min.insync.replicas, whoever leaves it
-   stays eligible, for nothing was committed without them; not after an unclean shutdown. From
-   min.insync.replicas on there are none.
-3. A leader that is in the ISR and acceptable stays (but a PREFERRED election moves to the preferred
-   replica when that one is in the ISR and acceptable).
-4. Else the first in order of assignment that is in the ISR and acceptable leads; else the first of
-   the ELR, which then is the ISR.
-5. Else, where both are empty, the last known leader leads as soon as it is acceptable; else, where
-   unclean elections are allowed, the first acceptable replica. Either is alone in the ISR, and
-   RECOVERING until it says otherwise.
-6. Else nobody leads.
-7. Without ELR the ISR never empties: its last members stay, for they have the data. With ELR it
-   may, and who led last is kept in `last_known_elr`.
+1. A reassignment ends when the ISR without the replicas to remove is not empty and contains all
+   added ones. Then the replicas to remove leave replicas and ISR.
+2. Eligible leader replicas (ELR): while the ISR is below min.insync.replicas, a replica that leaves
+   it stays eligible, because nothing was committed without it. That does not hold after an unclean
+   shutdown. From min.insync.replicas on, the ELR is empty.
+3. A leader that is in the ISR and acceptable stays. A PREFERRED election moves to the preferred
+   replica if that is in the ISR and acceptable.
+4. Otherwise the first replica in order of assignment that is in the ISR and acceptable leads. If
+   there is none, the first acceptable one of the ELR leads and becomes the ISR.
+5. If both are empty, the last known leader leads as soon as it is acceptable. Else, where unclean
+   elections are allowed, the first acceptable replica leads. Either is alone in the ISR, and
+   RECOVERING until it reports otherwise.
+6. Otherwise the partition has no leader.
+7. Without ELR the ISR never becomes empty: its last members stay, because they have the data. With
+   ELR it may, and the last leader is kept in `last_known_elr`.
 
-A changed leader, and a replica that is no more, raise the leader epoch; any change raises the
-partition epoch (done by the replay).
+A changed leader or a removed replica raises the leader epoch. Every change raises the partition
+epoch (done by the replay).
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Elected:
 
 @dataclass(slots=True)
 class _Draft:
-    """The lists of the next state while they are worked out."""
+    """The lists of the next state while they are computed."""
 
     replicas: Ids
     isr: Ids
@@ -73,9 +72,9 @@ class _Draft:
 class PartitionChangeBuilder:
     """Builds the record that leads from `partition` to its next state.
 
-    `is_acceptable_leader` tells whether a broker may lead: in service, and not the one being taken
-    out of service by this very change. Targets are None where nothing changes. `min_isr` is the
-    topic's min.insync.replicas, `unclean_shutdown` brokers that may have lost what they had.
+    `is_acceptable_leader` tells whether a broker may lead: in service, and not the one that this
+    change takes out of service. Targets are None where nothing changes. `min_isr` is the topic's
+    min.insync.replicas. `unclean_shutdown` are brokers that may have lost records.
     """
 
     topic_id: UUID
@@ -93,7 +92,7 @@ class PartitionChangeBuilder:
     unclean_shutdown: frozenset[int] = frozenset()
 
     def build(self) -> pb.MetadataRecord | None:
-        """The change, or None when there is none."""
+        """The change, or None if there is none."""
         before = self.partition
         draft = self._draft()
         _complete_reassignment(draft)
@@ -143,7 +142,10 @@ class PartitionChangeBuilder:
         return len(draft.isr) >= min(self.min_isr, len(draft.replicas))
 
     def _begin_with(self, leader: int, draft: _Draft) -> None:
-        """A leader from the ELR is the ISR; who was in it has all that was committed, too."""
+        """Makes a leader from the ELR the ISR.
+
+        The former members of the ISR have everything that was committed as well.
+        """
         draft.elr = _without((*draft.elr, *draft.isr), {leader})
         draft.isr = (leader,)
         if self._is_enough(draft):
@@ -193,13 +195,13 @@ class PartitionChangeBuilder:
         for name, after, old in lists:
             if after != old:
                 changed = getattr(change, name)
-                changed.SetInParent()  # an empty list is a change, too
+                changed.SetInParent()  # an empty list is a change as well
                 changed.ids.extend(after)
         if draft.replicas != before.replicas and before.directories:
             kept = dict(zip(before.replicas, before.directories, strict=True))
             change.directories.extend(kept.get(r, _UNASSIGNED).bytes for r in draft.replicas)
         # An unclean leader starts a new epoch even if it led before: its log may have lost records.
-        # So does the partition when a replica goes: its fetches are refused from now on.
+        # So does the partition when a replica is removed: its fetches are refused from then on.
         shrunk = draft.replicas is not before.replicas and not (
             set(before.replicas) <= set(draft.replicas)
         )
@@ -237,7 +239,10 @@ def _without(ids: Ids, gone: Iterable[int]) -> Ids:
 def find_partition_by_id(
     image: MetadataImage, topic_id: bytes, index: int
 ) -> tuple[TopicImage, PartitionRegistration]:
-    """What a broker's request names. UnknownTopicIdError, UnknownTopicOrPartitionError."""
+    """Returns the partition that a broker's request refers to by topic id.
+
+    Raises UnknownTopicIdError, UnknownTopicOrPartitionError.
+    """
     topic = image.topics.by_id(UUID(bytes=topic_id)) if len(topic_id) == 16 else None
     if topic is None:
         raise UnknownTopicIdError("there is no topic of this id")

@@ -1,4 +1,4 @@
-"""CreatePartitions: topics grow, by placement that continues theirs, or by hand (KIP-195)."""
+"""CreatePartitions: adds partitions to topics, by continued or manual placement (KIP-195)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Where the replicas of new partitions go: striped over racks, then over the brokers of a rack.
+"""Placement of the replicas of new partitions: striped over racks, then over brokers of a rack.
 
-Kafka's StripedReplicaPlacer, restated. Promises, for `place`:
+Kafka's StripedReplicaPlacer, restated. Promises of `place`:
 
-- no two replicas of a partition on one broker; too few brokers raise;
+- no two replicas of a partition are on one broker; too few brokers raise;
 - racks take turns, those with the fewest replicas per broker first and at random among equals, so
-  each rack gets its share, and a partition has as many racks as it can;
+  each rack gets its share, and a partition has as many racks as possible;
 - within a rack each broker is dealt once before any is dealt again, in an order that is shuffled
-  for each deal; brokers in service before fenced ones;
+  for each deal; brokers in service come before fenced ones;
 - the leader (first) is in service, and leaderships are even over the brokers.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tidemark.errors import InvalidReplicationFactorError
 
-# How much of an uneven past new partitions make up for.
+# Share of an earlier imbalance that new partitions make up for.
 _CATCH_UP_ROUNDS_MAX = 1_000
 
 
@@ -38,7 +38,7 @@ class _Deck:
         self._brokers = brokers
         self._rng = rng
         self._left: list[int] = []
-        # Whoever has less of the topic already is dealt first, until all have the same.
+        # Brokers with fewer replicas of the topic are dealt first, until all have the same.
         most = max((burden[broker] for broker in brokers), default=0)
         for level in range(max(0, most - _CATCH_UP_ROUNDS_MAX), most):
             behind = [broker for broker in brokers if burden[broker] <= level]
@@ -46,7 +46,7 @@ class _Deck:
             self._left.extend(behind)
 
     def draw(self, used: set[int]) -> int | None:
-        """The next broker that is not in `used`, or None when all are."""
+        """The next broker that is not in `used`, or None if there is none."""
         chosen = self._take(used)
         if chosen is None and any(broker not in used for broker in self._brokers):
             fresh = list(self._brokers)
@@ -91,7 +91,7 @@ class _Rack:
 
 
 class StripedReplicaPlacer:
-    """Places one topic after another; `rng` gives every random choice."""
+    """Places one topic after another; `rng` makes every random choice."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -103,11 +103,13 @@ class StripedReplicaPlacer:
         replication_factor: int,
         existing: Sequence[tuple[int, ...]] = (),
     ) -> list[tuple[int, ...]]:
-        """The replicas of each partition, preferred leader first. `existing` are the partitions
-        the topic has: what is placed continues them, so that all together are even.
+        """Returns the replicas of each partition, preferred leader first.
+
+        `existing` are the topic's partitions: the new ones continue them, so that all together are
+        even.
 
         Raises InvalidReplicationFactorError for a factor below 1 or above the number of brokers, or
-        when no broker is in service.
+        if no broker is in service.
         """
         usable = sorted(brokers)
         _check(usable, replication_factor)
@@ -148,7 +150,7 @@ def _check(usable: list[UsableBroker], replication_factor: int) -> None:
 
 
 def _place_one(racks: list[_Rack], replication_factor: int) -> list[int]:
-    """One partition's brokers, a rack after the other and round again; the first is in service."""
+    """Brokers of one partition, rack after rack in rounds; the first is in service."""
     used: set[int] = set()
     chosen: list[int] = []
     first_rack = 0

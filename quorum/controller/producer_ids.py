@@ -14,7 +14,10 @@ PRODUCER_ID_BLOCK_SIZE = 1_000
 def allocate_producer_ids(
     image: MetadataImage, request: controller_pb2.AllocateProducerIdsRequest
 ) -> ControllerResult[controller_pb2.AllocateProducerIdsResponse]:
-    """The next block of ids, which no other broker gets; raises StaleBrokerEpochError."""
+    """Allocates the next block of ids, which no other broker gets.
+
+    Raises StaleBrokerEpochError.
+    """
     check_broker_epoch(image, request.broker_id, request.broker_epoch)
     start = image.next_producer_id
     record = producer_ids_record(

@@ -1,10 +1,12 @@
-"""The edge of the controller: one queue of events, appends to the metadata log, answers on commit.
+"""Runs the controller: one queue of events, appends to the metadata log, answers on commit.
 
-Each event is: generate records from the image -> append -> replay in memory -> answer when the last
-record is committed. An event without records answers when everything before it is committed, so
-nobody reads what may yet be lost. When the leadership goes, everybody who waits gets
-NotControllerError (the outcome is unknown, asking the next controller is right), and the image
-falls back to what is committed. Modelled on Kafka's QuorumController.
+Each event generates records from the image, appends them, replays them in memory, and answers when
+the last record is committed. An event without records answers when everything before it is
+committed, so no answer depends on a change that may yet be lost.
+
+When the leadership is lost, every waiting call gets NotControllerError: the outcome is unknown, and
+the caller retries at the next controller. The image falls back to the committed one. Modelled on
+Kafka's QuorumController.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class _Pending(NamedTuple):
 
 
 class QuorumController:
-    """Drives a `ControllerCore`; hears of commits and leaders from the node's `MetadataLoader`."""
+    """Drives a `ControllerCore`; the node's `MetadataLoader` reports commits and leaders to it."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class QuorumController:
 
     @property
     def is_active(self) -> bool:
-        """Whether this node is the active controller, as far as it knows."""
+        """Whether this node is the active controller, to its own knowledge."""
         return self._core.is_active
 
     @property
@@ -84,8 +86,10 @@ class QuorumController:
         return self._core
 
     async def handle(self, request: Message) -> Any:
-        """The answer to a request of `REQUESTS` when it is committed, within the request's
-        `timeout_ms` where it has one; raises ApiError."""
+        """Carries a request of `REQUESTS` out; returns its answer when it is committed.
+
+        Waits for at most the request's `timeout_ms`, if it has one. Raises ApiError.
+        """
 
         def generate(now_ms: int) -> ControllerResult[Any]:
             next_offset = max(self._next_offset, self._raft.log_end_offset)
@@ -98,7 +102,7 @@ class QuorumController:
         )
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Answers whoever waited for what is committed now."""
+        """Completes the calls that waited for what is committed now."""
         while self._pending and self._pending[0].offset <= image.offset:
             done = self._pending.popleft()
             if not done.future.done():
@@ -107,7 +111,7 @@ class QuorumController:
             self._core.adopt(image)
 
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Begins or ends this node's time as the active controller."""
+        """Begins or ends the time of this node as the active controller."""
         leads = leader.is_leader(self._raft.node_id)
         if self._core.is_active and not (leads and leader.epoch == self._core.epoch):
             self._renounce(f"epoch {leader.epoch} began")
@@ -115,8 +119,10 @@ class QuorumController:
             self._claim(leader.epoch)
 
     def stop(self) -> None:
-        """Answers nobody any more; who waits gets NotControllerError. Another voter takes over at
-        once, before this node's listener is closed."""
+        """Stops answering; waiting calls get NotControllerError.
+
+        Resigns, so that another voter takes over at once, before this node's listener is closed.
+        """
         self._stopped = True
         epoch = self._core.epoch if self._core.is_active else None
         self._renounce("this node is shutting down")
@@ -148,7 +154,7 @@ class QuorumController:
                 )
 
     async def _run(self, generate: Generate[R], *, urgent: bool = False, timeout_ms: int = 0) -> R:
-        """The answer to an event when it is committed; raises ApiError."""
+        """Returns the answer of an event when it is committed; raises ApiError."""
         if not self._core.is_active:
             raise NotControllerError()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -162,7 +168,7 @@ class QuorumController:
             ) from None
 
     def _process(self, generate: Generate[R], future: asyncio.Future[R]) -> int:
-        """Carries one event out; gives the number of records it wrote."""
+        """Runs one event; returns the number of records it wrote."""
         if future.done():
             return 0
         try:
@@ -184,7 +190,9 @@ class QuorumController:
         return sum(map(len, result.groups))
 
     def _append(self, result: ControllerResult[Any]) -> None:
-        """Appends and replays; raises ApiError. What can not be replayed ends the leadership."""
+        """Appends and replays; raises ApiError. Records that can not be replayed end the
+        leadership.
+        """
         for batch in result.batches():
             try:
                 values = [encode_record(record) for record in batch]
@@ -205,7 +213,7 @@ class QuorumController:
         self._arm()
 
     def _write_own(self, generate: Generate[None]) -> None:
-        """Writes records that nobody waits for."""
+        """Writes records that no call waits for."""
         try:
             self._append(generate(self._now_ms()))
         except NotControllerError as error:

@@ -1,9 +1,8 @@
-"""Moving partitions to other brokers while they serve (KIP-455).
+"""AlterPartitionReassignments: moves partitions to other brokers while they serve (KIP-455).
 
-One record adds the new replicas; when the ISR holds all of them, whichever change brought that
-about also trims the ones to remove (the first rule of `partition_change`). A cancel takes the added
-ones out again. A new target may be given while an older one is under way: what counts as added is
-judged against the replicas from before both.
+One record adds the new replicas. The change that completes the ISR also removes the old replicas
+(the first rule of `partition_change`). A cancellation takes the added ones out again. A new target
+may replace an unfinished one: added replicas are judged against the replicas from before both.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def alter_reassignments(
 
 
 def check_replicas(image: MetadataImage, replicas: Sequence[int]) -> tuple[int, ...]:
-    """Raises InvalidReplicaAssignmentError for what can be no partition's replicas."""
+    """Returns a valid assignment; raises InvalidReplicaAssignmentError for any other."""
     ids = tuple(replicas)
     if not ids or len(set(ids)) != len(ids):
         raise InvalidReplicaAssignmentError(f"the replicas {list(ids)} are none or not distinct")

@@ -1,8 +1,8 @@
 """The requests that the active controller decides on: one row per request message.
 
-A row names the message and the rule that generates its records and its answer; what the rule reads
-is in the row. Dispatch in `ControllerCore`, the queue and timeouts of `QuorumController`, and the
-services that take such requests off the wire all derive from this table.
+A row has the message, the rule that generates its records and its answer, and the arguments that
+the rule takes. Everything else derives from this table: dispatch in `ControllerCore`, queueing and
+timeouts in `QuorumController`, and the services that receive these requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RequestContext:
 
 
 class RequestRule(NamedTuple):
-    """`urgent` requests go ahead of the others in the controller's queue."""
+    """One row. `urgent` requests go ahead of the others in the controller's queue."""
 
     request: type[Message]
     generate: Callable[[RequestContext, Any], ControllerResult[Any]]
@@ -70,12 +70,12 @@ def _rule(
     *,
     urgent: bool = False,
 ) -> RequestRule:
-    """A row, with the message's type held against the rule's."""
+    """Makes a row; the type checker holds the message against the rule."""
     return RequestRule(request, generate, urgent)
 
 
 _ROWS = (
-    # Of brokers and controllers: the Controller service.
+    # Service Controller: requests of brokers and controllers.
     _rule(
         controller_pb2.RegisterBrokerRequest,
         lambda c, r: c.brokers.register(c.rules, r, c.next_offset, c.now_ms),
@@ -95,7 +95,7 @@ _ROWS = (
         controller_pb2.RegisterControllerRequest,
         lambda c, r: register_controller(c.image, c.cluster_id, r),
     ),
-    # Of administrators: the Admin service.
+    # Service Admin: requests of administrators.
     _rule(admin_pb2.CreateTopicsRequest, lambda c, r: create_topics(c.image, c.config, c.rng, r)),
     _rule(admin_pb2.DeleteTopicsRequest, lambda c, r: delete_topics(c.image, r)),
     _rule(

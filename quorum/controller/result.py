@@ -1,6 +1,6 @@
-"""What a control manager gives back: records to write, and the answer once they are committed.
+"""Result of a rule: records to write, and the answer to give once they are committed.
 
-Records come in groups: a group is written atomically, in one batch of the log. Groups are packed
+Records come in groups. A group is written atomically, in one batch of the log. Groups are packed
 into batches up to Kafka's limit of records per atomic operation (QuorumController, 10000).
 """
 
@@ -21,7 +21,7 @@ RECORDS_PER_BATCH_MAX = 10_000
 class ControllerResult(Generic[R]):
     """`groups` of records and the `response` to give when all of them are committed.
 
-    `after_append` hears the offset of the last record appended (nothing, where there are none).
+    `after_append` is called with the offset of the last record appended, if there are any.
     """
 
     response: R
@@ -35,7 +35,7 @@ class ControllerResult(Generic[R]):
 
     @classmethod
     def each(cls, records: list[pb.MetadataRecord], response: R) -> ControllerResult[R]:
-        """A result whose records stand each for itself: very many of them may be split."""
+        """A result whose records are independent: a large number may be split over batches."""
         return cls(response, [[record] for record in records])
 
     @property
@@ -43,7 +43,7 @@ class ControllerResult(Generic[R]):
         return [record for group in self.groups for record in group]
 
     def batches(self) -> Iterator[list[pb.MetadataRecord]]:
-        """The groups packed into batches; a group is never split."""
+        """Packs the groups into batches; a group is never split."""
         batch: list[pb.MetadataRecord] = []
         for group in self.groups:
             if batch and len(batch) + len(group) > RECORDS_PER_BATCH_MAX:

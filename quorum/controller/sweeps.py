@@ -1,17 +1,17 @@
 """Changes of very many partitions, in steps of some milliseconds.
 
-When a broker of a large cluster goes, tens of thousands of partitions change. A `Sweep` takes the
-topics in order, a bounded number of changes a step; each step is an event of the controller of its
-own, so heartbeats, elections and requests go on in between, from an image that holds what was done
-so far. The broker's own record closes its sweep: should the controller change in the middle, the
-next one finds the rest still to do.
+When a broker of a large cluster stops, tens of thousands of partitions change. A `Sweep` takes the
+topics in order, a bounded number of changes per step. Each step is an event of its own, generated
+from the image with all earlier steps, so heartbeats, elections and requests proceed in between. The
+broker's own record closes its sweep: a new controller in the middle of it finds the rest still to
+be done.
 
     begun --step: records--> appended --accept--> goes on from there ... --> finished
                     |                                                          (closing records)
                     +--append refused--> the same step again, a little later
 
-What others change behind a sweep's back is not missed: `notice` hears of every replayed change, and
-a topic where the sweep would find something new is visited once more before it is closed.
+Changes made by others during a sweep are not missed. `notice` sees every replayed change, and the
+sweep visits a topic once more before it closes if the change concerns its task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHANGES_PER_STEP = 500
 LOOKED_AT_PER_STEP = 10_000
 """Partitions that are looked at in a step, whether they change or not."""
 RETRY_MS = 500
-"""When a step is tried again that could not be appended."""
+"""Pause before a step that could not be appended is retried."""
 
 _INDEXED_SHARE = 10  # looking a broker up in a topic's table costs a tenth of making the table
 UNLIMITED = 1 << 60
@@ -41,22 +41,24 @@ R = TypeVar("R")
 
 
 class _Rest(NamedTuple):
-    """A topic to look at; `indexes` None: at all of it."""
+    """A topic to look at; `indexes` None means all of it."""
 
     topic_id: UUID
     indexes: list[int] | None = None
 
 
 class Portion(NamedTuple):
-    """What a step wants to write. `accept` is called with the last offset once it is appended; at
-    once where there is nothing to append."""
+    """Records that a step writes.
+
+    `accept` is called with the last offset once they are appended, or at once if there are none.
+    """
 
     records: list[pb.MetadataRecord]
     finished: bool
     accept: Callable[[int], None]
 
     def result(self, response: R) -> ControllerResult[R]:
-        """As the result of an event."""
+        """Converts the portion to the result of an event."""
         if not self.records:
             self.accept(-1)
             return ControllerResult(response)
@@ -71,8 +73,11 @@ def _nothing(_: MetadataImage) -> list[pb.MetadataRecord]:
 
 @dataclass(slots=True)
 class Sweep:
-    """A task under way. `closing` gives the records that end it, from the image it ends with;
-    `appended` hears the offset of the last record of each step that wrote something."""
+    """A task in progress.
+
+    `closing` returns the records that end it, from the image it ends with. `appended` is called
+    with the offset of the last record of each step that wrote something.
+    """
 
     key: Key
     task: Task
@@ -84,8 +89,11 @@ class Sweep:
     def step(
         self, rules: ElectionRules, *, looked_at_max: int | None = None
     ) -> tuple[list[pb.MetadataRecord], deque[_Rest]]:
-        """The changes of the next step and what is left then (`advance` takes it over); not the
-        closing records."""
+        """Returns the changes of the next step and the topics left after it, without closing
+        records.
+
+        `advance` takes over what is left.
+        """
         todo = self._remaining(rules.image)
         budget = LOOKED_AT_PER_STEP if looked_at_max is None else looked_at_max
         records: list[pb.MetadataRecord] = []
@@ -110,7 +118,7 @@ class Sweep:
         self._todo = todo
 
     def notice(self, delta: MetadataDelta) -> None:
-        """Marks topics that changed in a way the task has to look at."""
+        """Marks topics whose changes concern the task."""
         image, broker_id = delta.image, self.task.broker_id
         if broker_id is None:
             return  # a timed pass: the next one looks at them
@@ -135,7 +143,7 @@ class Sweep:
 
 
 class Sweeps:
-    """All sweeps under way, oldest first; soft state of the active controller."""
+    """All sweeps in progress, oldest first; soft state of the active controller."""
 
     def __init__(self) -> None:
         self._sweeps: dict[Key, Sweep] = {}
@@ -151,25 +159,24 @@ class Sweeps:
         self._sweeps.clear()
 
     def due_ms(self) -> int | None:
-        """When the next step is due; None when there is nothing to do."""
+        """Time (ms) of the next step; None if there is nothing to do."""
         return self._due_ms if self._sweeps else None
 
     def notice(self, delta: MetadataDelta) -> None:
-        """Hears of records that were replayed."""
+        """Passes replayed records to all sweeps."""
         for sweep in self._sweeps.values():
             sweep.notice(delta)
 
     def add(self, sweep: Sweep) -> None:
-        """To be begun with the next step that is due."""
+        """Adds a sweep that begins with the next step that is due."""
         self._sweeps[sweep.key] = sweep
 
     def begin(self, sweep: Sweep, rules: ElectionRules) -> Portion:
-        """The first step; what is left is done by the steps that follow. A sweep of the same key
-        ends."""
+        """Returns the first step; later steps do the rest. Replaces a sweep of the same key."""
         return self._portion(sweep, rules)
 
     def next(self, rules: ElectionRules, now_ms: int) -> Portion:
-        """A step of the oldest sweep; there has to be one."""
+        """Returns a step of the oldest sweep; there has to be one."""
         self._due_ms = now_ms + RETRY_MS
         return self._portion(next(iter(self._sweeps.values())), rules)
 

@@ -1,7 +1,7 @@
-"""Creation and deletion of topics: checks in Kafka's order, placement, records.
+"""CreateTopics and DeleteTopics: checks in Kafka's order, placement, records.
 
-Each topic of a request stands for itself: its records are one atomic group, its error is its own.
-Rules of names: org.apache.kafka.common.internals.Topic.
+Topics of a request are independent: the records of each are one atomic group, and each has its own
+error. Rules of names: org.apache.kafka.common.internals.Topic.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ _Created = admin_pb2.CreateTopicsResponse.Topic
 
 
 def validate_topic_name(name: str) -> None:
-    """Raises InvalidTopicError for a name that can be no topic's, or is not a client's to
-    create.
-    """
+    """Raises InvalidTopicError for an invalid name or one that clients may not create."""
     if name in ("", ".", ".."):
         raise InvalidTopicError(f"a topic can not be named {name!r}")
     if len(name) > _NAME_LENGTH_MAX:
@@ -58,13 +56,13 @@ def validate_topic_name(name: str) -> None:
 
 
 def _metric_name(name: str) -> str:
-    """Two topics that differ only in '.' and '_' would share their metrics' names."""
+    """The name in metrics, where two topics that differ only in '.' and '_' would collide."""
     return name.replace(".", "_")
 
 
 @dataclass(slots=True)
 class _Names:
-    """The topic names there are, those of this very request included."""
+    """Names of existing topics and of those that this request has created so far."""
 
     image: MetadataImage
     added: set[str] = field(default_factory=set)
@@ -96,8 +94,10 @@ def create_topics(
     rng: random.Random,
     request: admin_pb2.CreateTopicsRequest,
 ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
-    """Creates the topics it can; the others have their error in the answer. `rng` gives topic ids
-    and placement."""
+    """Creates the topics it can; the others have their error in the answer.
+
+    `rng` makes topic ids and placement.
+    """
     response = admin_pb2.CreateTopicsResponse()
     result = ControllerResult(response)
     creator = _Creator(image, config, rng, _Names(image))
@@ -123,7 +123,7 @@ def create_topics(
 def delete_topics(
     image: MetadataImage, request: admin_pb2.DeleteTopicsRequest
 ) -> ControllerResult[admin_pb2.DeleteTopicsResponse]:
-    """Deletes the topics it can; their partitions and settings go with them."""
+    """Deletes the topics it can, with their partitions and settings."""
     response = admin_pb2.DeleteTopicsResponse()
     result = ControllerResult(response)
     counts = Counter(request.topic_names)
@@ -207,7 +207,7 @@ class _Creator:
 
 
 def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
-    """Who may get replicas."""
+    """Brokers that may get replicas."""
     return [
         UsableBroker(b.broker_id, b.rack, b.fenced)
         for b in image.brokers.values()
@@ -224,7 +224,7 @@ def _check_size(partitions: int, wanted: _Creatable) -> None:
 
 
 def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int, ...]]:
-    """The assignment of the request; raises InvalidReplicaAssignmentError."""
+    """Returns the assignment of the request; raises InvalidReplicaAssignmentError."""
     if wanted.num_partitions != -1 or wanted.replication_factor != -1:
         raise InvalidRequestError(
             "with assignments, num_partitions and replication_factor are to be -1"
@@ -254,9 +254,10 @@ def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int
 def new_partition(
     image: MetadataImage, name: str, index: int, replicas: tuple[int, ...], *, manual: bool
 ) -> PartitionRegistration:
-    """A new partition: in sync is who is active, the first of them leads, epochs are 0.
+    """Makes a new partition: active replicas are in sync, the first of them leads, epochs are 0.
 
-    Raises InvalidReplicaAssignmentError (`manual`) or InvalidReplicationFactorError when nobody is.
+    Raises InvalidReplicaAssignmentError (`manual`) or InvalidReplicationFactorError if none is
+    active.
     """
     isr = intern_ids(replica for replica in replicas if image.is_active(replica))
     if not isr:

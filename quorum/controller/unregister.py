@@ -1,5 +1,7 @@
-"""UnregisterBroker: takes the registration of a broker, or of a controller that is no voter any
-more, out of the metadata (KIP-185, KIP-919)."""
+"""UnregisterBroker: removes the registration of a broker or of a former voter.
+
+A controller can be unregistered when it is no longer a voter (KIP-185, KIP-919).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from tidemark.v1 import metadata_pb2 as pb
 def unregister(
     rules: ElectionRules, voters: Collection[int], request: admin_pb2.UnregisterBrokerRequest
 ) -> ControllerResult[admin_pb2.UnregisterBrokerResponse]:
-    """Forgets a broker or, where there is none of the id, a controller that is no voter.
-    Raises BrokerIdNotRegisteredError, InvalidRequestError."""
+    """Unregisters a broker or, if none has the id, a controller that is no voter.
+
+    Raises BrokerIdNotRegisteredError, InvalidRequestError.
+    """
     node_id = request.broker_id
     records = _broker(rules, node_id) or _controller(rules.image, node_id, voters)
     if not records:
@@ -27,7 +31,7 @@ def unregister(
 
 
 def _broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
-    """Forgets a broker; its replicas stay assigned."""
+    """Records that unregister a broker; its replicas stay assigned. Empty if it is unknown."""
     broker = rules.image.brokers.get(broker_id)
     if broker is None:
         return []
@@ -41,8 +45,10 @@ def _broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
 def _controller(
     image: MetadataImage, controller_id: int, voters: Collection[int]
 ) -> list[pb.MetadataRecord]:
-    """Forgets a controller that is no voter any more; nothing where it is not registered. Raises
-    InvalidRequestError for a voter."""
+    """Records that unregister a controller; empty if it is unknown.
+
+    Raises InvalidRequestError for a voter.
+    """
     if controller_id not in image.controllers:
         return []
     if controller_id in voters:
