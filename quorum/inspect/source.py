@@ -1,10 +1,11 @@
-"""Where `tidemark metadata` reads an image from: a checkpoint file, a metadata log directory, or a
-live cluster. Strictly read-only: no file is opened for writing, no lock is taken, nothing is
-recovered; a live controller is asked as a reader that is no replica (id -1), which leaves no trace.
+"""Reads an image from a checkpoint file, a metadata log directory, or a live cluster.
 
-A directory is its newest whole checkpoint plus the log behind it, also while a node writes there.
-What is at the end of a log on disk may not be committed yet; of a live cluster only what is below
-the high watermark is read. Source: KIP-630, KIP-631.
+Strictly read-only: no file is opened for writing, no lock is taken, nothing is recovered. A live
+controller sees a reader that is no replica (id -1), which leaves no trace.
+
+A directory is read as its newest whole checkpoint plus the log after it, even while a node writes
+there. The end of a log on disk may not be committed yet. Of a live cluster, only records below the
+high watermark are read. Source: KIP-630, KIP-631.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ _CALL_TIMEOUT_S = 30.0
 
 
 Progress = Callable[[Iterator[bytes], int], Iterator[bytes]]
-"""Passes the batches of a checkpoint on, of so many bytes in all, and may show how far they are."""
+"""Yields the batches of a checkpoint, and may show the progress.
+
+Takes the batches and their total size in bytes.
+"""
 
 
 def _unshown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
@@ -68,7 +72,7 @@ class _Replayer:
         return self._as_of is not None and self.image.offset >= self._as_of
 
     def load(self, snapshot_id: SnapshotId, batches: Iterator[bytes]) -> None:
-        """A checkpoint, from its beginning."""
+        """Loads a checkpoint from its beginning."""
         delta = MetadataDelta(EMPTY_IMAGE)
         for raw in batches:
             header = read_header(raw)
@@ -81,7 +85,7 @@ class _Replayer:
         self.quorum["snapshot"] = snapshot_id.name
 
     def add(self, raw: bytes) -> None:
-        """The next batch of the log; what is below the image already is skipped."""
+        """Applies the next batch of the log; skips records that the image already contains."""
         header = read_header(raw)
         if header.last_offset <= self.image.offset:
             return
@@ -130,9 +134,11 @@ def _applied(image: MetadataImage, values: list[bytes], offset: int, epoch: int)
 
 
 def load(source: str, as_of: int | None = None, progress: Progress = _unshown) -> MetadataView:
-    """The metadata that `source` holds: a path to a checkpoint, a `__cluster_metadata-0` directory
-    or a log directory with one, or host:port of nodes. `as_of`: the offset of the last record to
-    apply; `progress` sees the batches of a checkpoint file.
+    """Loads the metadata of `source`.
+
+    `source` is a path to a checkpoint, a `__cluster_metadata-0` directory or a log directory with
+    one, or host:port of nodes. `as_of` is the offset of the last record to apply. `progress` sees
+    the batches of a checkpoint file.
 
     Raises ConfigError for an offset or source that does not exist, CorruptMessageError,
     StorageError, NetworkError.
@@ -186,7 +192,7 @@ def _of_directory(path: Path, as_of: int | None, progress: Progress) -> Metadata
         try:
             return _replay_directory(directory, str(path), as_of, progress)
         except StorageError:
-            # A live node may have removed what it needs no more while we read: then look again.
+            # A live node may have deleted files meanwhile: list the directory again.
             if attempt + 1 == _ATTEMPTS_MAX or directory.list() == names:
                 raise
     raise StorageError(f"{path} changes faster than it can be read")
@@ -229,7 +235,7 @@ def _replay_directory(
 def _replay_logs(
     directory: Directory, logs: list[str], replayer: _Replayer, notes: list[str]
 ) -> int:
-    """Gives the end offset that was reached."""
+    """Replays the logs; returns the end offset that was reached."""
     for index, name in enumerate(logs):
         following = _base_offset(logs[index + 1]) if index + 1 < len(logs) else None
         if following is not None and following <= replayer.image.offset + 1:
@@ -255,8 +261,10 @@ def _long(snapshot_id: SnapshotId) -> str:
 
 
 def _batches(directory: Directory, name: str, *, torn_end: bool = False) -> Iterator[bytes]:
-    """The raw batches of a file, one in memory at a time. A torn end ends a log that is being
-    written; elsewhere it is CorruptMessageError.
+    """Yields the raw batches of a file, one in memory at a time.
+
+    With `torn_end`, a torn end ends a log that is being written; otherwise it raises
+    CorruptMessageError.
     """
     file = directory.open_read_only(name)
     try:
@@ -280,7 +288,7 @@ def _batches(directory: Directory, name: str, *, torn_end: bool = False) -> Iter
 
 
 def _of_cluster(bootstrap: str, as_of: int | None) -> MetadataView:
-    """Reads from the active controller, wherever it moves meanwhile."""
+    """Reads from the active controller, also if that changes meanwhile."""
     from tidemark.client.sync import Admin
 
     with Admin(bootstrap) as admin:
@@ -292,7 +300,8 @@ def _of_cluster(bootstrap: str, as_of: int | None) -> MetadataView:
             if leader is None:
                 raise NotControllerError("the quorum has no leader at the moment: try again")
             reader = _LeaderReader(leader, cluster_id, quorum.leader_epoch, as_of)
-            # The log itself says it first; behind a checkpoint of static voters it does not.
+            # Voters in the log take precedence; a checkpoint of static voters does not contain
+            # them.
             voters = {"voters": [{"id": voter.replica_id} for voter in quorum.voters]}
             try:
                 view = reader.read()

@@ -1,10 +1,10 @@
-"""The metadata image as a tree of paths to browse, and what differs between two of them. Pure.
+"""The metadata image as a tree of paths, and the differences of two trees. Pure.
 
     /brokers/4                     one registration
     /controllers/1                 one registration (from metadata.version 2 on)
     /topics/byName/flights/0       one partition; `id` and `name` beside it
     /topics/byId/<id>/0            the same by topic id
-    /configs/topic/flights/...     what is set, by name; /configs/broker/4, /configs/broker/default
+    /configs/topic/flights/...     own settings by name; /configs/broker/4, /configs/broker/default
     /features/metadata.version     finalized levels
     /producerIds/nextProducerId
     /quorum/...                    leader, epoch, voters, and where the image comes from
@@ -32,14 +32,15 @@ DEFAULT_BROKER = "default"
 """Stands for the cluster's default among the brokers' settings."""
 
 _GLOB = re.compile(r"[*?\[]")
-# Where an image was read is no part of what the cluster says.
+# The source that an image was read from is not part of the cluster's state.
 _QUORUM_COMPARED = ("leaderId", "leaderEpoch", "kraftVersion", "voters")
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataView:
-    """An image, and what its source says of the quorum (JSON values by name). `notes` are for
-    people: what was skipped, or may not be committed.
+    """An image, and the state of the quorum from the same source (JSON values by name).
+
+    `notes` are messages for people about skipped or possibly uncommitted data.
     """
 
     image: MetadataImage
@@ -49,8 +50,9 @@ class MetadataView:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value of the image. As JSON it is made when asked for: who looks for a name among a million
-    partitions needs none of theirs.
+    """A value of the image.
+
+    Its JSON is made on demand: a search by name among a million partitions needs none.
     """
 
     of: Any
@@ -62,7 +64,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """`names()` in the order to show; `child(name)` is None for a name that is not there."""
+    """`names()` in the order to show; `child(name)` is None for an unknown name."""
 
     names: Callable[[], list[str]]
     child: Callable[[str], Leaf | Branch | None]
@@ -73,7 +75,7 @@ Node = Leaf | Branch
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A leaf that differs; `before` is None for a new one, `after` for one that is gone."""
+    """A leaf that differs; `before` is None for an added one, `after` for a removed one."""
 
     path: str
     before: Any
@@ -87,7 +89,10 @@ class Change:
         return "removed" if self.after is None else "changed"
 
     def fields(self) -> list[tuple[str, Any, Any]]:
-        """(name, before, after) of what differs within an object; one without name otherwise."""
+        """(name, before, after) of the differing fields of an object.
+
+        For a value that is no object there is one entry without a name.
+        """
         if not isinstance(self.before, dict) or not isinstance(self.after, dict):
             return [("", self.before, self.after)]
         return [
@@ -152,7 +157,7 @@ def _number(name: str) -> int | None:
 
 
 def _by_id(registrations: Mapping[int, Any]) -> Branch:
-    """Registrations of nodes; an id that is none has no leaf."""
+    """Registrations of nodes; a name that is no id has no leaf."""
 
     def child(name: str) -> Node | None:
         number = _number(name)
@@ -203,7 +208,7 @@ def _config_name(resource: ConfigResource) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """A value of the image as JSON, its fields in Kafka's spelling (`leaderEpoch`)."""
+    """A value of the image as JSON, with fields in Kafka's spelling (`leaderEpoch`)."""
     if isinstance(value, UUID):
         return uuid_to_text(value)
     if isinstance(value, IntEnum):
@@ -230,7 +235,10 @@ def _camel(name: str) -> str:
 
 
 def find(root: Branch, path: str) -> list[tuple[str, Node]]:
-    """The nodes that a path means, each part of which may be a glob; ConfigError when none is."""
+    """Nodes that a path matches, each part of which may be a glob.
+
+    Raises ConfigError if there is none.
+    """
     found: list[tuple[str, Node]] = [("/", root)]
     for part in [part for part in path.split("/") if part not in ("", ".")]:
         found = [match for at, node in found for match in _matches(at, node, part)]
@@ -255,7 +263,7 @@ def join(path: str, name: str) -> str:
 
 
 def children(path: str, node: Node) -> Iterator[tuple[str, Node]]:
-    """(path, node) of what is in a branch, in its order; nothing of a leaf."""
+    """(path, node) of the children of a branch, in its order; empty for a leaf."""
     if isinstance(node, Branch):
         for name in node.names():
             child = node.child(name)
@@ -264,7 +272,7 @@ def children(path: str, node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def walk(path: str, node: Node, depth: int | None = None) -> Iterator[tuple[str, Node]]:
-    """The node and all below it, parents first; down to `depth` levels below it."""
+    """The node and everything below it, parents first, down to `depth` levels below it."""
     yield path, node
     if depth is None or depth > 0:
         for below, child in children(path, node):
@@ -272,7 +280,7 @@ def walk(path: str, node: Node, depth: int | None = None) -> Iterator[tuple[str,
 
 
 def value_of(node: Node) -> Any:
-    """The JSON value of a leaf; of a branch the object of all its children."""
+    """JSON value of a leaf; for a branch, the object of all its children."""
     if isinstance(node, Leaf):
         return node.value
     return {
@@ -284,7 +292,7 @@ def value_of(node: Node) -> Any:
 
 
 def changes(before: MetadataView, after: MetadataView) -> Iterator[Change]:
-    """What differs, by path; topics are told under their names only."""
+    """Differences by path; topics appear under their names only."""
     old, new = before.image, after.image
     delta = diff(old, new)
     registrations: tuple[tuple[str, Iterable[int], Mapping[int, Any], Mapping[int, Any]], ...] = (

@@ -1,4 +1,4 @@
-"""The answers of the Admin service that only read: pure functions of an image.
+"""Read-only answers of the Admin service: pure functions of an image.
 
 Controllers and brokers serve them alike, each from the image it holds.
 """
@@ -23,7 +23,7 @@ INTERNAL_PREFIX = "__"
 def list_topics(
     image: MetadataImage, request: admin_pb2.ListTopicsRequest
 ) -> admin_pb2.ListTopicsResponse:
-    """All topics by name; internal ones (`__...`) where asked for."""
+    """All topics by name; internal ones (`__...`) only if the request includes them."""
     return admin_pb2.ListTopicsResponse(
         topics=[
             admin_pb2.ListTopicsResponse.Topic(
@@ -41,7 +41,10 @@ def list_topics(
 def describe_topics(
     image: MetadataImage, request: admin_pb2.DescribeTopicsRequest
 ) -> admin_pb2.DescribeTopicsResponse:
-    """The named topics in the order asked for (none named: all), or UNKNOWN_TOPIC_OR_PARTITION."""
+    """The named topics in the order of the request, or all of them if it names none.
+
+    An unknown topic has UNKNOWN_TOPIC_OR_PARTITION.
+    """
     names = list(request.topic_names) or image.topics.names()
     return admin_pb2.DescribeTopicsResponse(topics=[_describe_topic(image, name) for name in names])
 
@@ -81,8 +84,10 @@ def _describe_partition(
 def list_reassignments(
     image: MetadataImage, request: admin_pb2.ListPartitionReassignmentsRequest
 ) -> admin_pb2.ListPartitionReassignmentsResponse:
-    """The reassignments under way, of the partitions asked for or of all; unknown ones have
-    none."""
+    """Reassignments in progress, of the requested partitions or of all.
+
+    Unknown partitions have none.
+    """
     response = admin_pb2.ListPartitionReassignmentsResponse()
     if request.topics:
         named = [(image.topics.get(t.topic), set(t.partition_indexes)) for t in request.topics]
@@ -104,7 +109,7 @@ def list_reassignments(
 def describe_features(
     image: MetadataImage, kraft_version: int = 0
 ) -> admin_pb2.DescribeFeaturesResponse:
-    """The levels in effect, what this version supports, and what registered nodes do."""
+    """Levels in effect, ranges this version supports, and ranges of the registered nodes."""
     levels = {name: image.features.get(name, 0) for name in SUPPORTED}
     ranges = {**SUPPORTED, KRAFT_VERSION: KRAFT_SUPPORTED}
     levels[KRAFT_VERSION] = kraft_version
@@ -144,7 +149,7 @@ def _node_features(
 
 
 def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> list[int]:
-    """The replicas whose broker is fenced or not registered."""
+    """Replicas whose broker is fenced or not registered."""
     return [
         replica
         for replica in partition.replicas
@@ -153,7 +158,7 @@ def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> 
 
 
 def replication_factor(topic: TopicImage) -> int:
-    """The number of replicas of partition 0, as Kafka's tools print it; 0 without partitions."""
+    """Number of replicas of partition 0, as Kafka's tools print it; 0 without partitions."""
     first = topic.partitions.get(0)
     return 0 if first is None else len(first.replicas)
 
@@ -165,8 +170,9 @@ def describe_cluster(
     controller_id: int | None,
     listener: str | None = None,
 ) -> admin_pb2.DescribeClusterResponse:
-    """The registered brokers, fenced ones included, as `listener` (None: their first) reaches
-    them.
+    """Registered brokers, fenced ones included, with their endpoint of `listener`.
+
+    `listener` None means the first endpoint of each broker.
     """
     return admin_pb2.DescribeClusterResponse(
         cluster_id=cluster_id,
@@ -176,7 +182,7 @@ def describe_cluster(
 
 
 def node_of(broker: BrokerRegistration, listener: str | None = None) -> common_pb2.Node:
-    """The broker as clients see it; without the listener asked for, at its first."""
+    """The broker as clients see it; at its first endpoint if it does not have the listener."""
     endpoint = broker.endpoint(listener) or broker.endpoint()
     return common_pb2.Node(
         node_id=broker.broker_id,

@@ -1,12 +1,12 @@
-"""The Admin service as every node serves it: one row per RPC says where it is answered and how.
+"""The Admin service of every node: one row per RPC says where it is answered and how.
 
     by_any_node       from the image that the node holds
-    by_broker         by each broker, of its own disks; a controller refuses
+    by_broker         by each broker, from its own disks; a controller refuses
     by_voter          by the leader of the quorum, through the node's own replica
     (no row)          by the active controller, if `quorum.controller.requests` has a rule for it
 
-What only the leader can answer is forwarded to it, one hop: a request that another node forwarded
-is not forwarded again.
+Requests that only the leader can answer are forwarded to it, one hop: a request that another node
+forwarded is not forwarded again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from tidemark.wire.rpcs import ADMIN, Rpc, rpcs_of
 
 Q = TypeVar("Q", bound=Message)
 
-# For a request that names no time of its own.
+# For a request without a timeout of its own.
 _DEFAULT_TIMEOUT_MS = 30_000
-# Whoever asks about the quorum while it has no leader wants to hear so soon.
+# While the quorum has no leader, a request that describes it is answered soon.
 _QUORUM_TIMEOUT_MS = 3_000
-# Kept of the asker's time for the way back: else it would learn that time is up, but not why.
+# Part of the caller's time reserved for the answer. Without it the caller would get a timeout
+# without the reason.
 _ANSWER_MS = 500
 
 
@@ -52,8 +53,10 @@ class ImageSource(Protocol):
 
 
 class ActiveController(Protocol):
-    """The controller of this process. `handle` raises ApiError, NotControllerError where it is not
-    active."""
+    """The controller of this process.
+
+    `handle` raises ApiError, NotControllerError while the controller is not active.
+    """
 
     @property
     def is_active(self) -> bool: ...
@@ -77,8 +80,8 @@ class LogDirAdmin(Protocol):
 class AdminNode:
     """The state that the Admin service of one listener answers from.
 
-    `listener` is the name of that listener: brokers are told to clients as it reaches them (None:
-    by their first). A node without the role has no `controller` or no `log_dirs`.
+    `listener` is the name of that listener: answers give the endpoint of each broker on it (None:
+    its first endpoint). `controller` and `log_dirs` are None on a node without that role.
     """
 
     config: ServerConfig
@@ -105,18 +108,20 @@ class _Call(NamedTuple):
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether another node sent the request on: it must not be sent on once more."""
+        """Whether another node forwarded the request: it must not be forwarded again."""
         metadata = self.context.invocation_metadata() or ()
         return any(key == FORWARDED[0] for key, _ in metadata)
 
     def active_controller(self) -> ActiveController | None:
-        """The controller of this node, if it is the active one."""
+        """The controller of this node if it is the active one, else None."""
         controller = self.node.controller
         return controller if controller is not None and controller.is_active else None
 
     async def forward(self, default_timeout_ms: int = _DEFAULT_TIMEOUT_MS) -> Any:
-        """The active controller's answer; raises ApiError, NotControllerError where the request
-        was forwarded here."""
+        """Returns the active controller's answer.
+
+        Raises ApiError, NotControllerError if the request was already forwarded to this node.
+        """
         if self.is_forwarded:
             raise NotControllerError()
         timeout_ms = getattr(self.request, "timeout_ms", 0)
@@ -150,7 +155,7 @@ def _by_broker(request: type[Q], answer: Callable[[LogDirAdmin, Q], Awaitable[Me
 
 
 def _by_voter(request: type[Q], decode: Callable[[Q], m.Request]) -> _Row:
-    """By the own replica if it leads the quorum, else by the one that does."""
+    """Row of a change of voters: by the own replica if it leads the quorum, else by the leader."""
 
     async def change(call: _Call) -> Any:
         try:
@@ -173,7 +178,7 @@ async def _by_active_controller(call: _Call) -> Any:
 
 
 async def _update_features(call: _Call) -> Any:
-    """As any change of the metadata, but kraft.version, which is the quorum's own."""
+    """Serves UpdateFeatures: kraft.version is changed by the quorum, other features as metadata."""
     if call.active_controller() is None or not changes_quorum(call.request):
         return await _by_active_controller(call)
     node = call.node
@@ -183,7 +188,7 @@ async def _update_features(call: _Call) -> Any:
 
 
 async def _describe_quorum(call: _Call) -> Any:
-    """The leader's answer, or, when none answers, what this node itself knows."""
+    """Returns the leader's description, or this node's own view if no leader answers."""
     if call.active_controller() is None:
         try:
             return await call.forward(_QUORUM_TIMEOUT_MS)
@@ -247,7 +252,7 @@ ADMIN_REQUESTS: Mapping[type[Message], Callable[[_Call], Awaitable[Any]]] = {
 
 
 def add_admin_service(server: grpc.aio.Server, node: AdminNode) -> None:
-    """Serves Admin on `server`, from what `node` holds."""
+    """Serves Admin on `server` from the state of `node`."""
 
     async def serve(rpc: Rpc, request: Message, context: Context) -> Message:
         answer: Message = await ADMIN_REQUESTS[rpc.request](_Call(node, rpc, request, context))

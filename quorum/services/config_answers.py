@@ -1,9 +1,8 @@
-"""The answers of DescribeConfigs: every setting of a resource with its value and where that comes
-from. Pure functions of an image and of the answering node's own settings.
+"""Answers of DescribeConfigs: every setting of a resource with its value and source.
 
-A topic's setting is, in order of precedence: the topic's own, the broker's, the one for all
-brokers, the node's server.properties, the built-in default (KIP-226). Credentials of plug-ins
-(`rsm.config.*`) are never told.
+Pure functions of an image and of the answering node's own settings. Precedence of a topic's
+setting: the topic's own, the broker's, the one for all brokers, the node's server.properties, the
+built-in default (KIP-226). Credentials of plug-ins (`rsm.config.*`) are never included.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TYPES = {bool: "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
 
 
 class _Said(NamedTuple):
-    """A value and who says it."""
+    """A value and its source."""
 
     name: str
     value: str
@@ -34,7 +33,7 @@ class _Said(NamedTuple):
 def describe_configs(
     image: MetadataImage, config: ServerConfig, request: admin_pb2.DescribeConfigsRequest
 ) -> admin_pb2.DescribeConfigsResponse:
-    """The resources asked for, each with its own error."""
+    """Settings of the requested resources, each resource with its own error."""
     response = _Response()
     for asked in request.resources:
         resource = ConfigResource(asked.resource.resource_type, asked.resource.resource_name)
@@ -87,7 +86,7 @@ def _topic_entries(
 def _broker_entries(
     image: MetadataImage, config: ServerConfig, resource: ConfigResource
 ) -> Iterable[_Response.Entry]:
-    """Of the default of all brokers only what is altered; of a broker everything."""
+    """All settings of a broker; of the default of all brokers only the altered ones."""
     altered = image.broker_configs(None)
     for key, field in sorted(keys_of(ServerConfig).items()):
         read_only = key not in dynamic_settings()
@@ -101,7 +100,7 @@ def _broker_entries(
 
 
 def _server_values(image: MetadataImage, config: ServerConfig, key: str) -> list[_Said]:
-    """What is said of a server setting, the strongest first; nothing for a name that is none."""
+    """Values of a server setting by source, the strongest first; none for an unknown name."""
     field = keys_of(ServerConfig).get(key)
     if field is None:
         return []

@@ -1,12 +1,12 @@
-"""How a node asks the active controller: finds it, retries while the leadership moves, gives the
-answer.
+"""Calls of a node to the active controller: finds it, and retries while the leadership moves.
 
-Brokers use it for RegisterBroker, BrokerHeartbeat, AlterPartition and AllocateProducerIds, and,
-like the controllers that are not active, to forward what changes metadata. A forwarded call carries
-the mark `FORWARDED`, so a controller that is not active answers NOT_CONTROLLER to it instead of
-forwarding it once more. A call is repeated after a lost connection, so it may be carried out twice:
-all of the controller's calls are safe to repeat (a second CreateTopics meets TOPIC_ALREADY_EXISTS).
-Modelled on Kafka's NodeToControllerChannelManager (KIP-590).
+Brokers use it for RegisterBroker, BrokerHeartbeat, AlterPartition and AllocateProducerIds. Every
+node except the active controller uses it to forward changes of the metadata.
+
+A forwarded call carries the mark `FORWARDED`. A controller that is not active answers
+NOT_CONTROLLER to it instead of forwarding it again. A call is repeated after a lost connection, so
+it may be carried out twice. All calls of the controller are safe to repeat: a second CreateTopics
+gets TOPIC_ALREADY_EXISTS. Modelled on Kafka's NodeToControllerChannelManager (KIP-590).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tidemark.wire.rpcs import ADMIN, CONTROLLER, Rpc, rpcs_of
 
 FORWARDED = ("tidemark-forwarded", "1")
 
-# A connection that says nothing for this long is given up (a stopped process keeps its sockets
-# open); sooner when another leader is known. The call itself may last longer.
+# An attempt ends after this time without an answer (a stopped process keeps its sockets open), or
+# sooner if another leader is known. The call itself may last longer.
 _ATTEMPT_MS_MAX = 5_000
 _BACKOFF_MS = 50
 _LEADER_CHECK_S = 0.25
@@ -45,10 +45,10 @@ _RPCS = {rpc.name: rpc for service in (CONTROLLER, ADMIN) for rpc in rpcs_of(ser
 
 
 class ControllerClient:
-    """Calls the active controller. Belongs to one event loop; `close` it in the end.
+    """Calls the active controller. Belongs to one event loop; must be closed.
 
-    `leader` tells where the active controller answers as far as this node knows (None: unknown):
-    a node that follows the metadata log gives `raft.leader_endpoint`.
+    `leader` returns the active controller's endpoint as far as this node knows (None: unknown). A
+    node that follows the metadata log passes `raft.leader_endpoint`.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class ControllerClient:
         self._closed = False
 
     async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
-        """The answer of the active controller to `method` (e.g. "BrokerHeartbeat").
+        """Returns the active controller's answer to `method` (e.g. "BrokerHeartbeat").
 
-        Any error but NOT_CONTROLLER is in the answer's `error_code`, for the caller to judge.
-        Raises RequestTimedOutError when no active controller answered within `timeout_ms`, and the
-        error of a status that a retry does not cure.
+        Any error but NOT_CONTROLLER is in the answer's `error_code`, and the caller handles it.
+        Raises RequestTimedOutError if no active controller answers within `timeout_ms`, and the
+        error of a gRPC status that a retry does not cure.
         """
         known = _RPCS.get(method)
         if known is None:
@@ -90,7 +90,7 @@ class ControllerClient:
                 answer, reason = await self._attempt(endpoint, known, request, left_ms)
                 if answer is not None:
                     return answer
-            # A request may have used up its time while it waited for the connection.
+            # The request may have used up its time waiting for the connection.
             left_s = deadline_s - loop.time()
             await asyncio.sleep(max(0.0, min(self._backoff_ms / 1000, left_s)))
         if self._closed:
@@ -100,7 +100,7 @@ class ControllerClient:
         )
 
     async def close(self) -> None:
-        """Ends the connection; calls under way fail."""
+        """Closes the connection; calls in progress fail."""
         self._closed = True
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -111,7 +111,7 @@ class ControllerClient:
     async def _attempt(
         self, endpoint: Endpoint, rpc: Rpc, request: Message, left_ms: float
     ) -> tuple[Any, str]:
-        """(answer, "") or (None, why it is worth another attempt)."""
+        """Returns (answer, ""), or (None, reason) if another attempt is worth while."""
         call = self._connect(endpoint).unary_unary(
             rpc.path,
             request_serializer=type(request).SerializeToString,
@@ -135,14 +135,16 @@ class ControllerClient:
         return answer, ""
 
     async def _answers(self, under_way: Any, endpoint: Endpoint) -> bool:
-        """Waits for the end of the call; False, and the call is cancelled, when another node leads
-        meanwhile."""
+        """Waits for the end of the call.
+
+        Returns False, and cancels the call, if another node becomes the leader meanwhile.
+        """
         while not under_way.done():
             waiting = asyncio.ensure_future(_ended(under_way))
             try:
                 await asyncio.wait((waiting,), timeout=_LEADER_CHECK_S)
             except asyncio.CancelledError:
-                under_way.cancel()  # whoever called has given up
+                under_way.cancel()  # the caller was cancelled
                 raise
             finally:
                 waiting.cancel()
@@ -160,7 +162,7 @@ class ControllerClient:
         return self._channel
 
     def _drop(self, endpoint: Endpoint) -> None:
-        """A failed connection is made anew: gRPC's own reconnection backs off up to minutes."""
+        """Replaces a failed connection: gRPC's own reconnection backs off up to minutes."""
         if self._endpoint == endpoint:
             self._retire()
 
@@ -168,14 +170,14 @@ class ControllerClient:
         channel, self._channel, self._endpoint = self._channel, None, None
         if channel is None:
             return
-        # Other calls may be under way on it: they get their time, then it goes.
+        # Other calls may be in progress on it: it is closed after their time is up.
         task = asyncio.ensure_future(channel.close(self._attempt_ms_max / 1000))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
 
 
 async def _ended(under_way: Any) -> None:
-    """Waits for a call to end, one way or the other; being cancelled leaves the call alone."""
+    """Waits for a call to end, with or without success; cancellation leaves the call alone."""
     ended = asyncio.get_running_loop().create_future()
     under_way.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     await ended

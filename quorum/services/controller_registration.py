@@ -1,10 +1,9 @@
-"""A controller keeps itself registered (KIP-919): the active one writes down where it answers and
-which feature levels it supports.
+"""Keeps a controller registered with its endpoints and supported feature levels (KIP-919).
 
-A metadata publisher: whenever the image has metadata.version 2 or more and not this process's
-registration, it asks for it, again and again with growing pauses, as brokers do. When another
-process has registered with this node's id after this one had, two nodes share an id: that is logged
-and not fought over.
+A metadata publisher. While the image has metadata.version 2 or more and lacks this process's
+registration, it requests the registration with growing pauses, as brokers do. If another process
+registers with this node's id afterwards, two nodes share an id: that is logged, and the
+registration is not taken back.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tidemark.v1 import controller_pb2 as pb
 logger = logging.getLogger(__name__)
 
 Register = Callable[[pb.RegisterControllerRequest, int], Awaitable[pb.RegisterControllerResponse]]
-"""Asks the active controller, within a time in ms; raises ApiError."""
+"""Sends a request to the active controller with a timeout in ms; raises ApiError."""
 
 _TIMEOUT_MS = 5_000
 _BACKOFF_MS_MIN = 100
@@ -33,7 +32,10 @@ _BACKOFF_MS_MAX = 30_000
 
 
 class ControllerRegistrar:
-    """One per controller process; `stop` it in the end. `incarnation_id` tells processes apart."""
+    """Registers one controller process; must be stopped.
+
+    `incarnation_id` distinguishes processes of one id.
+    """
 
     def __init__(self, config: ServerConfig, cluster_id: str, register: Register) -> None:
         self._config = config
@@ -53,17 +55,17 @@ class ControllerRegistrar:
         return found is not None and found.incarnation_id == self.incarnation_id
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Begins to register where that is wanted."""
+        """Starts registering if the image requires it."""
         self._image = image
         if self.is_registered:
             self._was_registered = True
         elif image.features.get(METADATA_VERSION, 0) < CONTROLLERS_REGISTER_LEVEL:
-            self._was_registered = False  # forgotten with the level, not taken by another
+            self._was_registered = False  # removed with the level, not replaced by another process
         elif self._is_wanted() and (self._task is None or self._task.done()):
             self._task = asyncio.ensure_future(self._keep_asking())
 
     async def stop(self) -> None:
-        """Asks no more."""
+        """Stops registering."""
         self._stopped = True
         task, self._task = self._task, None
         if task is not None:
@@ -101,7 +103,7 @@ class ControllerRegistrar:
                     error,
                     pause_ms,
                 )
-            # Registered or not: the image says so, and the log may be behind the answer.
+            # Only the image decides whether it is registered; the log may be behind the answer.
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, _BACKOFF_MS_MAX)
 

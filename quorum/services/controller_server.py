@@ -1,9 +1,9 @@
 """A controller as a server: the services Raft, Controller, Admin and health on its listener.
 
-The Raft client and the metadata loader belong to the node (a broker in the same process shares
-them): whoever makes them registers the loader with Raft, starts this server, then Raft, and stops
-in the opposite order. A controller that is not active answers NOT_CONTROLLER to brokers, and sends
-what administrators ask on to the active one.
+The Raft client and the metadata loader belong to the node, because a broker in the same process
+shares them. The node registers the loader with Raft, starts this server, then Raft, and stops them
+in the opposite order. A controller that is not active answers NOT_CONTROLLER to brokers, and
+forwards requests of administrators to the active one.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ from tidemark.wire.rpcs import CONTROLLER, Rpc
 
 logger = logging.getLogger(__name__)
 
-# How long calls under way may go on when the server stops.
+# Time for calls in progress when the server stops.
 _STOP_GRACE_S = 1.0
 
 
 class ServedRaftClient(RaftClient, Protocol):
-    """A Raft client that can also answer other replicas on a gRPC server: `RaftServer`."""
+    """A Raft client that also answers other replicas on a gRPC server: `RaftServer`."""
 
     def add_to_server(self, server: grpc.aio.Server) -> None: ...
 
 
 def _monotonic_ms() -> int:
-    """Sessions must not end because somebody sets the clock."""
+    """Monotonic time (ms): sessions must not end because the wall clock is set."""
     return time.monotonic_ns() // 1_000_000
 
 
 class ControllerServer:
-    """One controller. `rng` gives topic ids and placement, `now_ms` any steady time,
-    `first_levels` the feature levels of an empty log."""
+    """One controller.
+
+    `rng` makes topic ids and placement, `now_ms` is any monotonic clock, `first_levels` are the
+    feature levels of an empty log.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class ControllerServer:
 
     @property
     def port(self) -> int:
-        """The port the first controller listener is bound to; 0 before `start`."""
+        """Port that the first controller listener is bound to; 0 before `start`."""
         return self._port
 
     @property
@@ -94,7 +97,7 @@ class ControllerServer:
         return self.controller.is_active
 
     async def start(self) -> None:
-        """Binds the listener and serves; raises FatalError when the address can not be had."""
+        """Binds the listener and serves; raises FatalError if the address is not available."""
         listeners = self._config.listener_endpoints()
         names = [name for name in self._config.controller_listener_names if name in listeners]
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
@@ -116,15 +119,14 @@ class ControllerServer:
         await server.start()
         self._server = server
         self._loader.add_publisher(self.registrar)
-        # "liveness" stays as it is: a probe of it asks whether the loop turns, nothing of the
-        # cluster.
+        # "liveness" does not depend on the cluster: its probe asks whether the event loop runs.
         for service in ("", "liveness"):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         for name, endpoint in zip(names, bound, strict=True):
             logger.info("listener %s answers on %s", name, endpoint.address)
 
     async def stop(self) -> None:
-        """Stops serving; who waits for an answer is told to ask the next controller."""
+        """Stops serving; waiting calls get NotControllerError and retry at the next controller."""
         await self.registrar.stop()
         self.controller.stop()
         if self._health is not None:
@@ -141,7 +143,7 @@ class ControllerServer:
     async def _register(
         self, request: controller_pb2.RegisterControllerRequest, timeout_ms: int
     ) -> controller_pb2.RegisterControllerResponse:
-        """Asks the active controller, which may be this one."""
+        """Registers at the active controller, which may be this one."""
         if self.controller.is_active:
             work = self.controller.handle(request)
         else:

@@ -8,13 +8,13 @@ from tidemark.errors import FatalError
 from tidemark.types import Endpoint
 
 EVERY_INTERFACE = "0.0.0.0"
-"""What an empty host stands for; gRPC takes it for IPv6 as well where the machine has that."""
+"""Stands for an empty host; gRPC includes IPv6 where the machine has it."""
 
 
 def bind(server: grpc.aio.Server, name: str, endpoint: Endpoint) -> Endpoint:
-    """Where the listener `name` answers: with the port it got where `endpoint` leaves that open.
+    """Binds the listener `name`; returns its endpoint with the port, also if that was left open.
 
-    FatalError when the address can not be had.
+    Raises FatalError if the address is not available.
     """
     wanted = Endpoint(endpoint.host or EVERY_INTERFACE, endpoint.port)
     try:

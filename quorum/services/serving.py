@@ -1,5 +1,4 @@
-"""How the services of this room are put on a gRPC server: handlers made from a service's
-descriptor, and errors as answers."""
+"""Services on a gRPC server: handlers made from a service's descriptor, errors as answers."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ R = TypeVar("R", bound=Message)
 
 
 def add_service(server: grpc.aio.Server, service: ServiceDescriptor, serve: Serve) -> None:
-    """Has `serve` answer every RPC of `service`."""
+    """Registers `serve` for every RPC of `service`."""
     handlers = {rpc.name: _handler(rpc, serve) for rpc in rpcs_of(service)}
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service.full_name, handlers),)
@@ -45,14 +44,14 @@ def _handler(rpc: Rpc, serve: Serve) -> Any:
 
 
 def failure(response: type[R], error: BaseException) -> R:
-    """The answer that says only what went wrong."""
+    """An answer that contains only the error."""
     if not isinstance(error, ApiError):
         logger.error("a request failed", exc_info=error)
     return response(error_code=int(code_of(error)), error_message=str(error))
 
 
 async def answered(response: type[R], work: Awaitable[R]) -> R:
-    """The result of `work`, or its error as an answer; being cancelled stays an exception."""
+    """Returns the result of `work`, or its error as an answer; cancellation is raised."""
     try:
         return await work
     except asyncio.CancelledError:

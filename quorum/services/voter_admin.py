@@ -1,10 +1,11 @@
-"""What administrators change of the quorum itself (KIP-853): AddRaftVoter and RemoveRaftVoter as
-every node answers them, and kraft.version, which turns static voters into voters of the log.
+"""Changes of the quorum itself by administrators (KIP-853).
 
-All are answered by the leader of the quorum, wherever they are asked. A node that does not lead
-sends the request on, one hop, as with everything an administrator asks. An answer that is lost with
-the leadership is asked for again: the change may hold already, and then the answer is
-DUPLICATE_VOTER or VOTER_NOT_FOUND (of a kraft.version: success).
+AddRaftVoter and RemoveRaftVoter on every node, and kraft.version, which turns static voters into
+voters of the log. All are answered by the leader of the quorum, and forwarded to it by other nodes,
+one hop.
+
+If an answer is lost with the leadership, the client repeats the request. The change may be in
+effect by then: the answer is DUPLICATE_VOTER or VOTER_NOT_FOUND, and success for kraft.version.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ _DEFAULT_TIMEOUT_MS = 30_000
 
 
 class VoterChanger(Protocol):
-    """Who answers quorum requests of this process: the Raft server."""
+    """Answers quorum requests in this process: the Raft server."""
 
     async def handle(self, request: m.AnyRequest) -> m.Response: ...
 
 
 async def change_voters(quorum: VoterChanger, request: m.Request) -> raft_pb2.RaftVoterResponse:
-    """Asks this process's own replica. NotControllerError where it does not lead (any more)."""
+    """Passes a change to this process's own replica.
+
+    Raises NotControllerError if that does not lead the quorum, or no longer.
+    """
     return voters_codec.response_to_proto(await _ask_leader(quorum, request))
 
 
@@ -49,7 +53,7 @@ async def _ask_leader(quorum: VoterChanger, request: m.AnyRequest) -> m.VoterCha
 
 
 def changes_quorum(request: admin_pb2.UpdateFeaturesRequest) -> bool:
-    """Whether an UpdateFeatures is about kraft.version."""
+    """Whether an UpdateFeatures concerns kraft.version."""
     return any(update.feature == KRAFT_VERSION for update in request.updates)
 
 
@@ -59,8 +63,11 @@ async def change_kraft_version(
     voters: Collection[int],
     request: admin_pb2.UpdateFeaturesRequest,
 ) -> admin_pb2.UpdateFeaturesResponse:
-    """An UpdateFeatures of kraft.version, which stands alone in its request: it is no record of the
-    metadata, so it can not be all or none with others. Raises NotControllerError."""
+    """Carries out an UpdateFeatures of kraft.version, which must be alone in its request.
+
+    It is no record of the metadata, so it can not be atomic with other features. Raises
+    NotControllerError.
+    """
     if len(request.updates) > 1:
         raise InvalidRequestError(f"{KRAFT_VERSION} is changed by a request of its own")
     (update,) = request.updates
