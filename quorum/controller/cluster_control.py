@@ -198,7 +198,7 @@ class BrokerControl:
     def fence_stalest(self, rules: ElectionRules, now_ms: int) -> Portion | None:
         """Fences the broker in service that has been silent longest beyond its session.
 
-        Fences one broker at a time, after the previous one is finished: a controller that was
+        Fences one broker at a time, after the previous one is finished. A controller that was
         itself suspended must not fence the whole cluster before it receives heartbeats.
         """
         broker_id = self.sessions.stalest(rules.image, now_ms)

@@ -101,9 +101,7 @@ class _ConfigChange:
     resource: ConfigResource
 
     def records(self, ops: Sequence[_Op]) -> list[pb.MetadataRecord]:
-        """Returns the records; none for settings that already have the wanted value. Raises
-        ApiError.
-        """
+        """Returns the records, none for settings that have the wanted value; raises ApiError."""
         check_resource(self.image, self.resource)
         if len(ops) > RECORDS_PER_BATCH_MAX:
             raise PolicyViolationError(f"more than {RECORDS_PER_BATCH_MAX} settings at once")

@@ -3,10 +3,10 @@
 Kafka's StripedReplicaPlacer, restated. Promises of `place`:
 
 - no two replicas of a partition are on one broker; too few brokers raise;
-- racks take turns, those with the fewest replicas per broker first and at random among equals, so
-  each rack gets its share, and a partition has as many racks as possible;
-- within a rack each broker is dealt once before any is dealt again, in an order that is shuffled
-  for each deal; brokers in service come before fenced ones;
+- racks take turns, those with the fewest replicas per broker first and at random among equals;
+- so each rack gets its share, and a partition has as many racks as possible;
+- within a rack each broker is dealt once before any is dealt again, brokers in service first;
+- the order within a rack is shuffled for each deal;
 - the leader (first) is in service, and leaderships are even over the brokers.
 """
 

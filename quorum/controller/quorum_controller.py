@@ -190,8 +190,9 @@ class QuorumController:
         return sum(map(len, result.groups))
 
     def _append(self, result: ControllerResult[Any]) -> None:
-        """Appends and replays; raises ApiError. Records that can not be replayed end the
-        leadership.
+        """Appends and replays; raises ApiError.
+
+        Records that can not be replayed end the leadership.
         """
         for batch in result.batches():
             try:

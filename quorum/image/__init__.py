@@ -1,10 +1,17 @@
-"""The cluster's metadata as an immutable value, and what changed between two of them (KRaft's
-MetadataImage and Delta).
+"""The cluster's metadata as an immutable value (KRaft's MetadataImage and MetadataDelta).
 
-Everybody that reads the metadata log holds a `MetadataImage`; a reference to it is a consistent
-view for ever. The records of a batch are replayed into a `MetadataDelta`, the only place that knows
-what a record means, and `delta.apply(...)` gives the next image, which shares all that did not
-change with the one before.
+A `MetadataImage` is the state after one record of the metadata log. A reference to it is a
+consistent view for as long as it is held. The records of a batch are replayed into a
+`MetadataDelta`, the only place that interprets records, and `delta.apply(...)` returns the next
+image. It shares everything unchanged with the one before.
+
+Outsiders import from this package and from four modules: `types` has special directory ids,
+`features` levels and their ranges, `image` names of features, and `records` records of the log.
+`partition_codec` and `placement_index` belong to the room.
+
+Equal images give equal records in equal order, and so equal bytes on every node. The cost of the
+next image depends on the change, not on the size of the cluster. A record that contradicts the
+image raises InconsistentMetadataError.
 """
 
 from quorum.image.delta import (

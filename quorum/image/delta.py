@@ -1,9 +1,8 @@
-"""What changes in an image, computed while records are replayed; the one place that knows what a
-record means.
+"""Changes of an image, computed while records are replayed; the only place that interprets records.
 
-`MetadataDelta(image).replay(record)` for each record of a batch, then `.apply(offset, epoch)` gives
-the next image. In between and afterwards the delta tells what changed, so a reader works in
-proportion to the change and not to the cluster. The table `_REPLAY` has one entry per field of
+Call `MetadataDelta(image).replay(record)` for each record of a batch, then `.apply(offset, epoch)`
+for the next image. The delta lists the changes at any time, so the work of a reader is proportional
+to the change and not to the cluster. The table `_REPLAY` has one entry per field of
 MetadataRecord's oneof; a test holds it complete. Source: Kafka's MetadataDelta (KIP-631).
 """
 
@@ -38,19 +37,21 @@ from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
 _COMPARED_PER_STEP = 5_000
-"""Partitions that a step of a comparison looks at, as far as topics are not larger."""
+"""Partitions that a step of a comparison looks at, unless a single topic is larger."""
 
 
 class InconsistentMetadataError(TidemarkError):
-    """A record of the metadata log contradicts the image it is replayed into: the log is damaged,
-    or this node is too old.
+    """A record of the metadata log contradicts the image it is replayed into.
+
+    The log is damaged, or this node is too old.
     """
 
 
 @dataclass(slots=True)
 class TopicDelta:
-    """A topic whose partitions changed. `partitions` has the new state of those that did; `before`
-    is None for a new topic.
+    """A topic whose partitions changed.
+
+    `partitions` has the new state of those that did; `before` is None for a new topic.
     """
 
     name: str
@@ -63,7 +64,7 @@ class TopicDelta:
         return self.before is None
 
     def partition(self, index: int) -> PartitionRegistration | None:
-        """The state after the change."""
+        """State of a partition after the change."""
         found = self.partitions.get(index)
         if found is None and self.before is not None:
             return self.before.partitions.get(index)
@@ -73,14 +74,17 @@ class TopicDelta:
         return None if self.before is None else self.before.partitions.get(index)
 
     def changing(self) -> dict[int, PartitionRegistration]:
-        """`partitions`, to be written to."""
+        """`partitions` for writing."""
         if not isinstance(self.partitions, dict):
             self.partitions = dict(self.partitions)
         return self.partitions
 
     def settle(self) -> None:
-        """Makes a new topic's partitions what they will be in its image: there are no more for
-        now. So `apply` has little left to do, however many topics there are."""
+        """Converts a new topic's partitions to the form they have in its image.
+
+        Called when no more of them follow for now, so that `apply` has little left to do, however
+        many topics there are.
+        """
         if self.before is None:
             self.partitions = Map(self.partitions)
 
@@ -91,7 +95,7 @@ class TopicDelta:
 
 
 class _Run(NamedTuple):
-    """The topic whose partitions' records are being replayed: they come one after another."""
+    """The topic whose partition records are being replayed; they follow one another."""
 
     field: bytes
     topic: TopicDelta
@@ -101,10 +105,14 @@ class _Run(NamedTuple):
 class MetadataDelta:
     """The changes from `image` on.
 
-    Attributes, each with the state after the change: `topics_changed` by topic id (new topics among
-    them), `topics_deleted` by topic id (as they were), `brokers_changed` (None: unregistered),
-    `configs_changed` (value None: removed), `features_changed` (None: removed), `next_producer_id`
-    (None: unchanged).
+    Attributes, each with the state after the change:
+
+    - `topics_changed` by topic id, new topics included;
+    - `topics_deleted` by topic id, as they were;
+    - `brokers_changed` (None: unregistered);
+    - `configs_changed` (value None: removed);
+    - `features_changed` (None: removed);
+    - `next_producer_id` (None: unchanged).
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -122,7 +130,7 @@ class MetadataDelta:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but offset and epoch changes."""
+        """Whether only offset and epoch change."""
         return self.next_producer_id is None and not (
             self.topics_changed
             or self.topics_deleted
@@ -146,7 +154,7 @@ class MetadataDelta:
         return topic_id is not None and topic_id not in self.topics_deleted
 
     def replay_value(self, value: bytes) -> None:
-        """`replay` of a record as the log has it; raises DecodeError for what is none."""
+        """Replays a record from its bytes in the log; raises DecodeError for invalid bytes."""
         run = self._run
         if run is not None:
             found = partition_from_value(value, run.field)
@@ -157,9 +165,7 @@ class MetadataDelta:
         self.replay(decode_record(value))
 
     def replay(self, record: pb.MetadataRecord) -> None:
-        """Applies one record; raises InconsistentMetadataError when it can not follow what came
-        before.
-        """
+        """Applies one record; raises InconsistentMetadataError if it contradicts the state."""
         kind = record.WhichOneof("record")
         if kind is None:
             raise InconsistentMetadataError(
@@ -168,7 +174,7 @@ class MetadataDelta:
         _REPLAY[kind](self, getattr(record, kind))
 
     def apply(self, offset: int, epoch: int) -> MetadataImage:
-        """The image after the changes, whose last record has `offset` and `epoch`."""
+        """Returns the image after the changes; their last record has `offset` and `epoch`."""
         image = self.image
         if self.is_empty:
             return replace(image, offset=offset, epoch=epoch)
@@ -189,7 +195,7 @@ class MetadataDelta:
         if not self.topics_changed and not self.topics_deleted:
             return topics
         names, by_id = topics.ids_by_name.mutate(), topics.topics_by_id.mutate()
-        # Deletions first: a name may be taken again in the same batch.
+        # Deletions first: a name may be used again in the same batch.
         for topic_id, deleted in self.topics_deleted.items():
             del names[deleted.name]
             del by_id[topic_id]
@@ -254,7 +260,7 @@ class MetadataDelta:
         self._run = self._last = None
         if topic.before is not None:
             self.topics_deleted[topic.topic_id] = topic.before
-        # The settings go with the topic: no records are written for them.
+        # The settings are removed with the topic: no records are written for them.
         resource = ConfigResource.topic(topic.name)
         settings = {
             *self.image.configs.get(resource, Map()),
@@ -279,7 +285,7 @@ class MetadataDelta:
         topic.changing()[record.partition_id] = partition_after_change(before, record)
 
     def _topic_delta(self, raw_id: bytes) -> TopicDelta:
-        # Most records are about the same topic as the one before.
+        # Most records concern the same topic as the one before.
         if self._last is not None and self._last[0] == raw_id:
             return self._last[1]
         topic_id = UUID(bytes=raw_id)
@@ -302,7 +308,7 @@ class MetadataDelta:
     def _feature(self, record: pb.FeatureLevelRecord) -> None:
         self.features_changed[record.name] = record.feature_level or None
         if record.name == METADATA_VERSION and record.feature_level < CONTROLLERS_REGISTER_LEVEL:
-            # A downgrade: what the lower level has no records for is forgotten.
+            # A downgrade: state that the lower level has no records for is dropped.
             known = {*self.image.controllers, *self.controllers_changed}
             self.controllers_changed = dict.fromkeys(known)
 
@@ -316,7 +322,7 @@ class MetadataDelta:
         self.next_producer_id = record.next_producer_id
 
     def _no_op(self, record: pb.NoOpRecord) -> None:
-        """Only moves the offset."""
+        """Only advances the offset."""
 
 
 _REPLAY: dict[str, Callable[[MetadataDelta, Any], None]] = {
@@ -350,16 +356,14 @@ def _updated(before: Map[Any, Any], changes: dict[Any, Any]) -> Map[Any, Any]:
 
 
 def _changes(before: Map[Any, Any], after: Map[Any, Any]) -> dict[Any, Any]:
-    """What `_updated` needs to make `after` of `before`."""
+    """The changes with which `_updated` makes `after` of `before`."""
     changed: dict[Any, Any] = {k: v for k, v in after.items() if before.get(k) != v}
     changed.update(dict.fromkeys(k for k in before if k not in after))
     return changed
 
 
 def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """The delta that leads from one image to another, whatever lies between them (a loaded
-    snapshot).
-    """
+    """Returns the delta between any two images, e.g. to a loaded snapshot."""
     steps = diff_in_steps(before, after)
     while True:
         try:
@@ -372,7 +376,7 @@ def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
 def diff_in_steps(
     before: MetadataImage, after: MetadataImage
 ) -> Generator[None, None, MetadataDelta]:
-    """`diff` in steps of bounded work: it is what the generator returns."""
+    """As `diff`, in steps of bounded work; the generator returns the delta."""
     delta = MetadataDelta(before)
     delta.brokers_changed = _changes(before.brokers, after.brokers)
     delta.controllers_changed = _changes(before.controllers, after.controllers)

@@ -1,9 +1,9 @@
-"""Feature levels: what this version can work with, and what a new cluster begins with (KIP-584).
+"""Feature levels: the ranges this version supports, and the levels of a new cluster (KIP-584).
 
-A level in effect is a record of the metadata log. Whoever reads a log with a level it does not
-support stops with an error that says so, before it misreads what follows; brokers and controllers
-register with the ranges they support, and are refused when they miss a level in effect. So a level
-may be raised once every registered node, and every voter, supports it.
+A level in effect is a record of the metadata log. A reader that does not support it stops with an
+error that says so, before it misreads the records that follow. Brokers and controllers register
+with the ranges they support, and are refused if a level in effect is outside. So a level may be
+raised once every registered node, and every voter, supports it.
 
 kraft.version is a level of the quorum itself: a control record of the Raft log, not of the image
 (KIP-853).
@@ -27,8 +27,10 @@ KRAFT_VERSION = "kraft.version"
 
 
 class LevelRange(NamedTuple):
-    """Levels that are supported, both ends inclusive; level 0 (off) is everybody's but for
-    metadata.version."""
+    """Supported levels, both ends inclusive.
+
+    Every node supports level 0 (off), except of metadata.version.
+    """
 
     lowest: int
     highest: int
@@ -41,27 +43,31 @@ SUPPORTED: Mapping[str, LevelRange] = {
     METADATA_VERSION: LevelRange(1, 2),
     ELR_VERSION: LevelRange(0, 1),
 }
-"""By name. A new kind of record, or a new meaning of an old one, needs a new metadata.version."""
+"""Ranges by name.
+
+A new kind of record, or a new meaning of an old one, needs a new metadata.version.
+"""
 
 KRAFT_SUPPORTED = LevelRange(0, 1)
-"""Of kraft.version: 0 static voters, 1 voters in the log."""
+"""Range of kraft.version: 0 static voters, 1 voters in the log."""
 
 METADATA_RELEASES: Mapping[int, str] = {1: "0.1-IV0", 2: "0.1-IV1"}
-"""Names of the levels of metadata.version: the release they came with, and a count within it. 1:
-the records of KIP-631; 2: controllers register themselves (KIP-919)."""
+"""Names of the levels of metadata.version: the release that introduced them, and a count in it.
+
+1 has the records of KIP-631. From 2 on, controllers register themselves (KIP-919).
+"""
 
 FIRST_LEVELS: Mapping[str, int] = {METADATA_VERSION: 2}
-"""What a new cluster begins with unless `storage format` says otherwise; others are switched on by
-UpdateFeatures."""
+"""Levels of a new cluster unless `storage format` sets others; UpdateFeatures raises them later."""
 
-# A node that does not tell is of the first version.
+# Range of a node that reports none: it is of the first version.
 _UNTOLD: Mapping[str, LevelRange] = {METADATA_VERSION: LevelRange(1, 1)}
 
 Ranges = Mapping[str, tuple[int, int]]
 
 
 def ranges_to_wire() -> list[common_pb2.FeatureRange]:
-    """What this version supports, as brokers and controllers register with it."""
+    """The ranges this version supports, as brokers and controllers register with them."""
     told = {**SUPPORTED, KRAFT_VERSION: KRAFT_SUPPORTED}
     return [
         common_pb2.FeatureRange(name=name, min_level=r.lowest, max_level=r.highest)
@@ -70,13 +76,16 @@ def ranges_to_wire() -> list[common_pb2.FeatureRange]:
 
 
 def supported_level(supported: Ranges, name: str, level: int) -> bool:
-    """Whether who supports these ranges can work in a cluster with the level in effect."""
+    """Whether a node with these ranges can work in a cluster with the level in effect."""
     found = supported.get(name, _UNTOLD.get(name))
     return level == 0 if found is None else LevelRange(*found).supports(level)
 
 
 def check_supported(levels: Mapping[str, int | None], supported: Ranges, who: str) -> None:
-    """Raises UnsupportedVersionError for levels in effect (None: off) that `who` can not follow."""
+    """Checks levels in effect (None: off).
+
+    Raises UnsupportedVersionError for one that `who` does not support.
+    """
     for name, level in sorted(levels.items()):
         if level is not None and not supported_level(supported, name, level):
             raise UnsupportedVersionError(
@@ -93,8 +102,11 @@ def _reach(supported: Ranges, name: str) -> str:
 def obstacles(
     image: MetadataImage, voters: Collection[int], name: str, level: int
 ) -> Iterator[str]:
-    """Why the cluster can not have `name` at `level`: nodes that do not support it, and voters
-    nobody knows that of. Before controllers register (metadata.version 1) they can not be asked."""
+    """Reasons why the cluster can not have `name` at `level`.
+
+    They are nodes that do not support it, and voters whose ranges are unknown. Voters are not
+    checked before controllers register (metadata.version 1).
+    """
     for controller_id, controller in sorted(image.controllers.items()):
         if not supported_level(controller.feature_ranges, name, level):
             role = "controller" if controller_id in voters else "controller (no voter)"
@@ -108,7 +120,7 @@ def obstacles(
 
 
 def release_levels(release: str) -> dict[str, int]:
-    """The levels of a release: `0.1-IV0`, or `0.1` for the last of it. Raises ConfigError."""
+    """Levels of a release: `0.1-IV0`, or `0.1` for the last of it. Raises ConfigError."""
     found = [
         level
         for level, name in METADATA_RELEASES.items()
@@ -121,7 +133,7 @@ def release_levels(release: str) -> dict[str, int]:
 
 
 def first_levels(release: str | None, features: Mapping[str, int]) -> dict[str, int]:
-    """The levels that `storage format` writes down; raises ConfigError for one that can not be."""
+    """Levels that `storage format` writes; raises ConfigError for an invalid one."""
     levels = dict(FIRST_LEVELS) if release is None else release_levels(release)
     for name, level in features.items():
         supported = SUPPORTED.get(name)

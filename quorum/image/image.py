@@ -1,9 +1,9 @@
-"""The metadata image: all that the metadata log says up to an offset, as one immutable value.
+"""The metadata image: the state of the metadata log up to an offset, as one immutable value.
 
-Built on persistent maps (HAMT), so the next image costs what changed, and an old one stays valid
-for whoever holds it: a broker's request, a snapshot being written on another thread, or the
-controller that drops its uncommitted image on a loss of leadership. `records()` is the image as
-records in a fixed order; replaying them gives an equal image.
+Built on persistent maps (HAMT): the next image costs only the changes, and an old one stays valid
+while it is held. A broker's request, a snapshot written on another thread, and a controller that
+drops its uncommitted image all rely on that. `records()` is the image as records in a fixed order;
+replaying them gives an equal image.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ CONTROLLERS_REGISTER_LEVEL = 2
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """The cluster's metadata after the record at `offset` of `epoch`; `offset` -1: nothing was
-    applied yet.
+    """The cluster's metadata after the record at `offset` of `epoch`.
+
+    `offset` is -1 before the first record.
     """
 
     offset: int = -1
@@ -53,11 +54,11 @@ class MetadataImage:
         return self.offset + 1
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """What the topic itself sets."""
+        """Settings of the topic itself."""
         return self.configs.get(ConfigResource.topic(name), Map())
 
     def broker_configs(self, broker_id: int | None) -> Mapping[str, str]:
-        """What is set for a broker (None: the cluster's default)."""
+        """Settings of a broker (None: the default of all brokers)."""
         return self.configs.get(ConfigResource.broker(broker_id), Map())
 
     def is_active(self, broker_id: int) -> bool:
@@ -66,8 +67,10 @@ class MetadataImage:
         return broker is not None and broker.is_active
 
     def replica_is_online(self, partition: PartitionRegistration, broker_id: int) -> bool:
-        """Whether the directory that the broker keeps the replica in has not failed; True while
-        nobody said which one that is."""
+        """Whether the broker's directory with the replica has not failed.
+
+        True while the directory is unknown.
+        """
         if not partition.directories:
             return True
         directory, broker = partition.directory_of(broker_id), self.brokers.get(broker_id)
@@ -81,7 +84,7 @@ class MetadataImage:
         return map(records.decode_record, self.values())
 
     def values(self) -> Iterator[bytes]:
-        """`records()` as they are written into a snapshot."""
+        """`records()` as written to a snapshot."""
         yield from map(records.encode_record, self._leading_records())
         for topic in self.topics.ordered():
             yield records.encode_record(records.topic_record(topic.name, topic.topic_id))
@@ -105,7 +108,7 @@ class MetadataImage:
             yield records.producer_ids_record(self.next_producer_id)
 
     def _feature_records(self) -> Iterator[pb.MetadataRecord]:
-        """metadata.version leads: a reader must know it before anything else."""
+        """Levels as records; metadata.version first, because readers depend on it."""
         for name in sorted(self.features, key=lambda name: (name != METADATA_VERSION, name)):
             yield records.feature_record(name, self.features[name])
 

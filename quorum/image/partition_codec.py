@@ -1,10 +1,11 @@
-"""Partitions to the bytes of their records and back, for images of a million of them.
+"""Conversion between partitions and the bytes of their records, for images of a million of them.
 
-Nearly all of a large image is PartitionRecords, and protobuf's Python objects cost ten times what
-is said in them. So the plain kind is read and written by hand here, a topic's run at a time: node
-ids below 128, fields in protobuf's own order. Whatever else there is goes by protobuf, and so do
-the fields after the ISR, once for each kind that occurs (who leads, and the epochs: there are few).
-The bytes are protobuf's deterministic ones in either direction; a test holds both ways equal.
+Nearly all of a large image is PartitionRecords, and protobuf's Python objects cost ten times their
+contents. The plain kind is read and written by hand here, a topic's run at a time. Plain means node
+ids below 128 and fields in protobuf's own order. Everything else goes through protobuf. So do the
+fields after the ISR, once per distinct combination of leader and epochs, of which there are few.
+
+The bytes are protobuf's deterministic ones in both directions; a test holds both ways equal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quorum.image.types import PartitionRegistration, intern_ids
 from tidemark.v1 import metadata_pb2 as pb
 
 PARTITION_TAG = b"\x22"
-"""The first byte of every PartitionRecord's value: field 4 of MetadataRecord."""
+"""First byte of every PartitionRecord's value: field 4 of MetadataRecord."""
 _INDEX_TAG, _TOPIC_TAG, _REPLICAS_TAG, _ISR_TAG = 0x08, b"\x12\x10", 0x1A, 0x22
 _DIRECTORY_TAG = b"\x5a\x10"
 _DIRECTORY_BYTES = 2 + 16
@@ -35,20 +36,21 @@ _REMEMBERED_MAX = 1 << 14
 _VARINTS = [bytes((n,)) for n in range(_ONE_BYTE_VARINT)]
 _VARINTS += [bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_ONE_BYTE_VARINT, 1 << 14)]
 
-# The fields behind the ISR, as bytes and as the fields of PartitionRegistration from `leader` on.
+# The fields after the ISR, as bytes and as the fields of PartitionRegistration from `leader` on.
 _States = tuple[object, ...]
 _states: dict[bytes, _States] = {}
 _state_bytes: dict[_States, bytes] = {}
 
 
 def topic_field(topic_id: bytes) -> bytes:
-    """How a topic's id stands in its partitions' records."""
+    """A topic's id as encoded in the records of its partitions."""
     return _TOPIC_TAG + topic_id
 
 
 def partition_from_value(value: bytes, field: bytes) -> tuple[int, PartitionRegistration] | None:
-    """The index and the state that a plain PartitionRecord of the topic of `field` gives; None
-    for any other value: protobuf has to look at it.
+    """Index and state in a plain PartitionRecord of the topic of `field`.
+
+    None for any other value, which protobuf has to decode.
     """
     if not value.startswith(PARTITION_TAG):
         return None
@@ -65,7 +67,7 @@ def partition_from_value(value: bytes, field: bytes) -> tuple[int, PartitionRegi
 
 
 def _index(head: bytes, value_bytes: int) -> int | None:
-    """The partition's index of a record's head: tag, length, tag of the index, index."""
+    """Partition index in a record's head: tag, length, tag of the index, index."""
     length, position = _varint(head, 1)
     if length != value_bytes - position:
         return None
@@ -78,7 +80,7 @@ def _index(head: bytes, value_bytes: int) -> int | None:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A varint of up to four bytes and where it ends; (-1, 0) where there is none."""
+    """A varint of up to four bytes and its end; (-1, 0) if there is none."""
     value = 0
     for shift, byte in enumerate(data[position : position + 4]):
         value |= (byte & 0x7F) << 7 * shift
@@ -88,7 +90,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _registration(tail: bytes) -> PartitionRegistration | None:
-    """The state in a record's bytes behind the topic's id; None unless it is of the plain kind."""
+    """State in a record's bytes after the topic's id; None unless it is of the plain kind."""
     size = len(tail)
     if size < 2 or tail[0] != _REPLICAS_TAG:
         return None
@@ -108,12 +110,12 @@ def _registration(tail: bytes) -> PartitionRegistration | None:
     state = _states.get(rest) or _state(rest)
     if state is None:
         return None
-    # As `_make` does, which is a call and a check more.
+    # As `_make`, without its extra call and check.
     return tuple.__new__(PartitionRegistration, (replicas, isr, *state))
 
 
 def _state(rest: bytes) -> _States | None:
-    """The fields from `leader` on; None if there is one that does not belong there."""
+    """The fields from `leader` on; None if one of them does not belong there."""
     plain, tag, _ = rest.partition(_DIRECTORY_TAG)
     raw = rest[len(plain) :]
     if tag and not _is_directories(raw):
@@ -144,7 +146,7 @@ def _is_directories(raw: bytes) -> bool:
 
 
 def partition_encoder(topic_id: UUID) -> Callable[[int, PartitionRegistration], bytes]:
-    """What gives the values of the PartitionRecords of a topic's partitions."""
+    """Returns a function that encodes a topic's partitions as values of PartitionRecords."""
     field = topic_field(topic_id.bytes)
 
     def encode(index: int, partition: PartitionRegistration) -> bytes:
@@ -167,7 +169,7 @@ def _plain_value(field: bytes, index: int, partition: PartitionRegistration) -> 
         return None
     if len(replica_ids) >= _ONE_BYTE_VARINT or index >= len(_VARINTS):
         return None
-    # Fields behind the directories are rare enough for protobuf.
+    # Fields after the directories are rare enough for protobuf.
     if partition.elr or partition.last_known_elr:
         return None
     scalars = partition[2:-1]

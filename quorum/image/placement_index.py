@@ -1,9 +1,9 @@
-"""Which partitions of a topic are on a broker: a table of replicas as one block of numbers.
+"""Finds the partitions of a topic on a broker: a table of replicas as one block of numbers.
 
-When one of a hundred brokers is fenced, 97 of 100 partitions have nothing to do with it. A table
-of 4 bytes per replica tells those of one topic in microseconds, where looking at each partition
-takes a hundred. It is worked out when it is first asked for, so only the active controller has it,
-and it belongs to an immutable topic: there is nothing to keep up to date.
+When one of a hundred brokers is fenced, 97 of 100 partitions do not concern it. A table of 4 bytes
+per replica finds those of one topic in microseconds. Looking at each partition takes a hundred
+microseconds. The table is computed on first use, so only the active controller has it. It belongs
+to an immutable topic and never needs an update.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Placement:
 
     @classmethod
     def of(cls, indexes: Sequence[int], lists: Sequence[tuple[int, ...]]) -> Placement:
-        """The table of partitions and their replicas."""
+        """Makes the table of partitions and their replicas."""
         widths = set(map(len, lists))
         width = max(widths)
         if len(widths) > 1:
-            # Shorter lists end with nobody.
+            # Shorter lists are padded.
             lists = list(zip(*zip_longest(*lists, fillvalue=_NOBODY), strict=True))
         flat = numpy.fromiter(
             chain.from_iterable(lists), dtype=numpy.int32, count=width * len(lists)
@@ -40,7 +40,7 @@ class Placement:
         return cls(numpy.array(indexes, dtype=numpy.int32), flat, width)
 
     def hosted_by(self, broker_id: int) -> list[int]:
-        """The partitions with a replica on the broker, in no order."""
+        """Partitions with a replica on the broker, in no order."""
         places = numpy.flatnonzero(self.replicas == broker_id)
         found: list[int] = self.indexes[places // self.width].tolist()
         return found

@@ -1,4 +1,4 @@
-"""Between the values of an image and the protobuf records of the metadata log, in both directions.
+"""Conversion between values of an image and protobuf records of the metadata log.
 
 A record's bytes are protobuf's deterministic serialisation, so equal images write equal snapshots
 on every node.
@@ -27,7 +27,7 @@ _DIRECTORIES_MAX = 1 << 16
 
 
 def encode_record(record: pb.MetadataRecord) -> bytes:
-    """The value of the record in the log."""
+    """Bytes of the record in the log."""
     return record.SerializeToString(deterministic=True)
 
 
@@ -45,8 +45,9 @@ def leader_from_wire(leader: int) -> int | None:
 
 
 def directory_id(raw: bytes) -> UUID:
-    """A directory's id; equal ones share an object (there are few, and partitions name them
-    often).
+    """A directory's id; equal ids share an object.
+
+    There are few, and partitions repeat them.
     """
     found = _directories.get(raw)
     if found is None:
@@ -57,7 +58,7 @@ def directory_id(raw: bytes) -> UUID:
 
 
 def broker_record(broker: BrokerRegistration) -> pb.MetadataRecord:
-    """The registration that makes `broker`."""
+    """The record that registers `broker`."""
     return pb.MetadataRecord(
         register_broker=pb.RegisterBrokerRecord(
             broker_id=broker.broker_id,
@@ -85,12 +86,12 @@ def _features(ranges: Iterable[FeatureRange]) -> list[common_pb2.FeatureRange]:
 
 
 def listeners_of(endpoints: Iterable[common_pb2.Endpoint]) -> tuple[Listener, ...]:
-    """Listeners as records and requests tell them."""
+    """Listeners of a record or request."""
     return tuple(Listener(e.name, e.host, e.port) for e in endpoints)
 
 
 def ranges_of(features: Iterable[common_pb2.FeatureRange]) -> tuple[FeatureRange, ...]:
-    """Supported levels as records and requests tell them."""
+    """Supported levels of a record or request."""
     return tuple(FeatureRange(f.name, f.min_level, f.max_level) for f in features)
 
 
@@ -109,7 +110,7 @@ def broker_from_record(record: pb.RegisterBrokerRecord) -> BrokerRegistration:
 
 
 def controller_record(controller: ControllerRegistration) -> pb.MetadataRecord:
-    """The registration that makes `controller`."""
+    """The record that registers `controller`."""
     return pb.MetadataRecord(
         register_controller=pb.RegisterControllerRecord(
             controller_id=controller.controller_id,
@@ -134,7 +135,7 @@ def topic_record(name: str, topic_id: UUID) -> pb.MetadataRecord:
 
 
 def partition_record(topic_id: UUID, index: int, p: PartitionRegistration) -> pb.MetadataRecord:
-    """The whole state of a partition."""
+    """Record with the whole state of a partition."""
     return pb.MetadataRecord(
         partition=pb.PartitionRecord(
             partition_id=index,
@@ -174,8 +175,9 @@ def partition_from_record(record: pb.PartitionRecord) -> PartitionRegistration:
 def partition_after_change(
     before: PartitionRegistration, change: pb.PartitionChangeRecord
 ) -> PartitionRegistration:
-    """`before` with what the change sets. A set leader raises the leader epoch, any change the
-    partition epoch.
+    """`before` with the fields that the change sets.
+
+    A set leader raises the leader epoch, any change the partition epoch.
     """
     after: dict[str, Any] = {"partition_epoch": before.partition_epoch + 1}
     for field, value in change.ListFields():
@@ -208,7 +210,7 @@ _LISTS_OF_CHANGE = {
 def config_record(
     resource_type: int, resource_name: str, name: str, value: str | None
 ) -> pb.MetadataRecord:
-    """Sets a setting of a resource, or removes it (`value` None)."""
+    """Record that sets a setting of a resource, or removes it (`value` None)."""
     return pb.MetadataRecord(
         config=pb.ConfigRecord(
             resource_type=resource_type, resource_name=resource_name, name=name, value=value
@@ -223,8 +225,9 @@ def feature_record(name: str, level: int) -> pb.MetadataRecord:
 def producer_ids_record(
     next_producer_id: int, broker_id: int = -1, broker_epoch: int = -1
 ) -> pb.MetadataRecord:
-    """Everything below `next_producer_id` is given away; the broker is told for the reader of the
-    log only.
+    """Record that everything below `next_producer_id` is allocated.
+
+    The broker in it is only for readers of the log.
     """
     return pb.MetadataRecord(
         producer_ids=pb.ProducerIdsRecord(

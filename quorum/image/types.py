@@ -1,8 +1,8 @@
-"""The values an image is made of: brokers, topics, partitions, configuration resources.
+"""The values an image consists of: brokers, topics, partitions, configuration resources.
 
-All are immutable. A cluster may have a million partitions, so a `PartitionRegistration` is small:
-a tuple, of tuples of node ids that are shared (`intern_ids`), the ISR with the replicas where they
-are equal. Source: KIP-631.
+All are immutable. A cluster may have a million partitions, so a `PartitionRegistration` is small: a
+tuple of tuples of node ids that are shared (`intern_ids`). The ISR is the same object as the
+replicas if they are equal. Source: KIP-631.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 EMPTY_MAP: Map[Any, Any] = Map()
 
 UNASSIGNED_DIRECTORY = UUID(int=0)
-"""A replica whose broker has not said yet where it keeps it (KIP-858)."""
+"""Directory of a replica whose broker has not reported it yet (KIP-858)."""
 
 LOST_DIRECTORY = UUID(int=1)
-"""A replica in a directory that failed before the controller heard that it is there (KIP-858)."""
+"""Directory of a replica that failed before the controller got its assignment (KIP-858)."""
 
-# Replica lists repeat: a table of this many is shared, what comes beyond has a tuple of its own.
+# Replica lists repeat: a table of this size is shared, further lists have tuples of their own.
 _INTERNED_MAX = 1 << 16
-# Below this many partitions a topic is looked through as fast as an index of it.
+# Below this many partitions, scanning a topic is as fast as an index of it.
 _PLACEMENT_PARTITIONS_MIN = 32
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -49,14 +49,14 @@ def intern_ids(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 class LeaderRecoveryState(IntEnum):
-    """RECOVERING after an unclean election, until the leader says it recovered (KIP-704)."""
+    """RECOVERING after an unclean election, until the leader reports its recovery (KIP-704)."""
 
     RECOVERED = 0
     RECOVERING = 1
 
 
 class FeatureRange(NamedTuple):
-    """The levels of a feature that a broker supports, both ends inclusive."""
+    """Levels of a feature that a node supports, both ends inclusive."""
 
     name: str
     min_level: int
@@ -65,8 +65,9 @@ class FeatureRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A registered broker. `epoch` is the offset of its registration record; it is fenced until it
-    has caught up.
+    """A registered broker.
+
+    `epoch` is the offset of its registration record. It is fenced until it has caught up.
     """
 
     broker_id: int
@@ -81,16 +82,16 @@ class BrokerRegistration:
 
     @property
     def feature_ranges(self) -> dict[str, tuple[int, int]]:
-        """The least and the greatest level it supports, by feature."""
+        """Lowest and highest level it supports, by feature."""
         return {f.name: (f.min_level, f.max_level) for f in self.features}
 
     @property
     def is_active(self) -> bool:
-        """May lead, join an ISR, and be told to clients: neither fenced nor on its way down."""
+        """Whether it may lead, join an ISR and serve clients: neither fenced nor shutting down."""
         return not self.fenced and not self.in_controlled_shutdown
 
     def endpoint(self, listener: str | None = None) -> Endpoint | None:
-        """Where `listener` answers (None: the first one); None if there is no such listener."""
+        """Endpoint of `listener` (None: the first one); None if there is no such listener."""
         for candidate in self.endpoints:
             if listener is None or candidate.name == listener:
                 return candidate.endpoint
@@ -99,7 +100,7 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class ControllerRegistration:
-    """A controller that told the active one of itself (KIP-919); its newest process counts."""
+    """A controller registered at the active one (KIP-919); the newest process of an id counts."""
 
     controller_id: int
     incarnation_id: UUID
@@ -108,14 +109,15 @@ class ControllerRegistration:
 
     @property
     def feature_ranges(self) -> dict[str, tuple[int, int]]:
-        """The least and the greatest level it supports, by feature."""
+        """Lowest and highest level it supports, by feature."""
         return {f.name: (f.min_level, f.max_level) for f in self.features}
 
 
 class PartitionRegistration(NamedTuple):
-    """The controller's word on a partition. `replicas` is in order of preference; `leader` is None
-    while there is none. (A named tuple: there may be a million, and it is made three times faster
-    than a frozen dataclass of the same size.)
+    """The controller's decision on a partition.
+
+    `replicas` is in order of preference; `leader` is None while there is none. It is a named tuple:
+    there may be a million, and it is made three times faster than a frozen dataclass of this size.
     """
 
     replicas: tuple[int, ...]
@@ -143,7 +145,7 @@ class PartitionRegistration(NamedTuple):
         return bool(self.adding or self.removing)
 
     def directory_of(self, broker_id: int) -> UUID | None:
-        """The directory that holds the broker's replica; None while it is not assigned."""
+        """Directory with the broker's replica; None while it is not assigned."""
         if not self.directories or broker_id not in self.replicas:
             return None
         found = self.directories[self.replicas.index(broker_id)]
@@ -160,8 +162,10 @@ class TopicImage:
     _placement: Placement | None = field(default=None, repr=False, compare=False)
 
     def with_partitions(self, changed: Mapping[int, PartitionRegistration]) -> TopicImage:
-        """The topic with these partitions changed or added; what is known of the placement is kept
-        while the replicas stay."""
+        """The topic with these partitions changed or added.
+
+        Keeps the table of placements while the replicas stay the same.
+        """
         before = self.partitions
         moved = any(
             (old := before.get(index)) is None or old.replicas != new.replicas
@@ -176,13 +180,13 @@ class TopicImage:
         return self._placement is not None or len(self.partitions) < _PLACEMENT_PARTITIONS_MIN
 
     def hosted_by(self, broker_id: int) -> Iterable[tuple[int, PartitionRegistration]]:
-        """The partitions with a replica on the broker."""
+        """Partitions with a replica on the broker."""
         partitions = self.partitions
         if len(partitions) < _PLACEMENT_PARTITIONS_MIN:
             return [(i, p) for i, p in partitions.items() if broker_id in p.replicas]
         placement = self._placement
         if placement is None:
-            # A value worked out late, the same for whoever comes first.
+            # A lazily computed value, the same whichever caller computes it first.
             from quorum.image.placement_index import Placement
 
             indexes, states = zip(*partitions.items(), strict=True)
@@ -197,7 +201,7 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class TopicsImage:
-    """All topics, found by name or by id."""
+    """All topics, by name or by id."""
 
     ids_by_name: Map[str, UUID] = EMPTY_MAP
     topics_by_id: Map[UUID, TopicImage] = EMPTY_MAP
@@ -214,7 +218,7 @@ class TopicsImage:
         return None if topic is None else topic.partitions.get(index)
 
     def hosted_by(self, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionRegistration]]:
-        """The partitions with a replica on the broker, in no order that could be relied upon."""
+        """Partitions with a replica on the broker, in an unspecified order."""
         for topic in self.topics_by_id.values():
             for index, partition in topic.hosted_by(broker_id):
                 yield topic, index, partition
@@ -232,7 +236,7 @@ class TopicsImage:
         return len(self.topics_by_id)
 
     def __iter__(self) -> Iterator[TopicImage]:
-        """All topics in no order that could be relied upon."""
+        """All topics in an unspecified order."""
         return iter(self.topics_by_id.values())
 
     def __contains__(self, name: object) -> bool:

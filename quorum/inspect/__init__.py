@@ -1,8 +1,8 @@
 """A read-only view of a metadata log, a checkpoint, or a live cluster; for `tidemark metadata`.
 
-`source.load` reads an image from a checkpoint file, from a log directory, or from the active
-controller of a cluster, up to an offset if one is given. `tree` presents an image as a tree of
-paths with JSON leaves, finds nodes by globs, and lists the differences of two trees.
+`source.load` reads an image from a checkpoint file, a log directory, or the active controller of a
+cluster. It reads up to an offset if one is given. `tree` presents an image as a tree of paths with
+JSON leaves, finds nodes by globs, and lists the differences of two trees.
 
 Outsiders may import `source.load` and everything public in `tree`.
 

@@ -1,9 +1,10 @@
 """Administration: topics, the cluster, its quorum and its disks.
 
-A request goes to any node (each forwards what changes metadata to the active controller) and is
-repeated on another one while the error is retriable. `create_topics` returns when every live broker
-knows the topics and their leaders, so a caller can produce straight away; `delete_topics` when
-every live broker has forgotten them.
+A request goes to any node, which forwards changes of the metadata to the active controller. While
+the error is retriable, the request is repeated on another node.
+
+`create_topics` returns when every live broker has the topics and their leaders, so that they can be
+produced to at once. `delete_topics` returns when no live broker has them any more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tidemark.v1 import admin_pb2, log_pb2, raft_pb2
 class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
     """Administers a cluster; safe for concurrent use on one event loop.
 
-    `bootstrap_servers`: host:port of brokers or controllers. Every method raises the typed errors
+    `bootstrap_servers` is host:port of brokers or controllers. Every method raises the typed errors
     of `tidemark.errors`; retriable ones only after `default_api_timeout_ms`.
     """
 
@@ -53,7 +54,7 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         """Creates topics and waits until every live broker can serve them.
 
         Raises the first topic's error, e.g. TopicAlreadyExistsError, InvalidReplicationFactorError.
-        A topic that an earlier try of this very call created (its answer was lost) is no error.
+        A topic that an earlier attempt of the same call created (its answer was lost) is no error.
         """
         request = admin_pb2.CreateTopicsRequest(
             topics=[_creatable(topic) for topic in topics],
@@ -81,8 +82,9 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         return created
 
     async def delete_topics(self, names: Sequence[str], *, timeout_ms: int | None = None) -> None:
-        """Deletes topics and waits until every live broker has forgotten them;
-        UnknownTopicOrPartitionError.
+        """Deletes topics and waits until no live broker has them any more.
+
+        Raises UnknownTopicOrPartitionError.
         """
         request = admin_pb2.DeleteTopicsRequest(
             topic_names=names, timeout_ms=timeout_ms or self._retry.timeout_ms
@@ -113,7 +115,7 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         return sorted(map(decoding.listing, answer.topics), key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
-        """Partitions, replicas and settings by topic name; UnknownTopicOrPartitionError."""
+        """Partitions, replicas and settings by topic name; raises UnknownTopicOrPartitionError."""
         request = admin_pb2.DescribeTopicsRequest(topic_names=names)
 
         async def attempt(address: str) -> dict[str, TopicDescription]:
@@ -139,8 +141,9 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
     async def describe_log_dirs(
         self, brokers: Sequence[int] | None = None, topics: Sequence[str] = ()
     ) -> dict[int, list[LogDirDescription]]:
-        """Log directories and their replicas by broker; of all live brokers by default, of all
-        topics by default.
+        """Log directories and their replicas by broker.
+
+        Covers all live brokers and all topics by default.
         """
         await self._refresh_metadata()
         ids = sorted(self._metadata.brokers) if brokers is None else list(brokers)
@@ -150,7 +153,7 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
             async def attempt(_: str) -> list[LogDirDescription]:
                 address = self._metadata.address(broker_id)
                 if address is None and brokers is None:
-                    return []  # it died meanwhile
+                    return []  # it stopped meanwhile
                 if address is None:
                     await self._metadata.refresh()
                     raise NetworkError(f"broker {broker_id} is not alive")
@@ -169,12 +172,13 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
     async def wait_until_topics_known(
         self, names: Sequence[str], timeout_ms: int | None = None
     ) -> None:
-        """Returns when every live broker knows each topic and a leader of each partition."""
+        """Waits until every live broker has each topic and a leader of each of its partitions."""
         await self._wait_on_all_brokers(list(names), _all_led, timeout_ms)
 
     async def describe_cluster_everywhere(self) -> dict[int, frozenset[int]]:
-        """For each live broker the live brokers that it knows itself; one that does not answer is
-        left out.
+        """Each live broker's own view of the live brokers.
+
+        A broker that does not answer is left out.
         """
         await self._refresh_metadata()
 

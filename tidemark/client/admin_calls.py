@@ -1,5 +1,4 @@
-"""How administrators' requests are sent: to any node, and to another one while errors are
-retriable."""
+"""Sends administrative requests to any node, and to another one while errors are retriable."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _PATHS = {rpc.request: rpc.path for rpc in rpcs_of(ADMIN)}
 
 
 class AdminCalls(AsyncCloses):
-    """The connection of an admin client to its cluster."""
+    """Connections of an admin client to its cluster."""
 
     def __init__(
         self,
@@ -49,10 +48,10 @@ class AdminCalls(AsyncCloses):
         """Closes the connections."""
         await self._connections.close()
 
-    # How requests are sent.
+    # Sending and retrying.
 
     async def _send(self, address: str, request: Message, response: type[R]) -> R:
-        """The answer of one node; raises ApiError, also the one that the answer carries."""
+        """Returns the answer of one node; raises ApiError, also for an error within the answer."""
         path = _PATHS[type(request)]
         answer: Any = await self._connections.call(address, path, request, response.FromString)
         raise_for(answer.error_code, answer.error_message)
@@ -60,7 +59,7 @@ class AdminCalls(AsyncCloses):
         return checked
 
     async def _ask(self, request: Message, response: type[R], timeout_ms: int | None = None) -> R:
-        """The answer of any node; see `_with_retries`."""
+        """Returns the answer of any node; retries as `_with_retries`."""
 
         async def attempt(address: str) -> R:
             return await self._send(address, request, response)
@@ -70,8 +69,9 @@ class AdminCalls(AsyncCloses):
     async def _with_retries(
         self, attempt: Callable[[str], Awaitable[T]], timeout_ms: int | None = None
     ) -> T:
-        """Tries node after node until one answers well, the error is final, or time is up (then the
-        last error is raised).
+        """Tries node after node until one succeeds, the error is final, or the time is up.
+
+        Raises the last error.
         """
         policy = self._retry
         if timeout_ms is not None:
@@ -103,7 +103,10 @@ class AdminCalls(AsyncCloses):
         reached: Callable[[log_pb2.MetadataResponse, list[str]], bool],
         timeout_ms: int | None,
     ) -> None:
-        """Asks each live broker: one that has applied the change says nothing of the others."""
+        """Waits until each live broker has applied a change.
+
+        Each is asked, because the answer of one says nothing about the others.
+        """
         await self._refresh_metadata()
         request = log_pb2.MetadataRequest(topics=names)
         decode = log_pb2.MetadataResponse.FromString
@@ -112,7 +115,7 @@ class AdminCalls(AsyncCloses):
             async def attempt(_: str) -> None:
                 address = self._metadata.address(broker_id)
                 if address is None:
-                    return  # it died meanwhile: nobody will be sent there
+                    return  # it stopped meanwhile: no client will be sent there
                 try:
                     answer = await self._connections.call(address, METADATA, request, decode)
                 except ApiError as error:
@@ -130,8 +133,9 @@ class AdminCalls(AsyncCloses):
 
 
 class Final(Exception):
-    """Carries an error that is retriable by the table, but an answer here: the topic just does not
-    exist.
+    """Carries an error that is retriable by the table, but final here.
+
+    Example: a topic that does not exist.
     """
 
     def __init__(self, error: ApiError) -> None:

@@ -1,5 +1,4 @@
-"""The part of the admin client that changes a cluster at work: settings, partitions, replicas,
-leaders, features, brokers."""
+"""Changes of a running cluster: settings, partitions, replicas, leaders, features, brokers."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _OPS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 
 
 class ClusterAdmin(AdminCalls):
-    """Changes and descriptions beyond topics; see AsyncAdmin."""
+    """Part of AsyncAdmin beyond topics: changes and descriptions of a running cluster."""
 
     async def incremental_alter_configs(
         self,
@@ -35,7 +34,7 @@ class ClusterAdmin(AdminCalls):
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Changes settings, those of each resource all together or not at all (KIP-339).
+        """Changes settings, those of each resource atomically (KIP-339).
 
         Raises the first resource's error: InvalidConfigError, UnknownTopicOrPartitionError,
         BrokerIdNotRegisteredError.
@@ -60,9 +59,9 @@ class ClusterAdmin(AdminCalls):
         include_synonyms: bool = True,
         include_documentation: bool = False,
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        """Settings by name for each resource; `names` none: all. A broker's come from itself.
+        """Settings by name for each resource; all of them if `names` is empty.
 
-        Raises the first resource's error.
+        A broker's own settings are read from that broker. Raises the first resource's error.
         """
         if any(r.type is ConfigResourceType.BROKER and r.name for r in resources):
             await self._refresh_metadata()
@@ -96,9 +95,9 @@ class ClusterAdmin(AdminCalls):
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Grows topics to so many partitions; returns when every live broker knows them.
+        """Grows topics to the given numbers of partitions; waits until every live broker has them.
 
-        `assignments` places the new partitions of a topic by hand: for each its broker ids,
+        `assignments` places the new partitions of a topic manually: for each its broker ids,
         preferred leader first. Raises the first topic's error: InvalidPartitionsError,
         InvalidReplicaAssignmentError, UnknownTopicOrPartitionError.
         """
@@ -130,10 +129,11 @@ class ClusterAdmin(AdminCalls):
         timeout_ms: int | None = None,
     ) -> None:
         """Begins to move partitions to other brokers, preferred leader first; None cancels
-        (KIP-455). Returns when that is decided, not when it is done.
+        (KIP-455).
 
-        Raises the first partition's error: InvalidReplicaAssignmentError,
-        NoReassignmentInProgressError, UnknownTopicOrPartitionError.
+        Returns when the moves are decided, not when they are done. Raises the first partition's
+        error: InvalidReplicaAssignmentError, NoReassignmentInProgressError,
+        UnknownTopicOrPartitionError.
         """
         request = admin_pb2.AlterPartitionReassignmentsRequest(
             timeout_ms=timeout_ms or self._retry.timeout_ms
@@ -152,7 +152,7 @@ class ClusterAdmin(AdminCalls):
     async def list_partition_reassignments(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """What is under way, of these partitions or of all (None)."""
+        """Reassignments in progress, of these partitions or of all (None)."""
         request = admin_pb2.ListPartitionReassignmentsRequest()
         for name, indexes in _by_topic(partitions or ()).items():
             request.topics.add(topic=name, partition_indexes=indexes)
@@ -172,8 +172,9 @@ class ClusterAdmin(AdminCalls):
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Returns when every live broker knows that the partitions have exactly these replicas, so
-        that their moves are done; RequestTimedOutError.
+        """Waits until the partitions have exactly these replicas on every live broker.
+
+        Their moves are done then. Raises RequestTimedOutError.
         """
 
         def moved(metadata: log_pb2.MetadataResponse, names: list[str]) -> bool:
@@ -194,11 +195,11 @@ class ClusterAdmin(AdminCalls):
         *,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, ApiError | None]:
-        """Elects leaders, `election_type` PREFERRED or UNCLEAN (may lose records), for these
-        partitions or for all that need it (None).
+        """Elects leaders of these partitions, or of all that need it (None).
 
-        Gives what became of each: None, or ElectionNotNeededError,
-        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
+        `election_type` is PREFERRED or UNCLEAN; the latter may lose records. Returns the outcome of
+        each partition: None, or ElectionNotNeededError, PreferredLeaderNotAvailableError,
+        EligibleLeadersNotAvailableError.
         """
         if election_type not in ("PREFERRED", "UNCLEAN"):
             raise InvalidRequestError(f"{election_type!r} is no election: PREFERRED or UNCLEAN")
@@ -225,8 +226,10 @@ class ClusterAdmin(AdminCalls):
         }
 
     async def describe_node_features(self) -> list[NodeFeatures]:
-        """What each registered node supports: controllers (from metadata.version 2 on), then
-        brokers."""
+        """Supported ranges of each registered node.
+
+        Controllers (from metadata.version 2 on) come before brokers.
+        """
         return [
             NodeFeatures(
                 node.node_id,
@@ -249,7 +252,7 @@ class ClusterAdmin(AdminCalls):
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Sets levels of features, all or none; `downgrade` SAFE or UNSAFE allows lower ones.
+        """Sets levels of features atomically; `downgrade` SAFE or UNSAFE allows lower ones.
 
         Raises FeatureUpdateFailedError, InvalidUpdateVersionError.
         """
@@ -267,15 +270,20 @@ class ClusterAdmin(AdminCalls):
             _check(result, f"feature {result.feature!r}")
 
     async def unregister_broker(self, broker_id: int, *, timeout_ms: int | None = None) -> None:
-        """Forgets a broker that will not come back; BrokerIdNotRegisteredError. Its replicas stay
-        assigned until they are moved."""
+        """Unregisters a broker that will not come back; raises BrokerIdNotRegisteredError.
+
+        Its replicas stay assigned until they are moved.
+        """
         request = admin_pb2.UnregisterBrokerRequest(
             broker_id=broker_id, timeout_ms=timeout_ms or self._retry.timeout_ms
         )
         await self._ask(request, admin_pb2.UnregisterBrokerResponse, timeout_ms)
 
     def _address_of(self, resource: ConfigResource) -> str | None:
-        """Where only one node can answer: its address, if it is known."""
+        """Address of the only node that can answer for the resource.
+
+        None if any node can, or if the address is unknown.
+        """
         if resource.type is not ConfigResourceType.BROKER or not resource.name.isdigit():
             return None
         return self._metadata.address(int(resource.name))
@@ -292,7 +300,7 @@ def _op_type(op: str) -> Any:
 
 
 def _check(result: Any, what: str) -> None:
-    """Raises what the answer says of one item."""
+    """Raises the error of one item of an answer."""
     if result.error_code != ErrorCode.NONE:
         message = result.error_message
         raise error_for(result.error_code, f"{what}: {message}" if message else what)

@@ -1,6 +1,4 @@
-"""The part of the admin client about logs: deleting records, looking offsets up, moving replicas
-between directories.
-"""
+"""Administration of logs: deletes records, finds offsets, moves replicas between directories."""
 
 from __future__ import annotations
 
@@ -26,17 +24,22 @@ DELETE_RECORDS = "/tidemark.v1.Log/DeleteRecords"
 
 
 class LogAdmin(AdminCalls):
-    """Deletes records, looks offsets up, moves replicas between directories; see AsyncAdmin."""
+    """Part of AsyncAdmin about logs: deletes records, finds offsets, moves replicas on disk."""
 
     async def alter_replica_log_dirs(
         self, moves: Mapping[TopicPartitionReplica, str]
     ) -> dict[TopicPartitionReplica, ApiError | None]:
-        """Begins to move replicas to directories of their brokers' log.dirs (KIP-113); the one it
-        is in ends a move. `describe_log_dirs` shows how far moves are.
+        """Begins to move replicas to directories of their brokers' log.dirs (KIP-113).
 
-        None where the broker took it, else its error: LogDirNotFoundError; KafkaStorageError (the
-        replica or the directory is offline); InvalidTopicError (the name is too long);
-        ReplicaNotAvailableError (when the broker gets this replica, it will be made there).
+        Naming the directory that a replica is in ends its move. `describe_log_dirs` shows the
+        progress.
+
+        Returns None for each replica whose move was accepted, else its error:
+
+        - LogDirNotFoundError: the broker has no such directory;
+        - KafkaStorageError: the replica or the directory is offline;
+        - InvalidTopicError: the name is too long;
+        - ReplicaNotAvailableError: the broker will make the replica there when it gets it.
         """
         await self._refresh_metadata()
         by_broker: dict[int, dict[TopicPartitionReplica, str]] = {}
@@ -79,11 +82,11 @@ class LogAdmin(AdminCalls):
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Deletes the records below an offset of each partition (-1: below the high watermark) and
-        gives the low watermarks: no live replica begins below them.
+        """Deletes the records below an offset of each partition (-1: below the high watermark).
 
-        Raises the first partition's error: OffsetOutOfRangeError, PolicyViolationError (a topic
-        that is only compacted), UnknownTopicOrPartitionError.
+        Returns the low watermarks: no live replica begins below them. Raises the first partition's
+        error: OffsetOutOfRangeError, PolicyViolationError (a topic that is only compacted),
+        UnknownTopicOrPartitionError.
         """
         found = await asyncio.gather(
             *(self._delete_in(p, offset, timeout_ms) for p, offset in offsets.items())
@@ -97,11 +100,13 @@ class LogAdmin(AdminCalls):
         read_committed: bool = False,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The offset of each partition for a timestamp (ms: the first record at or after it) or an
-        OffsetSpec; None where there is none. LATEST is the high watermark, with `read_committed`
-        the last stable offset. ValueError for a number that is neither.
+        """Offset of each partition for a timestamp (ms) or an OffsetSpec; None if there is none.
 
-        UnknownTopicOrPartitionError, LeaderNotAvailableError after the timeout.
+        A timestamp finds the first record at or after it. LATEST is the high watermark, with
+        `read_committed` the last stable offset.
+
+        Raises ValueError for a number that is neither, UnknownTopicOrPartitionError, and
+        LeaderNotAvailableError after the timeout.
         """
         for partition, asked in wanted.items():
             if asked < 0:

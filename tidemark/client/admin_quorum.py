@@ -1,4 +1,4 @@
-"""The part of the admin client that changes who votes in the metadata quorum (KIP-853)."""
+"""Administration of the voters of the metadata quorum (KIP-853)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTENER = "CONTROLLER"
 
 
 class QuorumAdmin(AdminCalls):
-    """Adds and removes voters; see AsyncAdmin."""
+    """Part of AsyncAdmin about the quorum: adds and removes voters."""
 
     async def add_raft_voter(
         self,
@@ -24,12 +24,13 @@ class QuorumAdmin(AdminCalls):
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Makes a controller that runs (and follows the log) a voter; returns when that is
-        committed. `endpoint` is its controller listener, or all of them by name.
+        """Makes a running controller that follows the log a voter; returns when that is committed.
 
-        Raises DuplicateVoterError (also when an earlier try of this call did it),
+        `endpoint` is its controller listener, or all of them by name.
+
+        Raises DuplicateVoterError (also if an earlier attempt of this call succeeded). Raises
         RequestTimedOutError while another change is not finished or the controller does not catch
-        up, UnsupportedVersionError with static voters, InvalidRequestError when somebody else
+        up. Raises UnsupportedVersionError with static voters, InvalidRequestError if another node
         answers at the endpoint.
         """
         named = {_LISTENER: endpoint} if isinstance(endpoint, Endpoint) else endpoint
@@ -52,9 +53,11 @@ class QuorumAdmin(AdminCalls):
     async def remove_raft_voter(
         self, voter_id: int, directory_id: UUID, *, timeout_ms: int | None = None
     ) -> None:
-        """Makes a voter an observer; returns when that is committed. The leader resigns then.
+        """Makes a voter an observer; returns when that is committed.
 
-        Raises VoterNotFoundError (also when an earlier try of this call did it),
+        If it is the leader, it resigns then.
+
+        Raises VoterNotFoundError (also if an earlier attempt of this call succeeded),
         InvalidRequestError for the only voter, RequestTimedOutError, UnsupportedVersionError.
         """
         request = raft_pb2.RemoveRaftVoterRequest(
