@@ -1,7 +1,7 @@
 """One cleaning of one log (Kafka's Cleaner).
 
-It builds the offset map of the dirty part. Then it writes the segments anew, group by group,
-without the records that the map makes obsolete.
+It builds the offset map of the dirty part. Then it rewrites the segments, group by group, without
+the records that the map makes obsolete.
 
 `Cleaning` is made by the owner of the log and copies what it needs. `build_map` and `next_group`
 then run in any thread: they read rolled segments and write `.cleaned` files, which the log does not

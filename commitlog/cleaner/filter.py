@@ -2,7 +2,7 @@
 
 The rules (Kafka's Cleaner and MemoryRecords.filterTo; KIP-534 for the delete horizon):
 
-- A record stays if it is the last of its key, or lies above the end of the offset map.
+- A record stays if it is the last of its key, or is above the end of the offset map.
 - A tombstone that is the last of its key stays until the horizon of its batch. The first pass
   writes the horizon (now + delete.retention.ms) into the batch's base timestamp; a later pass drops
   the tombstone. Markers of transactions without records are dropped in the same way.

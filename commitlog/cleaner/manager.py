@@ -5,7 +5,7 @@ clean.
 checkpoints. The long work of a cleaning (`Cleaning.build_map`, `next_group`) is for other threads:
 node/upkeep/cleaning.py runs it in a pool. `clean_once` does everything in the calling thread.
 
-A log that can not be cleaned (damaged batches, more keys than the map holds) is marked uncleanable
+A log that cannot be cleaned (damaged batches, more keys than the map holds) is marked uncleanable
 with the reason; the others are cleaned. The first dirty offsets are kept in
 `cleaner-offset-checkpoint` of each log directory. Source: Kafka's LogCleaner and LogCleanerManager.
 """

@@ -10,7 +10,7 @@ line for one. `tidemark dump-log` imports `format.control_fields`, `transaction_
     format         the line of text for each entry
     kafka_schema, kafka_metadata, transaction_log   records of Kafka's own internal topics
 
-The room promises to write nothing, and to be tolerant of damage. Bytes that can not be read become
+The room promises to write nothing, and to be tolerant of damage. Bytes that cannot be read become
 an entry with their position and the reason. The rest of the file is shown as far as it can be read.
 """
 

@@ -204,7 +204,7 @@ def _batch(file: File, name: str, header: Header, options: DumpOptions) -> Itera
 
 def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entry]:
     """Yields the records as far as they can be read, even if the CRC check fails: what is left may
-    tell why.
+    show why.
     """
     for record in iter_records(data, check_crc=False):
         entry: Entry = {

@@ -14,7 +14,7 @@ and `registry.LogListener` for those notified of cuts, moves and removals.
     changes              which logs changed since a pass last ran
     flush_passes, retention_schedule   which of them a pass works on
 
-The room promises that a node has at most one log of a partition. It never makes one anew while the
+The room promises that a node has at most one log of a partition. It never recreates one while its
 records may be in a directory that is offline. A disk that fails affects the logs of its directory
 only. An idle log costs a pass nothing.
 """

@@ -26,13 +26,13 @@ class DeletedLogs:
         purged = 0
         for entry in due:
             self._waiting.remove(entry)
-            with suppress(LogDirectoryOfflineError):  # the others go on
+            with suppress(LogDirectoryOfflineError):  # continue with the others
                 entry[1].remove_tree(entry[2])
                 purged += 1
         changed = self._changed.take()
         try:
             for log in tuple(changed):
-                with suppress(LogDirectoryOfflineError):  # the others go on
+                with suppress(LogDirectoryOfflineError):  # continue with the others
                     purged += log.purge_deleted(now_ms)
                 if not log.deleted_files or not self._registry.is_open(log):
                     changed.discard(log)

@@ -25,7 +25,7 @@ class FlushPasses:
         try:
             for log in tuple(waiting):
                 if is_open(log):
-                    with suppress(LogDirectoryOfflineError):  # the others go on
+                    with suppress(LogDirectoryOfflineError):  # continue with the others
                         log.flush(log.active_segment.base_offset)
                 waiting.discard(log)
         finally:
@@ -41,7 +41,7 @@ class FlushPasses:
                 if is_durable or flush_ms >= _NEVER_MS or not is_open(log):
                     waiting.discard(log)
                 elif now_ms - log.last_flush_ms >= flush_ms:
-                    with suppress(LogDirectoryOfflineError):  # the others go on
+                    with suppress(LogDirectoryOfflineError):  # continue with the others
                         log.flush()
                         log.last_flush_ms = now_ms
                     waiting.discard(log)

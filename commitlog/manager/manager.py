@@ -8,7 +8,7 @@ opened here.
 
 A directory whose disk fails goes offline (`commitlog.disk.log_directory`). `directory_failed` is
 called once, in the thread that noticed; then the owner of the logs calls `drop_offline`. The logs
-in it are dropped without touching a file, and are never made anew elsewhere (KIP-112, KIP-858).
+in it are dropped without touching a file, and are never recreated elsewhere (KIP-112, KIP-858).
 
 `open`, `close`, `purge_deleted`, `flush_due` and the checkpoints may run in a thread. The logs
 themselves belong to the event loop.
@@ -65,7 +65,7 @@ class LogManager:
     ) -> None:
         """`topic_config` returns the settings of a topic if they are known when its logs are
         opened. `locked`: the caller holds the locks of the directories already. `vital` is the path
-        of the directory the process can not continue without: that of its metadata log.
+        of the directory the process cannot continue without: that of its metadata log.
         `known_replica` returns the topic id and the directory id that the metadata has for a
         partition of this node. `directory_failed` is called once for each directory that fails, in
         any thread.
@@ -107,7 +107,7 @@ class LogManager:
         """Returns whether a full disk may fail the directory.
 
         A full disk refuses only writes, and retention may free space again. So it does not fail a
-        directory that the process can not continue without.
+        directory that the process cannot continue without.
         """
         return directory.path != self._vital and len(self.online_directories) > 1
 
@@ -118,7 +118,7 @@ class LogManager:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the process can not continue: no directory is online, or the vital one failed."""
+        """Whether the process cannot continue: no directory is online, or the vital one failed."""
         return not self.online_directories or any(
             d.path == self._vital and not d.is_online for d in self.directories
         )
@@ -270,7 +270,7 @@ class LogManager:
         of another topic of the same name is set aside as stray. `may_hold_data`: the metadata
         counts on this replica's records, so it must not come back empty (KIP-858).
 
-        Raises StorageError if the log failed to open at the start, or can not be made. Raises
+        Raises StorageError if the log failed to open at the start, or cannot be made. Raises
         LogDirectoryOfflineError if the log was, is assigned to, or may be in a directory that is
         offline.
         """
@@ -361,7 +361,7 @@ class LogManager:
         self._flushes.flush_due(self._now_ms(), self._registry.is_open)
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Writes the log start offsets that can not be derived from the files."""
+        """Writes the log start offsets that cannot be derived from the files."""
         self.checkpoints.write(LOG_START_OFFSET_CHECKPOINT, self.directories)
 
     def checkpoint_high_watermarks(self) -> None:

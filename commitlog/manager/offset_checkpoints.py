@@ -120,7 +120,7 @@ class LogCheckpoints:
             self._take_over(name)
             for directory in directories:
                 if (name, directory) in self._unsaved and directory.is_online:
-                    with suppress(LogDirectoryOfflineError):  # the others go on
+                    with suppress(LogDirectoryOfflineError):  # continue with the others
                         self._save(directory, name)
 
     # --- what logs announce (`LogEvents`)

@@ -3,7 +3,7 @@
 Pure: decides from the state of the log directories, the ids that the metadata assigns, and what was
 found in the directories. It reads and writes no file.
 
-A log is never made anew while its records may exist elsewhere. They may in a directory that is
+A log is never recreated while its records may exist elsewhere. They may in a directory that is
 offline, or in one that this node no longer has (KIP-112, KIP-858).
 """
 

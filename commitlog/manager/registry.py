@@ -4,7 +4,7 @@ The rest of the room works on it. It notifies its listeners of what happens to a
 renames and deletes no file.
 
     open      in `by_partition`, with a directory
-    lost      in a directory that failed; never touched again, never made anew elsewhere
+    lost      in a directory that failed; never touched again, never recreated elsewhere
     failed    its files could not be opened at the start; the error is kept
 """
 

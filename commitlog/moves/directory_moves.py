@@ -15,12 +15,12 @@ often is the current one, even if the other comes back on a disk that was away f
 is in the file `moves`; a future log begins with its source's count plus one.
 
 If step 3 fails, it is unknown whether B's name is durable. So A's log, which stays, gets a higher
-count first. If step 5 fails, A's disk failed. Should A come back without B, A's mark says that its
-log may lack records. Then it serves only a replica that others know to be behind.
+count first. If step 5 fails, A's disk failed. Should A come back without B, A's mark shows that its
+log may lack records. Then it serves only a replica that counts as behind.
 
 A future log without its current log is deleted, unless the current one may come back. If the
-source's directory is offline, the copy stays for the next start. No log is made anew in its place
-as long as the metadata counts on this replica: it may name the target already (KIP-858).
+source's directory is offline, the copy stays for the next start. No log is created in its place as
+long as the metadata counts on this replica: it may name the target already (KIP-858).
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class DirectoryMoves:
         del self._left[topic_partition]
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Drops the marks of a log that left this node or was made anew, and removes a copy without
+        """Drops the marks of a log that left this node or was recreated, and removes a copy without
         its source.
         """
         self._left.pop(topic_partition, None)
@@ -275,7 +275,7 @@ class DirectoryMoves:
         """Begins to move a log that is neither being moved nor in `destination`; returns its future
         log.
 
-        Raises StorageError if the future log can not be made.
+        Raises StorageError if the future log cannot be made.
         """
         topic_partition = current.topic_partition
         assert topic_partition not in self._futures, "one move of a partition at a time"

@@ -37,7 +37,7 @@ _LEFT = "left"
 
 
 class SourceError(StorageError):
-    """The log that is copied can not be read; its copy is intact."""
+    """The log that is copied cannot be read; its copy is intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class CopyPiece:
         """Copies whole batches. Returns the position after them, and the offset after them (None:
         no batch).
 
-        Raises SourceError or CorruptMessageError if the log can not be read. Raises StorageError if
-        the copy can not be written, FatalError if it can not be synced.
+        Raises SourceError or CorruptMessageError if the log cannot be read. Raises StorageError if
+        the copy cannot be written, FatalError if it cannot be synced.
         """
         data, following = self._read() if self.end > self.begin else (b"", None)
         name = self.copied.source.log_file
@@ -189,13 +189,15 @@ class FutureLog:
         self.name = name
         self.directory = home.subdirectory(name)
         self.is_promised = False
-        """Whether the controller knows, or is to be told, that the log will be here (KIP-858)."""
+        """Whether it is, or is about to be, reported to the controller that the log will be here
+        (KIP-858).
+        """
         self._copied: dict[int, _Copied] = {}
         self._snapshots: set[int] = set()
 
     @classmethod
     def begin(cls, current: Log, home: Directory) -> FutureLog:
-        """Makes an empty copy in a durable directory. Raises StorageError if it can not be made."""
+        """Makes an empty copy in a durable directory. Raises StorageError if it cannot be made."""
         future = cls(
             current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
         )

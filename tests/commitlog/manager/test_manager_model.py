@@ -1,4 +1,4 @@
-"""Random histories of several logs of one manager: topics made, deleted and made anew with the same
+"""Random histories of several logs of one manager: topics made, deleted and recreated with the same
 name, checkpoints at any time, crashes.
 
 Each log that a start finds is a prefix of what its topic was given, with all that was flushed.
