@@ -10,7 +10,6 @@ from tests.tidy import classes, header, references, rooms, style, voice
 from tests.tidy.allowances import (
     CALLBACKS,
     FACELESS,
-    LONG_PROSE,
     SIZES,
     SPLIT,
     TABLES,
@@ -22,16 +21,14 @@ from tests.tidy.tree import classes_of, own_classes, own_sources, texts
 def test_the_tree_is_tidy() -> None:
     found: list[str] = []
     for name, text in texts().items():
-        if name not in LONG_PROSE:
-            found += style.problems(name, text)
+        found += style.problems(name, text)
     assert not found, f"{len(found)} untidy places:\n" + "\n".join(found)
 
 
 def test_every_reference_leads_somewhere() -> None:
     found: list[str] = []
     for name, text in texts().items():
-        if name not in LONG_PROSE:
-            found += references.problems(name, text)
+        found += references.problems(name, text)
     assert not found, f"{len(found)} references lead nowhere:\n" + "\n".join(found)
 
 
