@@ -26,11 +26,12 @@ from commitlog.log.events import UNTRACKED, ChangedLogs, LogEvents
 from commitlog.log.flushing import PendingFlush
 from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.loader import load_segments, replay_producers
+from commitlog.log.producer_checks import check_producers, find_duplicate
 from commitlog.log.swap import swap_files, with_cleaned
 from commitlog.log.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
-from commitlog.segment.producer_state import ProducerStateManager, find_duplicate
+from commitlog.segment.producer_state import ProducerStateManager
 from commitlog.segment.segment import Segment
 from commitlog.types import (
     AbortedTransaction,
@@ -230,9 +231,9 @@ class Log:
     ) -> AppendInfo:
         """Appends whole batches: gives them offsets and the epoch. All or nothing, in one segment.
 
-        Errors of `validation.prepare_leader` and `ProducerStateManager.check`; StorageError. What
-        an idempotent client sent before is not written again: the answer has the offsets of its
-        first time, and `duplicate`.
+        What an idempotent client sent before is not written again: the answer has the offsets of
+        its first time, and `duplicate`. Errors of `validation.prepare_leader` and
+        `producer_checks.check_producers`; StorageError.
         """
         self._now_ms = now_ms
         prepared = prepare_leader(
@@ -247,7 +248,7 @@ class Log:
             duplicate = find_duplicate(prepared, self.producers, self._log_start_offset, origin)
             if duplicate is not None:
                 return duplicate
-            self.producers.check(prepared, origin)
+            check_producers(prepared, self.producers, origin)
         with self._lock:
             return self._append(prepared, now_ms)
 

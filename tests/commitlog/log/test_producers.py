@@ -8,11 +8,11 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.log.producer_checks import add_one
 from commitlog.segment.producer_state import (
     ProducerBatch,
     ProducerEntry,
     ProducerStateManager,
-    add_one,
     decode_snapshot,
     encode_snapshot,
     in_kafkas_order,
