@@ -40,6 +40,22 @@ class AppendInfo(NamedTuple):
     size_bytes: int = 0
     batches: int = 0
 
+    @classmethod
+    def of_all(
+        cls, infos: Sequence[AppendInfo], log_end_offset: int, log_start_offset: int
+    ) -> AppendInfo:
+        """Sums up appends that follow one another; of none of them, with these offsets."""
+        if not infos:
+            return cls(log_end_offset, log_end_offset - 1, -1, -1, log_start_offset)
+        if len(infos) == 1:
+            return infos[0]
+        return infos[-1]._replace(
+            first_offset=infos[0].first_offset,
+            max_timestamp_ms=max(info.max_timestamp_ms for info in infos),
+            size_bytes=sum(info.size_bytes for info in infos),
+            batches=sum(info.batches for info in infos),
+        )
+
 
 class FetchResult(NamedTuple):
     """Whole batches read from one segment.

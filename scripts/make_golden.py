@@ -26,6 +26,7 @@ from commitlog.disk.checkpoints import (
 )
 from commitlog.disk.files import OsDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.types import AppendOrigin
 from tidemark.config import TopicConfig
 from tidemark.records import (
@@ -124,7 +125,7 @@ def main(target: Path) -> None:
     found, offsets = {}, {}
     for number, name in enumerate((*CODECS, "transactional")):
         partition = TopicPartition(f"codec-{name}" if name in CODECS else name, 0)
-        log = Log.open(
+        log = open_log(
             root.subdirectory(str(partition)),
             partition,
             CONFIG,

@@ -78,7 +78,7 @@ class Cleaning:
         self.end_offset = found.end_offset
         self._first_dirty = found.first_dirty_offset
         self._config = log.config
-        self._truncations = log.truncations
+        self._truncations = log.durability.truncations
         segments = [s for s in log.segments if s.base_offset < found.end_offset]
         self._sizes = [(segment, segment.size_bytes) for segment in segments]
         first = segments[0].base_offset
@@ -289,7 +289,7 @@ class Cleaning:
         meanwhile.
         """
         present = {id(segment) for segment in self.log.segments[:-1]}
-        cut = self.log.truncations != self._truncations
+        cut = self.log.durability.truncations != self._truncations
         if self.io.must_stop() or cut or any(id(s) not in present for s in group.old):
             self.discard(group)
             raise CleaningAbortedError(f"{self.log.topic_partition} changed while it was cleaned")

@@ -18,7 +18,7 @@ class ChangedLogs(Protocol[L]):
 
 
 class LogEvents(Protocol[L]):
-    """The owner's side of a log's events; given to `Log.open`."""
+    """The owner's side of a log's events; given to `open_log`."""
 
     @property
     def unread(self) -> ChangedLogs[L]:

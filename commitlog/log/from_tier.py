@@ -13,13 +13,15 @@ def rebuild_from_remote(
     epoch_entries: Iterable[tuple[int, int]],
     producer_snapshot: bytes | None,
     start_offset: int,
+    now_ms: int,
+    *,
     log_start_offset: int | None = None,
 ) -> None:
     """Empties the log; the next record gets `start_offset`. `log_start_offset` (default: what it
     is) is the leader's. StorageError where the snapshot is damaged.
     """
     start = log.log_start_offset if log_start_offset is None else log_start_offset
-    log.truncate_fully_and_start_at(start_offset, min(start, start_offset))
+    log.truncate_fully_and_start_at(start_offset, now_ms, min(start, start_offset))
     log.epochs.replace(epoch_entries)
     log.epochs.truncate_from_end(start_offset)
     if producer_snapshot is not None:

@@ -6,10 +6,11 @@ These decode a batch (`tidemark.records`); nothing of it is on the path of appen
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from commitlog.log.loader import replay_producers
+from commitlog.log.segments import Segments
+from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.segment import Segment
 from commitlog.segment.txn_recovery import check_transactions
@@ -17,50 +18,20 @@ from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
 
-if TYPE_CHECKING:
-    from commitlog.log.log import Log
-
 _SCRATCH_BYTES = 64 << 10
 _scratch: list[memoryview] = []  # to read into; as many as threads looked up at the same time
 
 logger = logging.getLogger(__name__)
 
 
-class TimestampFences:
-    """The greatest timestamp up to each rolled segment's end, so that a look-up needs no walk over
-    the segments. Learnt as far as look-ups go: that loads the segments' indexes.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[Segment] = []
-        self._state = (-1, -1)
-        self._greatest: list[int] = []
-
-    def first(self, segments: list[Segment], truncations: int, timestamp_ms: int) -> int:
-        """The index of the first segment that may hold a record at or after the timestamp."""
-        rolled = segments[:-1]
-        state = (truncations, Segment.rebuilds)
-        if state != self._state or rolled[: len(self._known)] != self._known:
-            self._known, self._greatest, self._state = [], [], state
-        while not self._greatest or self._greatest[-1] < timestamp_ms:
-            if len(self._known) == len(rolled):
-                return len(rolled)
-            segment = rolled[len(self._known)]
-            self._greatest.append(max([segment.max_timestamp_ms, *self._greatest[-1:]]))
-            self._known.append(segment)
-        return bisect_left(self._greatest, timestamp_ms)
-
-
 def offset_for_timestamp(
-    log: Log, segments: list[Segment], fences: TimestampFences, timestamp_ms: int
+    segments: Segments, epochs: LeaderEpochCache, start: int, timestamp_ms: int
 ) -> TimestampOffset | None:
-    """The first record at or after `timestamp_ms`, by offset, from the local log start on.
+    """The first record at or after `timestamp_ms`, by offset, from `start` on.
 
     Every record at or after the timestamp has this offset or a higher one.
     """
-    start = log.local_log_start_offset
-    for index in range(fences.first(segments, log.truncations, timestamp_ms), len(segments)):
-        segment = segments[index]
+    for segment in segments.since(timestamp_ms):
         if segment.max_timestamp_ms < timestamp_ms or segment.size_bytes == 0:
             continue
         try:
@@ -70,7 +41,7 @@ def offset_for_timestamp(
             segment.rebuild_indexes()
             found = _first_in_segment(segment, timestamp_ms, start)
         if found is not None:
-            return TimestampOffset(*found, log.epoch_for_offset(found[1]))
+            return TimestampOffset(*found, epochs.epoch_for_offset(found[1]))
     return None
 
 
@@ -112,10 +83,10 @@ def _first_in_segment(
     return None
 
 
-def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
+def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | None:
     """The first record that has the greatest timestamp; None for a log without timestamps."""
     best: Segment | None = None
-    for segment in log.segments:
+    for segment in segments:
         if segment.size_bytes and (
             best is None or segment.max_timestamp_ms > best.max_timestamp_ms
         ):
@@ -132,18 +103,21 @@ def offset_of_max_timestamp(log: Log) -> TimestampOffset | None:
     return None
 
 
-def aborted_transactions(log: Log, start: int, end: int) -> list[AbortedTransaction]:
+def aborted_transactions(
+    segments: Sequence[Segment], start: int, end: int
+) -> list[AbortedTransaction]:
     """The aborted transactions with records in [start, end), oldest marker first.
 
     A marker may lie in a later segment than the records: the search ends at the first entry whose
     last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
     """
     found: list[AbortedTransaction] = []
-    for number, segment in enumerate(log.segments):
-        if segment.next_offset <= start and segment is not log.active_segment:
+    active = segments[-1]
+    for number, segment in enumerate(segments):
+        if segment.next_offset <= start and segment is not active:
             continue
         if not segment.txn_index.is_checked:
-            check_transactions(log.directory, list(log.segments[: number + 1]), replay_producers)
+            check_transactions(active.directory, list(segments[: number + 1]), replay_producers)
         for entry in segment.txn_index.entries():
             if entry.last_offset >= start and entry.first_offset < end:
                 found.append(entry)

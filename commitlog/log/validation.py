@@ -337,10 +337,13 @@ def _is_cut_off(view: memoryview, position: int) -> bool:
     return left < HEADER_BYTES or claimed_size(view, position) > left
 
 
-def split_by_segment(prepared: Prepared, room: int, segment_bytes: int) -> list[Prepared]:
-    """Cuts a follower's append into pieces that fit into `room`, then into segments each, the
-    offsets of a piece into an index.
+def split_by_segment(prepared: Prepared, used_bytes: int, segment_bytes: int) -> list[Prepared]:
+    """Cuts a follower's append into pieces: the first fits behind `used_bytes` of the active
+    segment, the others fill a segment each; the offsets of a piece fit into an index.
     """
+    if not prepared.headers:
+        return []
+    room = segment_bytes - used_bytes if used_bytes else segment_bytes
     span = prepared.last_offset - prepared.headers[0].base_offset
     if prepared.size_bytes <= room and span <= MAX_RELATIVE_OFFSET:
         return [prepared]

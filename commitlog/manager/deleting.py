@@ -33,7 +33,7 @@ class DeletedLogs:
         try:
             for log in tuple(changed):
                 with suppress(LogDirectoryOfflineError):  # continue with the others
-                    purged += log.purge_deleted(now_ms)
+                    purged += log.deleted_files.purge(now_ms)
                 if not log.deleted_files or not self._registry.is_open(log):
                     changed.discard(log)
         finally:

@@ -40,10 +40,10 @@ class FlushPasses:
                 is_durable = log.recovery_point >= log.log_end_offset
                 if is_durable or flush_ms >= _NEVER_MS or not is_open(log):
                     waiting.discard(log)
-                elif now_ms - log.last_flush_ms >= flush_ms:
+                elif now_ms - log.durability.last_flush_ms >= flush_ms:
                     with suppress(LogDirectoryOfflineError):  # continue with the others
                         log.flush()
-                        log.last_flush_ms = now_ms
+                        log.durability.last_flush_ms = now_ms
                     waiting.discard(log)
         finally:
             self._unflushed.put_back(waiting)

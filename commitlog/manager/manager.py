@@ -34,6 +34,7 @@ from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, unique_name
 from commitlog.disk.open_files import OPEN_FILES
 from commitlog.disk.threads import work_off
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.manager import placement
 from commitlog.manager.deleting import DeletedLogs
 from commitlog.manager.flush_passes import FlushPasses
@@ -297,7 +298,7 @@ class LogManager:
             homes=(*self._registry.homes(), *self.moves.destinations()),
         )
         self.checkpoints.forget(home, topic_partition)
-        log = Log.open(
+        log = open_log(
             home.subdirectory(str(topic_partition)),
             topic_partition,
             config,

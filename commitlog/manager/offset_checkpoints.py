@@ -47,7 +47,7 @@ def _log_start(log: Log) -> int | None:
     start, segments = log.log_start_offset, log.segments
     # none while the loop removes all of them: the log is marked as changed afterwards
     is_told = bool(segments) and start == segments[0].base_offset
-    return None if is_told and (not start or log.names_are_durable) else start
+    return None if is_told and (not start or log.durability.names_are_durable) else start
 
 
 _VALUES: dict[str, Callable[[Log], int | None]] = {

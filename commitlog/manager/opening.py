@@ -23,7 +23,7 @@ from commitlog.disk.checkpoints import (
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.disk.threads import work_off
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.placement import Found, KnownReplica, current_of
 from commitlog.manager.registry import LogRegistry
@@ -72,7 +72,7 @@ class Opening:
         def open_one(item: tuple[TopicPartition, str]) -> None:
             topic_partition, name = item
             try:
-                log = Log.open(
+                log = open_log(
                     directory.subdirectory(name, create=False),
                     topic_partition,
                     config_of(topic_partition.topic),

@@ -38,7 +38,7 @@ def append(
     payload = answer.payload
     appended = 0
     if payload:
-        _make_room(hosted, payload, request_epoch)
+        _make_room(hosted, payload, request_epoch, now_ms)
         # A log that was compacted once has gaps for ever, whatever its policy says today.
         info = hosted.log.append_as_follower(
             payload, now_ms, gaps_allowed=True, epoch_max=request_epoch
@@ -54,7 +54,7 @@ def append(
     return appended
 
 
-def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int) -> None:
+def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int, now_ms: int) -> None:
     """An empty log begins where the first batch does: the leader's start, which it was set to, is
     within a batch after DeleteRecords. The start is taken over again with the answer.
     """
@@ -65,11 +65,13 @@ def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int) ->
         if header.partition_leader_epoch <= request_epoch and (
             header.base_offset < end <= header.last_offset
         ):
-            restart_at(hosted, header.base_offset)
+            restart_at(hosted, header.base_offset, now_ms)
         return
 
 
-def truncate_to_divergence(hosted: HostedPartition, epoch: int, end_offset: int) -> int:
+def truncate_to_divergence(
+    hosted: HostedPartition, epoch: int, end_offset: int, now_ms: int
+) -> int:
     """Cuts the log where it left the leader's history; gives the new end offset."""
     local_end = hosted.log.log_end_offset
     if end_offset < 0:
@@ -84,11 +86,11 @@ def truncate_to_divergence(hosted: HostedPartition, epoch: int, end_offset: int)
             target = min(own[1], end_offset, local_end)
         else:
             target = min(own[1], local_end)  # an epoch the leader knows and we do not: ask again
-    truncate(hosted, target)
+    truncate(hosted, target, now_ms)
     return target
 
 
-def truncate(hosted: HostedPartition, offset: int) -> None:
+def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
     """Cuts the follower's log to end at `offset` (or, below its start, empties it there)."""
     watermark = hosted.core.high_watermark
     if offset < watermark:
@@ -99,16 +101,16 @@ def truncate(hosted: HostedPartition, offset: int) -> None:
             watermark,
         )
     if offset < hosted.log.local_log_start_offset:
-        hosted.log.truncate_fully_and_start_at(offset)
+        hosted.log.truncate_fully_and_start_at(offset, now_ms)
     else:
-        hosted.log.truncate_to(offset)
+        hosted.log.truncate_to(offset, now_ms)
     settle(hosted)
 
 
-def restart_at(hosted: HostedPartition, offset: int) -> None:
+def restart_at(hosted: HostedPartition, offset: int, now_ms: int) -> None:
     """Empties the log: the leader begins only at `offset`."""
     logger.info("%s: starting anew at %d", hosted.topic_partition, offset)
-    hosted.log.truncate_fully_and_start_at(offset)
+    hosted.log.truncate_fully_and_start_at(offset, now_ms)
     settle(hosted)
 
 

@@ -266,7 +266,9 @@ class ReplicaFetcher:
         try:
             if code == ErrorCode.NONE and answer.diverging_epoch is not None:
                 epoch, end_offset = answer.diverging_epoch
-                target = follower_log.truncate_to_divergence(hosted, epoch, end_offset)
+                target = follower_log.truncate_to_divergence(
+                    hosted, epoch, end_offset, self._clock.wall_ms()
+                )
                 logger.info("%s: truncated to %d", hosted.topic_partition, target)
             elif code == ErrorCode.NONE:
                 follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
@@ -313,19 +315,23 @@ class ReplicaFetcher:
         latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
         if latest.offset < item.hosted.log.log_end_offset:
             if self._is_current(item):
-                follower_log.truncate(item.hosted, latest.offset)
+                follower_log.truncate(item.hosted, latest.offset, self._clock.wall_ms())
             return
         earliest = await leader_offset(self.client, item.hosted, item.epoch, -2, timeout_ms)
         if earliest.offset <= item.hosted.log.log_end_offset:
             raise OffsetOutOfRangeError("the leader's range moved meanwhile; fetching again")
         if self._is_current(item):
-            follower_log.restart_at(item.hosted, earliest.offset)
+            follower_log.restart_at(item.hosted, earliest.offset, self._clock.wall_ms())
 
     async def _from_tier(self, item: _FollowedPartition) -> None:
         if self._bootstrap is None:
             raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
         await self._bootstrap.run(
-            self.client, item.hosted, item.epoch, lambda: self._is_current(item)
+            self.client,
+            item.hosted,
+            item.epoch,
+            is_current=lambda: self._is_current(item),
+            now_ms=self._clock.wall_ms,
         )
 
 

@@ -58,7 +58,9 @@ class TierBootstrap:
         client: ReplicationClient,
         hosted: HostedPartition,
         epoch: int,
+        *,
         is_current: Callable[[], bool],
+        now_ms: Callable[[], int],
     ) -> None:
         """Rebuilds the follower's log; raises when the leader or the tier can not answer (then it
         is tried again)."""
@@ -69,14 +71,19 @@ class TierBootstrap:
         offset = local.offset
         if offset <= start.offset:
             if is_current():
-                follower_log.restart_at(hosted, offset)
+                follower_log.restart_at(hosted, offset, now_ms())
             return
         before = await self._epoch_before(client, hosted, epoch, local)
         aux = await self._remote.fetch_aux_state(hosted.core.identity, before, offset)
         if not is_current():
             return
         rebuild_from_remote(
-            hosted.log, aux.epochs, aux.producer_snapshot, aux.start_offset, start.offset
+            hosted.log,
+            aux.epochs,
+            aux.producer_snapshot,
+            aux.start_offset,
+            now_ms(),
+            log_start_offset=start.offset,
         )
         follower_log.settle(hosted)
         logger.info("%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, offset)

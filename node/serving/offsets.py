@@ -134,7 +134,7 @@ class OffsetFinder:
 
 
 def _at(log: Log, offset: int) -> FoundOffset:
-    return FoundOffset(offset, None, log.epoch_for_offset(offset))
+    return FoundOffset(offset, None, log.epochs.epoch_for_offset(offset))
 
 
 def _pending_upload(hosted: HostedPartition) -> FoundOffset:

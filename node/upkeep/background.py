@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from commitlog.cleaner.manager import LogCleaner
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.manager.retention_schedule import RetentionSchedule
@@ -127,7 +128,7 @@ class BackgroundWork:
     def _expire(self, expiring: Log) -> None:
         now_ms = self._clock.wall_ms()
         try:
-            expiring.delete_expired(now_ms)
+            delete_expired(expiring, now_ms)
             self._retention.looked_at(expiring, now_ms)
         except StorageError as error:
             logger.error("retention of %s: %s", expiring.topic_partition, error)

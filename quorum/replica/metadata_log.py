@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from commitlog.disk.files import Directory
+from commitlog.log.expiration import delete_expired
 from commitlog.log.flushing import PendingFlush
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
@@ -85,7 +86,7 @@ class ReplicatedLog:
         for name in remove_leftovers(directory):
             logger.info("removed the unfinished checkpoint %s/%s", directory.path, name)
         self._snapshots = self._load_snapshots()
-        self._log = Log.open(
+        self._log = open_log(
             directory,
             METADATA_PARTITION,
             config.topic_config(),
@@ -93,7 +94,7 @@ class ReplicatedLog:
             now_ms=now_ms,
             recovery_point=0,  # the whole log is checked: a gap in it is a loss
         )
-        self._align_with_snapshots()
+        self._align_with_snapshots(now_ms)
         self.history = VoterHistory()
         self._rebuild_history()
 
@@ -119,11 +120,11 @@ class ReplicatedLog:
     def _info(reader: FileSnapshotReader) -> SnapshotInfo:
         return SnapshotInfo(reader.id, reader.size_bytes, reader.last_contained_log_timestamp_ms)
 
-    def _align_with_snapshots(self) -> None:
+    def _align_with_snapshots(self, now_ms: int) -> None:
         """Makes log and checkpoints consistent after a crash."""
         latest = self.latest_snapshot
         if latest is not None and self._is_behind(latest):
-            self._restart_log_at(latest)
+            self._restart_log_at(latest, now_ms)
             return
         base = max(self._log.segments[0].base_offset, self._log.log_start_offset)
         if base == 0:
@@ -144,11 +145,11 @@ class ReplicatedLog:
             return True
         if self._log.segments[0].base_offset >= snapshot_id.end_offset:
             return False
-        epoch = self._log.epoch_for_offset(snapshot_id.end_offset - 1)
+        epoch = self._log.epochs.epoch_for_offset(snapshot_id.end_offset - 1)
         return epoch is not None and epoch != snapshot_id.epoch
 
-    def _restart_log_at(self, snapshot_id: SnapshotId) -> None:
-        self._log.truncate_fully_and_start_at(snapshot_id.end_offset)
+    def _restart_log_at(self, snapshot_id: SnapshotId, now_ms: int) -> None:
+        self._log.truncate_fully_and_start_at(snapshot_id.end_offset, now_ms)
         self._log.update_high_watermark(snapshot_id.end_offset)
         self._delete_snapshots_before(snapshot_id)
 
@@ -260,12 +261,12 @@ class ReplicatedLog:
         appends = Appends()
         last_offset = appends.add(values, epoch, self.end_offset, timestamp_ms)
         for batch in appends.take():
-            self.append_batch(batch)
+            self.append_batch(batch, timestamp_ms)
         return last_offset
 
-    def append_batch(self, batch: bytes) -> int:
+    def append_batch(self, batch: bytes, now_ms: int) -> int:
         """Appends a data batch encoded for the log end, as leader; returns its last offset."""
-        return self._append(batch)
+        return self._append(batch, now_ms)
 
     def append_leader_change(self, change: LeaderChange, timestamp_ms: int) -> int:
         """Appends the control record that opens the leader's epoch."""
@@ -279,7 +280,8 @@ class ReplicatedLog:
                 granting_voters=change.granting_voters,
                 directory_ids=self._directory_ids(),
                 quorum=quorum_records(self.kraft_version, change.first_voters),
-            )
+            ),
+            timestamp_ms,
         )
 
     def _directory_ids(self) -> dict[int, UUID] | None:
@@ -293,23 +295,24 @@ class ReplicatedLog:
         messages = quorum_records(KRAFT_VERSION_MAX, voters)
         if self.kraft_version > 0:
             messages = messages[1:]
-        return self._append(encode_quorum(self.end_offset, epoch, timestamp_ms, messages))
+        batch = encode_quorum(self.end_offset, epoch, timestamp_ms, messages)
+        return self._append(batch, timestamp_ms)
 
-    def append_fetched(self, records: bytes) -> int:
+    def append_fetched(self, records: bytes, now_ms: int) -> int:
         """Appends the leader's batches unchanged. Raises CorruptMessageError, and appends none of
         them.
         """
-        return self._append(records)
+        return self._append(records, now_ms)
 
-    def _append(self, records: bytes) -> int:
+    def _append(self, records: bytes, now_ms: int) -> int:
         begin = self.end_offset
-        last_offset = self._log.append_as_follower(records).last_offset
+        last_offset = self._log.append_as_follower(records, now_ms).last_offset
         self._note_quorum(records, begin)
         return last_offset
 
-    def truncate_to(self, offset: int) -> None:
+    def truncate_to(self, offset: int, now_ms: int) -> None:
         """Truncates the log to `offset`; the removed records were never committed."""
-        self._log.truncate_to(offset)
+        self._log.truncate_to(offset, now_ms)
         self.history.truncate_to(offset)
 
     def prepare_flush(self) -> tuple[int, PendingFlush | None]:
@@ -386,7 +389,7 @@ class ReplicatedLog:
                 raise InvalidRequestError(
                     f"a checkpoint at {end_offset} would cut the batch at {batch_start}"
                 )
-        epoch = self._log.epoch_for_offset(end_offset - 1)
+        epoch = self._log.epochs.epoch_for_offset(end_offset - 1)
         return SnapshotId(end_offset, epoch or 0)
 
     def last_timestamp_ms(self, end_offset: int) -> int:
@@ -422,11 +425,11 @@ class ReplicatedLog:
         """
         install_part(self.directory, snapshot_id)
 
-    def start_at_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
+    def start_at_fetched_snapshot(self, snapshot_id: SnapshotId, now_ms: int) -> None:
         """Restarts the log at a frozen, fetched checkpoint, unless the log holds all of it."""
         self.snapshot_frozen(snapshot_id)
         if self._is_behind(snapshot_id):
-            self._restart_log_at(snapshot_id)
+            self._restart_log_at(snapshot_id, now_ms)
             self._rebuild_history()
 
     # --- cleaning -------------------------------------------------------------------------------
@@ -447,8 +450,8 @@ class ReplicatedLog:
         )
         if keep is not None:
             self._begin_at(keep)
-        self._log.delete_expired(now_ms)
-        self._log.purge_deleted(now_ms)
+        delete_expired(self._log, now_ms)
+        self._log.deleted_files.purge(now_ms)
         return keep is not None
 
     def _begin_at(self, keep: SnapshotId) -> None:

@@ -206,7 +206,7 @@ class RaftServer:
         if not batches or self._replica.leader_and_epoch != leads:
             return False
         for batch in batches:
-            self._log.append_batch(batch)
+            self._log.append_batch(batch, self._now_ms())
         return True
 
     def register(self, listener: RaftListener) -> None:
@@ -412,7 +412,7 @@ class RaftServer:
         if effects.truncate_to is not None:
             assert self._flusher is not None
             await self._flusher.idle()
-            self._log.truncate_to(effects.truncate_to)
+            self._log.truncate_to(effects.truncate_to, self._now_ms())
         if effects.append_leader_change is not None:
             self._log.append_leader_change(effects.append_leader_change, self._now_ms())
         if effects.append_voters is not None:
@@ -420,7 +420,7 @@ class RaftServer:
             self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
             try:
-                self._log.append_fetched(effects.append_records)
+                self._log.append_fetched(effects.append_records, self._now_ms())
             except CorruptMessageError as error:
                 logger.warning("the leader's records are refused, fetching again: %s", error)
         if effects.snapshot_piece is not None:
@@ -489,7 +489,7 @@ class RaftServer:
         async def begin_there() -> None:
             assert self._flusher is not None
             await self._flusher.idle()
-            self._log.start_at_fetched_snapshot(snapshot_id)
+            self._log.start_at_fetched_snapshot(snapshot_id, self._now_ms())
             await self._step(SnapshotInstalled(snapshot_id))
 
         self._queue.append(begin_there)

@@ -100,7 +100,7 @@ def _fill(path: Path, case: Case) -> None:
     records = TOTAL_BYTES >> 10
     for offset in range(0, records, case.records_per_batch):
         if case.half_clean and offset == records // 2:
-            log.roll()
+            log.roll(NOW_MS)
             log.update_high_watermark(log.log_end_offset)
             assert LogCleaner(manager, SERVER, now_ms=lambda: NOW_MS).clean_once() is not None
         batch = [
@@ -108,7 +108,7 @@ def _fill(path: Path, case: Case) -> None:
             for at in range(offset, offset + case.records_per_batch)
         ]
         log.append_as_leader(encode_batch(batch, compression=case.compression), 1, NOW_MS)
-    log.roll()
+    log.roll(NOW_MS)
     manager.close()
 
 

@@ -18,6 +18,7 @@ import shutil
 import struct
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from crc32c import crc32c
 
 from commitlog.disk.files import OsDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig
 from tidemark.records import HEADER_BYTES, Record, encode_batch
 from tidemark.records.arrow import warm_up
@@ -62,7 +64,7 @@ def _alternately(own: Callable[[], float], raw: Callable[[], float]) -> tuple[fl
 
 
 def _open(path: Path, config: TopicConfig = CONFIG) -> Log:
-    return Log.open(OsDirectory(path), TopicPartition("bench", 0), config, now_ms=NOW_MS)
+    return open_log(OsDirectory(path), TopicPartition("bench", 0), config, now_ms=NOW_MS)
 
 
 def _append(path: Path, batch: bytes, count: int) -> float:
@@ -214,12 +216,12 @@ def _lookup_rows(path: Path) -> list[dict[str, Any]]:
     log = _fill(path, records=16)
     rng = random.Random(1)
     offsets = [rng.randrange(log.log_end_offset) for _ in range(LOOKUPS)]
+    segments = log.segments
+    bases = [segment.base_offset for segment in segments]
 
     def by_offset() -> None:
         for offset in offsets:
-            segment = log.segment_for(offset)
-            assert segment is not None
-            segment.position_of(offset)
+            segments[bisect_right(bases, offset) - 1].position_of(offset)
 
     def by_time() -> None:
         for offset in offsets:
@@ -229,8 +231,7 @@ def _lookup_rows(path: Path) -> list[dict[str, Any]]:
 
     places = []
     for offset in offsets:
-        segment = log.segment_for(offset)
-        assert segment is not None
+        segment = segments[bisect_right(bases, offset) - 1]
         position = segment.position_of(offset)
         places.append((segment, position, segment.header_at(position).size_bytes))
     files = {segment: os.open(path / segment.log_file, os.O_RDONLY) for segment in log.segments}

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from commitlog.disk.files import OsDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch, iter_batches
 from tidemark.types import TopicIdPartition
@@ -99,7 +100,7 @@ def _filled_log(path: Path) -> Log:
         segment_bytes=SEGMENT_BYTES, remote_storage_enable=True, local_retention_bytes=-1
     )
     directory = OsDirectory(path / "log")
-    log = Log.open(
+    log = open_log(
         directory, PARTITION.topic_partition, config, topic_id=PARTITION.topic_id, now_ms=NOW_MS
     )
     rng = random.Random(1)

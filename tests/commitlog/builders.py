@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 
 from commitlog.disk.files import Directory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log import opening
 from commitlog.log.log import Log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, decode_batch, encode_batch, iter_batches
@@ -68,7 +69,7 @@ def open_log(
     where = MemoryDirectory() if directory is None else directory
     options.setdefault("now_ms", NOW)
     options.setdefault("recovery_point", 0)  # as if it was never flushed; None: unknown
-    return Log.open(where, TP, settings or config(), **options)
+    return opening.open_log(where, TP, settings or config(), **options)
 
 
 def filled(

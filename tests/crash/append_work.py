@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from commitlog.disk.files import Directory
+from commitlog.log import opening
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from tests.crash.harness import Ack
 from tidemark.config import TopicConfig
@@ -33,7 +35,7 @@ def batch(number: int) -> bytes:
 
 def open_log(directory: Directory) -> Log:
     """Opens the log as after an unclean stop."""
-    return Log.open(directory, TOPIC_PARTITION, CONFIG, now_ms=NOW_MS)
+    return opening.open_log(directory, TOPIC_PARTITION, CONFIG, now_ms=NOW_MS)
 
 
 def append_and_roll(directory: Directory, ack: Ack, batches: int = 14) -> None:
@@ -58,7 +60,7 @@ def truncate_and_append(directory: Directory, ack: Ack) -> None:
         log.append_as_leader(batch(number), 1, NOW_MS)
     log.flush()
     ack("flushed")
-    log.truncate_to(5 * RECORDS_PER_BATCH)
+    log.truncate_to(5 * RECORDS_PER_BATCH, NOW_MS)
     ack("truncated")
     for number in range(5, 9):
         log.append_as_leader(batch(number), 2, NOW_MS)
@@ -75,7 +77,7 @@ def delete_oldest(directory: Directory, ack: Ack) -> None:
     log.update_high_watermark(log.log_end_offset)
     ack(f"appended {log.log_end_offset}")
     log.increment_log_start_offset(log.segments[2].base_offset)
-    log.delete_expired(NOW_MS)
+    delete_expired(log, NOW_MS)
     ack(f"deleted {log.log_start_offset}")
-    log.purge_deleted(NOW_MS)
+    log.deleted_files.purge(NOW_MS)
     log.close()

@@ -73,5 +73,5 @@ def append_and_clean(directory: Directory, ack: Ack) -> None:
         while cleaner.clean_once() is not None:
             ack("cleaned")
         assert cleaner.uncleanable == {}
-        log.purge_deleted(now)
+        log.deleted_files.purge(now)
     manager.close(clean=False)

@@ -34,7 +34,7 @@ from commitlog.disk.files import (
     write_atomic,
 )
 from commitlog.disk.memory_files import MemoryDirectory
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch
 from tidemark.types import TopicPartition
@@ -285,7 +285,7 @@ def _child(work: Callable[..., None], path: Path, crash_at: str | None, argument
 def _load() -> None:
     """Loads what logs import on first use, before the children are forked."""
     partition = TopicPartition("warm", 0)
-    log = Log.open(MemoryDirectory(), partition, TopicConfig(), now_ms=1)
+    log = open_log(MemoryDirectory(), partition, TopicConfig(), now_ms=1)
     log.append_as_leader(encode_batch([Record(0, 1, b"key", b"value")]), 1, 1)
 
 

@@ -8,6 +8,7 @@ import random
 from uuid import UUID
 
 from commitlog.disk.files import Directory
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.moves import directory_moves, future_log
@@ -63,10 +64,10 @@ def append_and_move(directory: Directory, ack: Ack, moves: int = 1) -> None:
                 add(log, 1, ack)
             future.take(piece, result)
         ack(f"cut {log.log_end_offset - 2}")
-        log.truncate_to(log.log_end_offset - 2)
+        log.truncate_to(log.log_end_offset - 2, NOW_MS)
         log.increment_log_start_offset(log.segments[1].base_offset)
         manager.checkpoint_log_start_offsets()
-        log.delete_expired(NOW_MS)
+        delete_expired(log, NOW_MS)
         ack(f"start {log.log_start_offset}")
         manager.moves.swap(TOPIC_PARTITION)
         ack("moved")

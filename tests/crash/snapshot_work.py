@@ -70,7 +70,7 @@ def install_fetched(directory: Directory, ack: Ack) -> None:
     log.write_snapshot_piece(FETCHED, 100, data[100:])
     log.freeze_fetched_snapshot(FETCHED)
     ack("frozen")
-    log.start_at_fetched_snapshot(FETCHED)
+    log.start_at_fetched_snapshot(FETCHED, NOW_MS)
     log.append_values([b"behind it"], 7, NOW_MS)
     log.flush()
     ack("behind")

@@ -12,7 +12,7 @@ import random
 import struct
 
 from commitlog.disk.files import Directory
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tests.crash.harness import Ack
 from tests.tiering.builders import PARTITION, server_config
 from tests.tiering.world import batch
@@ -71,7 +71,7 @@ class Node:
             index_interval_bytes=100,
             file_delete_delay_ms=0,
         )
-        self.log = Log.open(
+        self.log = open_log(
             directory.subdirectory("log"),
             PARTITION.topic_partition,
             config,
@@ -96,7 +96,7 @@ class Node:
 
     async def once(self) -> None:
         await self.manager.run_once(PARTITION)
-        self.log.purge_deleted(self.now_ms)
+        self.log.deleted_files.purge(self.now_ms)
 
     async def close(self) -> None:
         await self.manager.stop()

@@ -106,7 +106,7 @@ def test_what_fails_in_the_background_takes_the_directory_offline_too(what: str)
             node.logs.checkpoint_high_watermarks()
         else:
             with pytest.raises(StorageError, match="offline"):
-                node.hosted(in_directory(cluster, 1, "a")[0]).log.roll()
+                node.hosted(in_directory(cluster, 1, "a")[0]).log.roll(node.clock.wall_ms())
         assert [d.is_online for d in node.logs.directories] == [False, True]
         await cluster.until(lambda: all(len(cluster.of(p).isr) == 2 for p in (0, 2)))
         await cluster.nothing_acknowledged_is_lost(*PARTITIONS)

@@ -183,9 +183,9 @@ class CountsRemovedLeader(Canary):
 
 
 class _KeepsTruncatedVoters(ReplicatedLog):
-    def truncate_to(self, offset: int) -> None:
+    def truncate_to(self, offset: int, now_ms: int) -> None:
         kept = self.voters
-        super().truncate_to(offset)
+        super().truncate_to(offset, now_ms)
         if kept is not None and kept != self.voters:
             self.history._voters._entries[-1:] = [(self.history.voters_offset or -1, kept)]
 

@@ -500,7 +500,7 @@ class SimNode:
     def _change_log(self, effects: Effects) -> None:
         if effects.truncate_to is not None:
             self.world.checks.on_truncate(self, effects.truncate_to)
-            self.log.truncate_to(effects.truncate_to)
+            self.log.truncate_to(effects.truncate_to, self.wall_ms())
         first = self.log.end_offset
         if effects.append_leader_change is not None:
             self.log.append_leader_change(effects.append_leader_change, self.wall_ms())
@@ -510,7 +510,7 @@ class SimNode:
             self.log.append_voters(effects.append_voters, self.replica.epoch, self.wall_ms())
             self.world.checks.on_written(self, first)
         if effects.append_records:
-            self.log.append_fetched(effects.append_records)
+            self.log.append_fetched(effects.append_records, self.wall_ms())
         if effects.snapshot_piece is not None:
             piece = effects.snapshot_piece
             self.log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
@@ -568,7 +568,7 @@ class SimNode:
                     self.durable_when_down = snapshot_id.end_offset
                 self.world.restart_later(self)
                 return
-            self.log.start_at_fetched_snapshot(snapshot_id)
+            self.log.start_at_fetched_snapshot(snapshot_id, self.wall_ms())
             self.world.trace(self, f"installed {snapshot_id.name}")
             self.step(SnapshotInstalled(snapshot_id))
 

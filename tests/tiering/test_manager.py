@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.log.expiration import delete_expired
 from commitlog.log.from_tier import rebuild_from_remote
 from tests.tiering.builders import DELETING, FINISHED, PARTITION, STARTED
 from tests.tiering.world import NOW_MS, World, batch
@@ -74,7 +75,7 @@ def test_local_retention_waits_for_the_copy(tmp_path: Path) -> None:
     world.lead()
     world.produce_segment()
     world.produce(1)
-    world.log.delete_expired(world.now_ms)
+    delete_expired(world.log, world.now_ms)
     assert world.log.local_log_start_offset == 0
     asyncio.run(world.once())
     assert world.log.local_log_start_offset == 20
@@ -154,9 +155,9 @@ def test_a_follower_learns_what_its_leader_copied_and_drops_it_locally(tmp_path:
     follower.follow()
     leader.produce_segment()
     leader.produce(1)
-    follower.log.append_as_follower(leader.local_bytes(0, 20))
-    follower.log.roll()
-    follower.log.append_as_follower(leader.local_bytes(20, 25))
+    follower.log.append_as_follower(leader.local_bytes(0, 20), follower.now_ms)
+    follower.log.roll(follower.now_ms)
+    follower.log.append_as_follower(leader.local_bytes(20, 25), follower.now_ms)
     follower.log.update_high_watermark(25)
     asyncio.run(follower.once())
     assert follower.log.local_log_start_offset == 0
@@ -175,8 +176,8 @@ def test_a_new_leader_goes_on_where_the_old_one_stopped(tmp_path: Path) -> None:
     for _ in range(2):
         first.produce_segment()
         start = second.log.log_end_offset
-        second.log.append_as_follower(first.local_bytes(start, start + 20))
-        second.log.roll()
+        second.log.append_as_follower(first.local_bytes(start, start + 20), second.now_ms)
+        second.log.roll(second.now_ms)
     asyncio.run(first.once())
     second.next = 40
     second.log.update_high_watermark(40)
@@ -206,8 +207,15 @@ def test_a_follower_bootstraps_from_the_tier(tmp_path: Path) -> None:
     state = asyncio.run(fresh.manager.fetch_aux_state(PARTITION, 3, earliest_local))
     assert state.epochs == ((0, 0), (3, 20))
     assert state.start_offset == 40
-    rebuild_from_remote(fresh.log, state.epochs, state.producer_snapshot, state.start_offset, 0)
-    fresh.log.append_as_follower(leader.local_bytes(40, 50))
+    rebuild_from_remote(
+        fresh.log,
+        state.epochs,
+        state.producer_snapshot,
+        state.start_offset,
+        fresh.now_ms,
+        log_start_offset=0,
+    )
+    fresh.log.append_as_follower(leader.local_bytes(40, 50), fresh.now_ms)
     fresh.log.update_high_watermark(50)
     assert fresh.log.epochs.entries() == leader.log.epochs.entries()
     assert asyncio.run(fresh.read_all(0, 40)) == asyncio.run(leader.read_all(0, 40))
@@ -235,7 +243,7 @@ def test_look_ups_by_time_go_through_the_remote_time_index(tmp_path: Path) -> No
         for one in range(10):
             stamp = NOW_MS + 1000 * number + 10 * one
             world.produce(1, timestamp_ms=stamp)
-        world.log.roll()
+        world.log.roll(world.now_ms)
     world.produce(1, timestamp_ms=NOW_MS + 9000)
     asyncio.run(world.once())
     assert world.log.local_log_start_offset == 150
@@ -487,7 +495,7 @@ def test_records_below_an_epoch_that_was_cut_off_are_never_read_from_an_old_copy
     lost.produce(1)
     asyncio.run(lost.once())
     survivor = World(tmp_path, broker_id=2, history=history)
-    survivor.log.append_as_follower(lost.local_bytes(0, 20)[: len(batch(0)) * 2])
+    survivor.log.append_as_follower(lost.local_bytes(0, 20)[: len(batch(0)) * 2], survivor.now_ms)
     assert survivor.log.log_end_offset == 10
     survivor.next = 10
     survivor.lead(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.disk.files import Directory, OsDirectory
+from commitlog.log import opening
 from commitlog.log.log import Log
 from tests.tiering.builders import PARTITION, server_config
 from tidemark.config import TopicConfig
@@ -71,7 +72,7 @@ class World:
         self.manager = self.new_manager()
 
     def open_log(self) -> Log:
-        return Log.open(
+        return opening.open_log(
             self.directory,
             PARTITION.topic_partition,
             self.topic_config,

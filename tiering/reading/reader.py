@@ -132,7 +132,7 @@ class RemoteReader:
         segment = await self._segment_at(partition, log, offset)
         if segment is None:
             raise OffsetOutOfRangeError(f"offset {offset} of {partition} is not in the tier")
-        epoch = log.epoch_for_offset(offset)
+        epoch = log.epochs.epoch_for_offset(offset)
         assert epoch is not None, "a segment was found by its epoch"
         end_offset = planner.readable_end(segment, lineage(log), epoch, log.log_end_offset)
         records, end = await self.segments.read(segment, offset, end_offset, max_bytes)
@@ -149,7 +149,7 @@ class RemoteReader:
         self, partition: TopicIdPartition, log: Log, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         """The finished segment that holds `offset` as this log's lineage has it."""
-        epoch = log.epoch_for_offset(offset)
+        epoch = log.epochs.epoch_for_offset(offset)
         if epoch is None:
             return None
         return await self._metadata.remote_log_segment_metadata(partition, epoch, offset)

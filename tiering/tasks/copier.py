@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from commitlog.log.expiration import delete_expired
 from commitlog.segment.segment import Segment
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
@@ -79,7 +80,7 @@ class Copier:
         """A follower's pass: learns what is copied, and lets local retention act on it."""
         if self._metadata.is_ready(hosted.partition):
             await self.learn(hosted)
-            hosted.log.delete_expired(self._now_ms())
+            delete_expired(hosted.log, self._now_ms())
 
     async def copy(self, hosted: TieredPartition) -> None:
         """A leader's pass. Raises what stopped it; what was copied until then counts."""
@@ -100,7 +101,7 @@ class Copier:
                 failed = error
             # What was copied may go locally, also where a later copy failed; but not when this pass
             # was cancelled: then the log is no longer ours.
-            hosted.log.delete_expired(self._now_ms())
+            delete_expired(hosted.log, self._now_ms())
             if failed is not None:
                 raise failed
 

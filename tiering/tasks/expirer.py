@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentMetadata
@@ -69,7 +70,7 @@ class Expirer:
                 return
             await self._deleter.delete(segment)
         if plan.delete:
-            log.delete_expired(self._now_ms())
+            delete_expired(log, self._now_ms())
 
     async def delete_all(self, hosted: TieredPartition) -> None:
         """Deletes every remote segment of a partition whose topic was deleted."""

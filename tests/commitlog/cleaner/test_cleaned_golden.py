@@ -22,7 +22,7 @@ from commitlog.cleaner.io import CleanerIo, Throttle
 from commitlog.cleaner.offset_map import OffsetMap
 from commitlog.disk.files import Directory
 from commitlog.disk.memory_files import MemoryDirectory
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tests.commitlog.builders import TP
 from tidemark.config import TopicConfig
 from tidemark.records import BatchHeader, Record, decode_batch, iter_batches
@@ -78,7 +78,7 @@ def test_a_cleaning_leaves_what_kafkas_leaves(number: int) -> None:
         for key, value in how["config"].items()
     }
     directory, now_ms = memory_of(folder / "before"), how["now"]
-    log = Log.open(
+    log = open_log(
         directory,
         TP,
         TopicConfig(**settings),

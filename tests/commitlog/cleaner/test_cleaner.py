@@ -16,7 +16,9 @@ from commitlog.cleaner.states import CleaningState, CleaningStates
 from commitlog.disk.files import Directory, OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.dump import dump_file
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.manager.manager import LogManager
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, config, records_of
@@ -283,7 +285,7 @@ def test_the_last_batch_of_an_active_producer_stays_as_an_empty_one() -> None:
     for name in log.directory.list():
         if name.endswith(".snapshot"):
             log.directory.remove(name)
-    again = Log.open(log.directory, TP, world.topic, now_ms=NOW)
+    again = open_log(log.directory, TP, world.topic, now_ms=NOW)
     assert again.producers.producers[9].last_sequence == 2
 
 
@@ -302,7 +304,7 @@ def test_a_follower_copies_a_cleaned_log_with_its_gaps() -> None:
     follower.validate()
     as_deleting = config(cleanup_policy=("delete",), segment_bytes=1000)
     follower.flush()
-    again = Log.open(follower.directory, TP, as_deleting, now_ms=NOW)
+    again = open_log(follower.directory, TP, as_deleting, now_ms=NOW)
     assert records_of(again) == records_of(leader), "a changed policy makes no gap a loss"
 
 
@@ -346,7 +348,7 @@ def test_a_segment_that_does_not_fit_makes_only_its_own_log_uncleanable() -> Non
     other = world.log(TopicPartition("events", 1))
     other.append_as_leader(encode_batch([Record(0, NOW, b"k", b"v")] * 2), 1, NOW)
     other.update_high_watermark(2)
-    other.roll()
+    other.roll(world.now)
     assert world.cleaner.clean_once() is not None
     assert world.cleaner.clean_once() is not None
     assert world.cleaner.clean_once() is None
@@ -383,7 +385,7 @@ def test_a_truncation_aborts_a_cleaning_under_way() -> None:
     cleaning.build_map(world.cleaner.new_map())
     group = cleaning.next_group()
     assert group is not None
-    log.truncate_to(20)
+    log.truncate_to(20, world.now)
     assert world.cleaner.states.get(TP) is CleaningState.ABORTED
     from commitlog.cleaner.io import CleaningAbortedError
 
@@ -401,7 +403,7 @@ def test_a_truncation_takes_the_clean_part_back() -> None:
         world.put((f"k{number % 3}", f"v{number}"))
     world.clean()
     assert world.cleaner.checkpoint_of(TP) == 60
-    world.log().truncate_to(59)
+    world.log().truncate_to(59, world.now)
     world.put(("k0", "new"), ("k1", "new"))
     assert (world.cleaner.checkpoint_of(TP) or 0) <= 59
 
@@ -425,7 +427,7 @@ def test_compact_and_delete_does_both() -> None:
     world.clean()
     world.now += 2000
     world.put(("k0", "new"))
-    world.log().delete_expired(world.now)
+    delete_expired(world.log(), world.now)
     assert [value for *_, value in world.found()] == ["new"]
 
 
@@ -450,7 +452,7 @@ def test_the_log_that_kafka_compacted_opens_and_is_cleaned(tmp_path: Path) -> No
     assert log is not None
     before = {r.key: (r.offset, r.value) for r in records_of(log)}
     log.update_high_watermark(log.log_end_offset)
-    log.roll()
+    log.roll(world.now)
     world.now = 1_795_254_998_000
     assert world.cleaner.clean_once() is not None
     assert world.cleaner.uncleanable == {}
@@ -482,7 +484,8 @@ def test_the_choice_follows_ratio_and_lags() -> None:
     assert cleanable(log, 1000, world.now).first_dirty_offset == 0, "a checkpoint beyond the end"
     log.config = config(cleanup_policy=("compact",), min_compaction_lag_ms=200)
     young = cleanable(log, None, world.now)
-    assert log.segment_for(young.end_offset).max_timestamp_ms > world.now - 200  # type: ignore[union-attr]
+    holder = next(s for s in reversed(log.segments) if s.base_offset <= young.end_offset)
+    assert holder.max_timestamp_ms > world.now - 200
     log.config = config(cleanup_policy=("compact",), max_compaction_lag_ms=100)
     late = cleanable(log, log.segments[-2].base_offset, world.now + 1000)
     assert late.is_overdue

@@ -160,7 +160,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        self.log.purge_deleted(self.now)
+        self.log.deleted_files.purge(self.now)
 
     @rule(after=st.integers(0, 40))
     def power_loss_in_a_swap(self, after: int) -> None:
@@ -266,7 +266,7 @@ class DyingDirectory(MemoryDirectory):
         assert isinstance(inner, MemoryDirectory)
         dying = cls(inner.path, disk=inner.disk, node=inner._node)
         dying.left = after
-        log.directory = dying
+        log._segments.directory = dying
         return dying
 
     def _count(self) -> None:

@@ -121,7 +121,7 @@ def test_a_swap_makes_each_of_its_steps_durable_before_the_next_one() -> None:
     log = world.log()
     log.roll(world.now)
     directory = log.directory
-    log.directory = recorder = Recorder()
+    log._segments.directory = recorder = Recorder()
     recorder.steps = []
     for name in directory.list():
         recorder.write_atomic(name, directory.read(name))

@@ -185,7 +185,7 @@ def test_a_cut_is_in_the_checkpoint_though_nothing_else_changed_since_the_last_o
     log.flush()
     logs.checkpoint_recovery_points()
     assert point(disk) == 180
-    log.truncate_to(60)
+    log.truncate_to(60, NOW)
     assert point(disk) == 60
 
 
@@ -198,7 +198,7 @@ def test_a_cut_within_a_batch_lowers_the_checkpoint_to_where_the_batch_began() -
     log.append_as_leader(batch(2), 1, NOW)
     log.flush()
     logs.checkpoint_recovery_points()
-    log.truncate_to(1)
+    log.truncate_to(1, NOW)
     assert log.log_end_offset == point(disk) == 0
     log.append_as_leader(batch(2), 2, NOW)
     log.roll(NOW)

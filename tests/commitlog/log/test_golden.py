@@ -12,7 +12,7 @@ import pytest
 from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.dump import DumpOptions, dump_file, format_entry, transaction_log
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, records_of
 from tidemark.config import TopicConfig
@@ -75,7 +75,7 @@ def test_a_log_of_kafka_opens_with_all_its_records(name: str, clean: bool, tmp_p
     directory = copy_of(name, tmp_path)
     before = {n: directory.read(n) for n in directory.list()}
     settings = TopicConfig(cleanup_policy=("compact",) if name == "compacted-0" else ("delete",))
-    log = Log.open(directory, TopicPartition(name[:-2], 0), settings, now_ms=NOW, clean=clean)
+    log = open_log(directory, TopicPartition(name[:-2], 0), settings, now_ms=NOW, clean=clean)
     wanted = [
         record
         for file in sorted(before)
@@ -112,13 +112,13 @@ def test_the_same_appends_write_the_same_files_as_kafka(name: str, tmp_path: Pat
     settings = TopicConfig(
         message_timestamp_after_max_ms=1 << 60, message_timestamp_type="CreateTime"
     )
-    log = Log.open(directory, TopicPartition(name[:-2], 0), settings, now_ms=NOW)
+    log = open_log(directory, TopicPartition(name[:-2], 0), settings, now_ms=NOW)
     for stem in stems:
         if int(stem):
-            log.roll()
+            log.roll(NOW)
         data = golden.read(stem + ".log")
         for position, header in iter_batches(data):
-            log.append_as_follower(data[position : position + header.size_bytes])
+            log.append_as_follower(data[position : position + header.size_bytes], NOW)
             log.update_high_watermark(log.log_end_offset)
     log.close()
     for file in golden.list():
@@ -129,7 +129,7 @@ def test_the_same_appends_write_the_same_files_as_kafka(name: str, tmp_path: Pat
 
 def test_open_transactions_hold_the_last_stable_offset_back(tmp_path: Path) -> None:
     data = (GOLDEN / "transactional-0" / "00000000000000000000.log").read_bytes()
-    log = Log.open(MemoryDirectory(), TopicPartition("t", 0), TopicConfig(), now_ms=NOW)
+    log = open_log(MemoryDirectory(), TopicPartition("t", 0), TopicConfig(), now_ms=NOW)
     stable = []
     for position, header in iter_batches(data):
         log.append_as_leader(

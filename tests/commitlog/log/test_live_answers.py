@@ -17,6 +17,7 @@ import pytest
 from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from commitlog.types import TimestampOffset
 from tests.commitlog.builders import NOW
 from tidemark.config import TopicConfig
@@ -31,7 +32,7 @@ Answers = dict[str, Any]
 def opened(name: str, target: Path, *, clean: bool) -> Log:
     directory = target / name
     shutil.copytree(MORE / name, directory, ignore=shutil.ignore_patterns("*.txt", "*.json"))
-    log = Log.open(
+    log = open_log(
         OsDirectory(directory),
         TopicPartition(name[:-2], 0),
         TopicConfig(index_interval_bytes=100 if name == "trimmed-0" else 4096),
@@ -85,7 +86,7 @@ def test_recovery_makes_the_indexes_and_snapshots_that_kafka_made(
     for path in kept:
         shutil.copyfile(path, directory / path.name)
     settings = TopicConfig(index_interval_bytes=100 if name == "trimmed-0" else 4096)
-    log = Log.open(
+    log = open_log(
         OsDirectory(directory),
         TopicPartition(name[:-2], 0),
         settings,
@@ -102,11 +103,11 @@ def test_the_same_batches_roll_where_kafka_rolled_and_leave_the_same_files() -> 
     golden = MORE / "open-transactions-0"
     directory = MemoryDirectory()
     settings = TopicConfig(segment_bytes=2500)
-    log = Log.open(directory, TopicPartition("open-transactions", 0), settings, now_ms=NOW)
+    log = open_log(directory, TopicPartition("open-transactions", 0), settings, now_ms=NOW)
     for path in sorted(golden.glob("*.log")):
         data = path.read_bytes()
         for position, header in iter_batches(data):
-            log.append_as_follower(data[position : position + header.size_bytes])
+            log.append_as_follower(data[position : position + header.size_bytes], NOW)
             log.update_high_watermark(log.log_end_offset)
     log.close()
     suffixes = {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}

@@ -6,6 +6,7 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.events import UNTRACKED
+from commitlog.log.expiration import delete_expired
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log
 from commitlog.types import AppendOrigin, UnexpectedAppendOffsetError
@@ -118,7 +119,7 @@ def test_a_bad_batch_behind_good_ones_refuses_the_whole_request() -> None:
 def test_a_follower_takes_the_leaders_bytes_as_they_are() -> None:
     leader, follower = filled(batches=20), open_log()
     while follower.log_end_offset < leader.log_end_offset:
-        follower.append_as_follower(leader.read(follower.log_end_offset, 700).records)
+        follower.append_as_follower(leader.read(follower.log_end_offset, 700).records, NOW)
     assert records_of(follower) == records_of(leader)
     assert follower.epochs.entries() == leader.epochs.entries()
     first = follower.read(0, 700).records
@@ -127,22 +128,22 @@ def test_a_follower_takes_the_leaders_bytes_as_they_are() -> None:
 
 def test_a_follower_refuses_offsets_that_go_back_or_leave_a_gap() -> None:
     leader, follower = filled(batches=5), open_log()
-    follower.append_as_follower(leader.read(0, 100).records)
+    follower.append_as_follower(leader.read(0, 100).records, NOW)
     with pytest.raises(UnexpectedAppendOffsetError, match="does not follow offset 3"):
-        follower.append_as_follower(leader.read(0, 100).records)
+        follower.append_as_follower(leader.read(0, 100).records, NOW)
     with pytest.raises(UnexpectedAppendOffsetError):
-        follower.append_as_follower(leader.read(6, 100).records)
+        follower.append_as_follower(leader.read(6, 100).records, NOW)
     with pytest.raises(CorruptMessageError):
-        follower.append_as_follower(corrupt(bytes(leader.read(3, 100).records)))
+        follower.append_as_follower(corrupt(bytes(leader.read(3, 100).records)), NOW)
     assert follower.log_end_offset == 3
     gappy = open_log()
-    gappy.append_as_follower(leader.read(6, 100).records, gaps_allowed=True)
+    gappy.append_as_follower(leader.read(6, 100).records, NOW, gaps_allowed=True)
     assert offsets_of(gappy) == [6, 7, 8]
 
 
 def test_a_large_fetch_fills_several_segments_of_a_follower() -> None:
     leader, follower = filled(batches=60, settings=config(segment_bytes=1 << 20)), open_log()
-    info = follower.append_as_follower(leader.read(0, 1 << 20).records)
+    info = follower.append_as_follower(leader.read(0, 1 << 20).records, NOW)
     assert (info.first_offset, info.last_offset, info.batches) == (0, 179, 60)
     assert len(follower.segments) > 3
     assert all(segment.size_bytes <= 2000 for segment in follower.segments)
@@ -188,13 +189,13 @@ def test_a_segment_is_rolled_when_an_index_is_full() -> None:
 
 def test_a_segment_is_rolled_before_a_relative_offset_outgrows_31_bits() -> None:
     log = open_log()
-    log.append_as_follower(at_offset(0), gaps_allowed=True)
-    log.append_as_follower(at_offset(2**31 - 1), gaps_allowed=True)
-    log.append_as_follower(at_offset(2**31), gaps_allowed=True)
+    log.append_as_follower(at_offset(0), NOW, gaps_allowed=True)
+    log.append_as_follower(at_offset(2**31 - 1), NOW, gaps_allowed=True)
+    log.append_as_follower(at_offset(2**31), NOW, gaps_allowed=True)
     assert [s.base_offset for s in log.segments] == [0, 2**31]
     assert offsets_of(log) == [0, 2**31 - 1, 2**31]
     empty = open_log()
-    empty.append_as_follower(at_offset(2**40), gaps_allowed=True)
+    empty.append_as_follower(at_offset(2**40), NOW, gaps_allowed=True)
     assert [s.base_offset for s in empty.segments] == [2**40]
 
 
@@ -249,7 +250,7 @@ def test_epochs_answer_where_another_leaders_history_parts() -> None:
         6: (6, 8),
         7: None,
     }
-    assert [log.epoch_for_offset(o) for o in (0, 3, 4, 7)] == [1, 1, 3, 6]
+    assert [log.epochs.epoch_for_offset(o) for o in (0, 3, 4, 7)] == [1, 1, 3, 6]
 
 
 # --- retention
@@ -258,15 +259,15 @@ def test_epochs_answer_where_another_leaders_history_parts() -> None:
 def test_retention_by_time_deletes_whole_old_segments_but_never_the_active_one() -> None:
     log = filled(batches=40, settings=config(retention_ms=100))
     count = len(log.segments)
-    deleted = log.delete_expired(NOW + 300)
+    deleted = delete_expired(log, NOW + 300)
     assert [d.reason for d in deleted] == ["retention.ms"] * len(deleted)
     assert 0 < len(deleted) < count
     assert log.segments[0].max_timestamp_ms >= NOW + 200
     assert log.log_start_offset == log.segments[0].base_offset == deleted[-1].next_offset
     with pytest.raises(OffsetOutOfRangeError):
         log.read(0, 100)
-    log.delete_expired(NOW + 100_000)
-    log.delete_expired(NOW + 100_000)
+    delete_expired(log, NOW + 100_000)
+    delete_expired(log, NOW + 100_000)
     assert log.log_start_offset == log.log_end_offset == log.active_segment.base_offset
     log.append_as_leader(batch(1), 1, NOW)
     assert offsets_of(log) == [120]
@@ -274,7 +275,7 @@ def test_retention_by_time_deletes_whole_old_segments_but_never_the_active_one()
 
 def test_retention_by_size_keeps_at_least_that_much() -> None:
     log = filled(batches=40, settings=config(retention_bytes=2500))
-    log.delete_expired(NOW)
+    delete_expired(log, NOW)
     assert log.size_bytes >= 2500
     assert log.size_bytes - log.segments[0].size_bytes < 2500
 
@@ -282,19 +283,19 @@ def test_retention_by_size_keeps_at_least_that_much() -> None:
 def test_retention_stops_at_the_high_watermark() -> None:
     log = filled(batches=40, settings=config(retention_ms=0))
     follower = open_log(settings=config(retention_ms=0))
-    follower.append_as_follower(log.read(0, 1900).records)
-    follower.append_as_follower(log.read(follower.log_end_offset, 1900).records)
+    follower.append_as_follower(log.read(0, 1900).records, NOW)
+    follower.append_as_follower(log.read(follower.log_end_offset, 1900).records, NOW)
     follower.update_high_watermark(1)
-    assert follower.delete_expired(NOW + 10_000) == []
+    assert delete_expired(follower, NOW + 10_000) == []
 
 
 def test_a_tiered_log_gives_up_only_what_the_tier_has_and_keeps_its_start() -> None:
     settings = config(remote_storage_enable=True, local_retention_bytes=0)
     log = filled(batches=40, settings=settings)
-    assert log.delete_expired(NOW) == []
+    assert delete_expired(log, NOW) == []
     third = log.segments[3].base_offset
     log.highest_remote_offset = third - 1
-    assert len(log.delete_expired(NOW)) == 3
+    assert len(delete_expired(log, NOW)) == 3
     assert (log.log_start_offset, log.local_log_start_offset) == (0, third)
     assert log.epochs.entries() == ((1, 0),)
     with pytest.raises(OffsetOutOfRangeError):
@@ -307,17 +308,17 @@ def test_a_tiered_log_gives_up_only_what_the_tier_has_and_keeps_its_start() -> N
 def test_the_active_segment_of_a_tiered_log_is_rolled_when_it_outlives_local_retention() -> None:
     log = filled(batches=3, settings=config(remote_storage_enable=True, local_retention_ms=100))
     assert len(log.segments) == 1
-    assert log.delete_expired(NOW + 5000) == []
+    assert delete_expired(log, NOW + 5000) == []
     assert [s.base_offset for s in log.segments] == [0, 9]
 
 
 def test_deleted_files_stay_for_the_delay_and_then_go() -> None:
     log = filled(batches=40, settings=config(retention_ms=0))
-    log.delete_expired(NOW + 10_000)
+    delete_expired(log, NOW + 10_000)
     marked = [n for n in log.directory.list() if n.endswith(".deleted")]
     assert marked
-    assert log.purge_deleted(NOW + 10_999) == 0
-    assert log.purge_deleted(NOW + 11_000) > 0
+    assert log.deleted_files.purge(NOW + 10_999) == 0
+    assert log.deleted_files.purge(NOW + 11_000) > 0
     assert not [n for n in log.directory.list() if n.endswith(".deleted")]
 
 
@@ -330,7 +331,7 @@ def test_records_below_the_log_start_are_not_served_and_go_with_their_segments()
     hit = log.offset_for_timestamp(NOW)
     assert hit is not None
     assert hit.offset == 50
-    assert all(d.next_offset <= 50 for d in log.delete_expired(NOW))
+    assert all(d.next_offset <= 50 for d in delete_expired(log, NOW))
     with pytest.raises(OffsetOutOfRangeError, match="high watermark"):
         log.increment_log_start_offset(10_000)
 
@@ -344,11 +345,11 @@ def test_truncation_cuts_whole_batches_and_forgets_epochs_and_producers_behind()
         data = batch(3, producer_id=9, producer_epoch=0, base_sequence=number * 3)
         log.append_as_leader(data, 1 + number // 10, NOW)
     log.flush()
-    assert log.truncate_to(40)
+    assert log.truncate_to(40, NOW)
     assert (log.log_end_offset, log.recovery_point) == (39, 39)
     assert log.epochs.entries() == ((1, 0), (2, 30))
     assert log.producers.producers[9].last_sequence == 38
-    assert not log.truncate_to(39)
+    assert not log.truncate_to(39, NOW)
     log.append_as_leader(batch(1, producer_id=9, producer_epoch=0, base_sequence=39), 4, NOW)
     assert offsets_of(log) == list(range(40))
     log.validate()
@@ -373,7 +374,7 @@ def test_a_truncation_tells_the_checkpoint_before_it_cuts() -> None:
     told: list[tuple[int, int]] = []
     log = filled(batches=20, events=Checkpoints(told))
     log.flush()
-    log.truncate_to(30)
+    log.truncate_to(30, NOW)
     assert told == [(30, 60)]
 
 
@@ -381,7 +382,7 @@ def test_a_flush_that_overlaps_a_truncation_does_not_move_the_recovery_point() -
     log = filled(batches=20)
     pending = log.prepare_flush()
     assert pending is not None
-    log.truncate_to(9)
+    log.truncate_to(9, NOW)
     log.append_as_leader(batch(3), 2, NOW)
     pending.run()
     log.complete_flush(pending)
@@ -401,10 +402,10 @@ def test_a_follower_begins_above_the_tier_with_its_epochs_and_producers() -> Non
     for number in range(12):
         data = batch(3, producer_id=9, producer_epoch=0, base_sequence=number * 3)
         source.append_as_leader(data, 1 + number // 5, NOW)
-    source.roll()
+    source.roll(NOW)
     snapshot = source.directory.read(f"{36:020d}.snapshot")
     log = filled(batches=3)
-    rebuild_from_remote(log, source.epochs.entries(), snapshot, 36, 0)
+    rebuild_from_remote(log, source.epochs.entries(), snapshot, 36, NOW, log_start_offset=0)
     assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (0, 36, 36)
     assert log.epochs.entries() == ((1, 0), (2, 15), (3, 30))
     assert log.producers.producers[9].last_sequence == 35
@@ -416,7 +417,7 @@ def test_a_follower_begins_above_the_tier_with_its_epochs_and_producers() -> Non
         producer_epoch=0,
         base_sequence=36,
     )
-    log.append_as_follower(following)
+    log.append_as_follower(following, NOW)
     log.close()
     settings = config(remote_storage_enable=True)
     again = open_log(log.directory, settings, clean=True)

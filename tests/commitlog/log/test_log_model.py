@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from tests.commitlog.builders import NOW, config, model_settings, open_log, records_of
 from tidemark.errors import OutOfOrderSequenceNumberError
@@ -127,7 +128,7 @@ class LogMachine(RuleBasedStateMachine):
         first = self.batches[0].first
         target = first + int((self.end - first) * share)
         self.epoch += 1
-        self.log.truncate_to(target)
+        self.log.truncate_to(target, self.now)
         self.cut(target)
         self.durable_end = min(self.durable_end, self.end)
 
@@ -135,7 +136,7 @@ class LogMachine(RuleBasedStateMachine):
     def restart_elsewhere(self, gap: int) -> None:
         start = self.end + gap
         self.epoch += 1
-        self.log.truncate_fully_and_start_at(start)
+        self.log.truncate_fully_and_start_at(start, self.now)
         self.batches = []
         self.durable_end = start
         self.start_is(start)
@@ -149,13 +150,13 @@ class LogMachine(RuleBasedStateMachine):
         self.log.update_high_watermark(int(self.log.log_end_offset))
         start = self.log.log_start_offset
         self.log.increment_log_start_offset(start + int((self.end - start) * share))
-        self.log.delete_expired(self.now)
+        delete_expired(self.log, self.now)
         first = self.log.segments[0].base_offset
         self.batches = [b for b in self.batches if b.first >= first]
 
     @rule()
     def purge(self) -> None:
-        self.log.purge_deleted(self.now + 10_000)
+        self.log.deleted_files.purge(self.now + 10_000)
 
     @rule()
     def restart_cleanly(self) -> None:
@@ -237,7 +238,7 @@ class LogMachine(RuleBasedStateMachine):
         start = self.log.log_start_offset
         for b in self.batches:
             if b.first >= start:
-                assert self.log.epoch_for_offset(b.first) == b.epoch
+                assert self.log.epochs.epoch_for_offset(b.first) == b.epoch
 
 
 LogMachine.TestCase.settings = model_settings()

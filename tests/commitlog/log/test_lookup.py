@@ -52,7 +52,7 @@ def test_random_timestamps_sizes_and_cuts_give_what_a_walk_over_all_records_give
             NOW,
         )
         if step % 12 == 7:
-            log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset))
+            log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), NOW)
         if step % 10 == 9:
             assert_agrees(log)
     assert len(log.segments) > 3
@@ -60,12 +60,12 @@ def test_random_timestamps_sizes_and_cuts_give_what_a_walk_over_all_records_give
 
 def test_a_segment_that_was_cut_and_rolled_again_is_found_by_its_new_timestamps() -> None:
     log = filled(None, 6, config(segment_bytes=10_000))
-    log.roll()
+    log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
     assert log.offset_for_timestamp(NOW + 1000) is None  # learns of the first segment
-    log.truncate_to(12)
+    log.truncate_to(12, NOW)
     log.append_as_leader(batch(2, timestamp=NOW + 1000), 1, NOW)
-    log.roll()
+    log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 2000), 1, NOW)
     found = log.offset_for_timestamp(NOW + 1000)
     assert found is not None
@@ -125,4 +125,4 @@ def test_the_record_with_the_greatest_timestamp_has_its_epoch_below_the_logs_sta
     log.update_high_watermark(log.log_end_offset)
     log.increment_log_start_offset(10)
     assert log.offset_of_max_timestamp() == (NOW + 900, 9, 4)
-    assert log.epoch_for_offset(9) is None
+    assert log.epochs.epoch_for_offset(9) is None

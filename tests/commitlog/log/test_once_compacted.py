@@ -10,6 +10,7 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tests.commitlog.builders import NOW, TP, config, records_of
 from tests.commitlog.cleaner.test_cleaner import World
 
@@ -31,7 +32,7 @@ def test_a_follower_takes_the_gaps_that_compaction_left(synced: bool) -> None:
     world.clean()
     leader, deleting = world.log(), config(cleanup_policy=("delete",), segment_bytes=700)
     disk = MemoryDirectory(seed=5)
-    follower = Log.open(disk.subdirectory("f-0"), TP, deleting, now_ms=NOW)
+    follower = open_log(disk.subdirectory("f-0"), TP, deleting, now_ms=NOW)
     assert all(copied(leader, follower))
     assert len(follower.segments) > 1
     follower.validate()
@@ -39,7 +40,7 @@ def test_a_follower_takes_the_gaps_that_compaction_left(synced: bool) -> None:
         follower.flush()
     disk.fsync()
     disk.crash()
-    again = Log.open(disk.subdirectory("f-0"), TP, deleting, now_ms=NOW)
+    again = open_log(disk.subdirectory("f-0"), TP, deleting, now_ms=NOW)
     kept = records_of(again)
     assert kept == records_of(leader)[: len(kept)]
     if synced:
@@ -63,7 +64,7 @@ def test_a_segment_that_is_cleaned_into_several_leaves_no_gap_between_them() -> 
         assert one.next_offset == following.base_offset
     wanted = records_of(log)
     assert len(wanted) < 50
-    again = Log.open(
+    again = open_log(
         log.directory, TP, config(cleanup_policy=("delete",)), now_ms=NOW, recovery_point=0
     )
     assert records_of(again) == wanted

@@ -20,7 +20,7 @@ from commitlog.disk.checkpoints import (
 )
 from commitlog.disk.files import OsDirectory
 from commitlog.dump import dump_file
-from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tidemark.types import TopicPartition
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_a_log_of_an_earlier_version_holds_what_it_held(
     copy = tmp_path / path.name
     shutil.copytree(path, copy)
     partition = TopicPartition(path.name[:-2], 0)
-    log = Log.open(OsDirectory(copy), partition, script.CONFIG, now_ms=script.NOW_MS, clean=clean)
+    log = open_log(OsDirectory(copy), partition, script.CONFIG, now_ms=script.NOW_MS, clean=clean)
     log.update_high_watermark(log.log_end_offset)
     wanted = json.loads((path.parent / "expected.json").read_text())[path.name]
     assert json.loads(json.dumps(script.summary(log))) == wanted

@@ -18,6 +18,8 @@ from commitlog.disk.checkpoints import (
 )
 from commitlog.disk.files import File
 from commitlog.disk.memory_files import MemoryDirectory, MemoryFile
+from commitlog.log import opening
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, open_log, records_of
@@ -189,7 +191,7 @@ def facts(log: Log) -> object:
 
 
 def recover(directory: MemoryDirectory, point: int | None) -> Log:
-    return Log.open(directory, TP, SMALL, now_ms=NOW, recovery_point=point)
+    return opening.open_log(directory, TP, SMALL, now_ms=NOW, recovery_point=point)
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
@@ -274,7 +276,7 @@ def log_of(log: Log) -> Log:
     copy = MemoryDirectory()
     for name in log.directory.list():
         copy.open(name, create=True).append(log.directory.read(name))
-    return Log.open(copy, TP, SMALL, now_ms=NOW)
+    return opening.open_log(copy, TP, SMALL, now_ms=NOW)
 
 
 def test_the_marker_of_a_clean_stop_does_not_come_back_beside_new_records() -> None:
@@ -296,7 +298,7 @@ def test_a_log_that_begins_anew_forgets_snapshots_of_other_batches() -> None:
     log = open_log(disk, SMALL)
     fill(log, 6)
     base = log.segments[3].base_offset
-    log.truncate_fully_and_start_at(base)
+    log.truncate_fully_and_start_at(base, NOW)
     assert log.producers.producers == {}
     log.append_as_leader(batch(1, producer_id=7, producer_epoch=0, base_sequence=0), 9, NOW)
     disk.crash("everything")
@@ -312,15 +314,15 @@ def test_empty_segments_in_the_middle_of_a_foreign_log_are_read_over() -> None:
             file.append(batch(records, base_offset=base))
     disk.crash("everything")
     for clean in (False, True):
-        log = Log.open(copy_of(disk), TP, config(), now_ms=NOW, clean=clean)
+        log = opening.open_log(copy_of(disk), TP, config(), now_ms=NOW, clean=clean)
         assert offsets_of(log) == [0, 1, 12, 13, 14]
         assert log.log_end_offset == 20
         assert log.append_as_leader(batch(1), 1, NOW).first_offset == 20
         log.update_high_watermark(21)
         log.increment_log_start_offset(6)
-        log.delete_expired(NOW)
+        delete_expired(log, NOW)
         assert [s.base_offset for s in log.segments] == [9, 12, 20]
-        assert log.truncate_to(13)
+        assert log.truncate_to(13, NOW)
         assert offsets_of(log) == []
         assert log.log_end_offset == 12
         log.validate()
@@ -331,7 +333,7 @@ def test_a_clock_that_jumped_changes_no_record_of_a_recovered_log(now: int) -> N
     """Producers may expire by it, records and transactions do not."""
     disk, point = torn_end()
     wanted = recover(copy_of(disk), point)
-    found = Log.open(disk, TP, SMALL, now_ms=now, recovery_point=point)
+    found = opening.open_log(disk, TP, SMALL, now_ms=now, recovery_point=point)
     assert records_of(found) == records_of(wanted)
     assert found.epochs.entries() == wanted.epochs.entries()
     assert found.aborted_transactions(0, 100) == wanted.aborted_transactions(0, 100)
@@ -349,7 +351,7 @@ def test_a_checkpointed_start_stays_where_a_crash_brings_deleted_segments_back()
     log.flush()
     start = log.segments[3].base_offset
     log.increment_log_start_offset(start)
-    assert len(log.delete_expired(NOW)) == 3
+    assert len(delete_expired(log, NOW)) == 3
     logs.checkpoint_log_start_offsets()
     disk.crash("nothing")  # the names of the deleted files, too
     logs = manager(disk)

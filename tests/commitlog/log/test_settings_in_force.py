@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.expiration import delete_expired
 from commitlog.manager.manager import LogManager
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager
@@ -82,7 +83,7 @@ def test_an_index_entry_is_due_when_more_than_the_interval_lies_behind_the_last_
     found = open_log(disk, settings).active_segment  # recovered: many batches at once
     assert list(found.offset_index.entries()) == wanted
     follower = open_log(settings=settings)
-    follower.append_as_follower(log.read(0, 1 << 20).records)
+    follower.append_as_follower(log.read(0, 1 << 20).records, NOW)
     assert list(follower.active_segment.offset_index.entries()) == wanted
 
 
@@ -118,7 +119,7 @@ def test_the_first_of_several_records_with_the_greatest_timestamp_is_told() -> N
     log = open_log()
     for timestamp in (NOW, NOW + 9, NOW + 3):
         log.append_as_leader(batch(1, timestamp=timestamp), 1, NOW)
-    log.roll()
+    log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 9), 1, NOW)
     found = log.offset_of_max_timestamp()
     assert found is not None
@@ -131,29 +132,29 @@ def test_retention_by_time_and_size_is_for_logs_that_are_deleted(policy: tuple[s
     log = filled(settings=config(cleanup_policy=policy, retention_ms=1, retention_bytes=1))
     before = records_of(log)
     assert len(log.segments) > 2
-    assert log.delete_expired(NOW + 1_000_000_000) == []
+    assert delete_expired(log, NOW + 1_000_000_000) == []
     assert records_of(log) == before
     log.increment_log_start_offset(log.segments[1].base_offset)
-    assert [gone.reason for gone in log.delete_expired(NOW)] == ["log start offset"]
+    assert [gone.reason for gone in delete_expired(log, NOW)] == ["log start offset"]
 
 
 def test_retention_by_size_counts_what_is_left_at_its_very_bound() -> None:
     log = filled()
     sizes = [segment.size_bytes for segment in log.segments]
     log.config = config(retention_bytes=sum(sizes) - sizes[0] + 1)
-    assert log.delete_expired(NOW) == []
+    assert delete_expired(log, NOW) == []
     log.config = config(retention_bytes=sum(sizes) - sizes[0])
-    assert [gone.size_bytes for gone in log.delete_expired(NOW)] == sizes[:1]
+    assert [gone.size_bytes for gone in delete_expired(log, NOW)] == sizes[:1]
 
 
 def test_retention_by_time_takes_what_is_older_than_its_bound_and_not_what_is_as_old() -> None:
     log = open_log(settings=config(retention_ms=1000))
     log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
-    log.roll()
+    log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 5000), 1, NOW)
     log.update_high_watermark(2)
-    assert log.delete_expired(NOW + 1000) == []
-    assert [gone.next_offset for gone in log.delete_expired(NOW + 1001)] == [1]
+    assert delete_expired(log, NOW + 1000) == []
+    assert [gone.next_offset for gone in delete_expired(log, NOW + 1001)] == [1]
 
 
 def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
@@ -161,12 +162,12 @@ def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
     disk.disk.now_ms = NOW
     log = open_log(disk, config(retention_ms=1000))
     log.append_as_leader(batch(1, timestamp=-1), 1, NOW)
-    log.roll()
+    log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
     log.update_high_watermark(2)
     assert log.segments[0].max_timestamp_ms == -1
-    assert log.delete_expired(NOW + 1000) == []
-    assert [gone.next_offset for gone in log.delete_expired(NOW + 1001)] == [1]
+    assert delete_expired(log, NOW + 1000) == []
+    assert [gone.next_offset for gone in delete_expired(log, NOW + 1001)] == [1]
 
 
 def test_a_segment_is_filled_to_its_very_size() -> None:

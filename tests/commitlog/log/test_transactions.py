@@ -66,7 +66,7 @@ def test_a_cut_takes_the_aborts_behind_it_back() -> None:
         (a.producer_id, a.first_offset, a.last_offset) for a in log.aborted_transactions(0, 4)
     ]
     assert aborted == [(5, 0, 1), (6, 2, 3)]
-    log.truncate_to(3)
+    log.truncate_to(3, NOW)
     assert [entry.producer_id for entry in log.active_segment.txn_index.entries()] == [5]
     assert log.first_unstable_offset == 2
     end(log, 6, committed=True)
@@ -78,7 +78,7 @@ def test_the_state_at_a_roll_is_durable_with_the_next_flush() -> None:
     disk = MemoryDirectory()
     log = open_log(disk)
     send(log, 5, 0)
-    log.roll()
+    log.roll(NOW)
     send(log, 5, 1)
     log.flush()
     disk.crash(keep="nothing")

@@ -8,13 +8,14 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.log.opening import open_log
 from tests.commitlog.builders import NOW, TP, config
 from tidemark.records import Record, encode_batch
 
 
 def log_with(claims: list[int], times: list[int]) -> Log:
     """A compressed batch of one record per (claimed maximum, true time), several segments."""
-    log = Log.open(MemoryDirectory(), TP, config(segment_bytes=400), now_ms=NOW)
+    log = open_log(MemoryDirectory(), TP, config(segment_bytes=400), now_ms=NOW)
     for claim, time in zip(claims, times, strict=True):
         records = [Record(0, NOW + time, b"k", b"v" * 40)]
         batch = encode_batch(records, compression="zstd", max_timestamp_ms=NOW + claim)

@@ -14,6 +14,7 @@ from commitlog.cleaner.choice import Cleanable, cleanable
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.checkpoints import OffsetCheckpoint
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.changes import Changes
 from commitlog.manager.manager import LogManager
@@ -70,10 +71,10 @@ class World:
         """Runs one pass of each; returns how many logs the lazy one processed."""
         due = self.schedule.take(self.now_ms, self.lazy.by_partition)
         for log in due:
-            log.delete_expired(self.now_ms)
+            delete_expired(log, self.now_ms)
             self.schedule.looked_at(log, self.now_ms)
         for log in self.thorough.logs():
-            log.delete_expired(self.now_ms)
+            delete_expired(log, self.now_ms)
         return len(due)
 
     def segments(self, logs: LogManager) -> list[tuple[int, list[int]]]:
@@ -147,7 +148,7 @@ def test_passes_over_changes_do_what_passes_over_everything_do(seed: int) -> Non
             lowered = replace(settings, retention_ms=rng.choice([-1, MINUTE_MS, DAY_MS]))
             world.both(number, lambda log, new=lowered: setattr(log, "config", new))
         if rng.random() < 0.1:
-            world.both(number, lambda log: log.truncate_to(log.high_watermark))
+            world.both(number, lambda log: log.truncate_to(log.high_watermark, world.now_ms))
         if rng.random() < 0.5:
             world.now_ms += rng.choice([PASS_MS, 8 * 60 * MINUTE_MS])
             world.retention()
@@ -233,7 +234,7 @@ def test_a_flush_that_is_not_due_yet_waits_for_flush_ms_and_not_for_another_reco
     logs._now_ms = lambda: now[0]
     logs.open()
     log = logs.get_or_create(TopicPartition("t", 0), None, config(flush_ms=10 * MINUTE_MS))
-    log.last_flush_ms = NOW
+    log.durability.last_flush_ms = NOW
     log.append_as_leader(batch(3), 1, NOW)
     for minutes, durable in ((1, 0), (9, 0), (10, 3), (30, 3)):
         now[0] = NOW + minutes * MINUTE_MS

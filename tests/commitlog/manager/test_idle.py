@@ -12,6 +12,7 @@ import pytest
 from commitlog.disk import files
 from commitlog.disk.files import Directory, File, OsDirectory
 from commitlog.disk.open_files import OpenFiles
+from commitlog.log.expiration import delete_expired
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, batch, config
 from tests.commitlog.manager.test_manager import manager as manager_of
@@ -64,7 +65,7 @@ def fill(path: Path) -> None:
         if number % 10 == 0:
             for step in range(3):
                 log.append_as_leader(batch(2, timestamp=NOW + step), 1, NOW)
-                log.roll()
+                log.roll(NOW)
     first.close()
 
 
@@ -143,7 +144,7 @@ def _passes(manager: LogManager) -> list[Any]:
         manager.checkpoint_recovery_points,
         manager.checkpoint_log_start_offsets,
         manager.checkpoint_high_watermarks,
-        lambda: [log.delete_expired(NOW) for log in manager.logs()],
+        lambda: [delete_expired(log, NOW) for log in manager.logs()],
         lambda: manager.purge_deleted(NOW),
     ]
 

@@ -84,7 +84,7 @@ def test_an_unclean_stop_recovers_from_the_checkpointed_recovery_point() -> None
     assert found is not None
     assert found.log_end_offset >= flushed
     assert offsets_of(found) == list(range(found.log_end_offset))
-    found.truncate_to(9)
+    found.truncate_to(9, NOW)
     assert checkpoint.read() == {TP: 9}
 
 
@@ -294,7 +294,7 @@ def test_a_truncation_during_a_checkpoint_is_in_the_one_that_stays() -> None:
 
         def __enter__(self) -> None:
             logs.checkpoints.lock = lock
-            log.truncate_to(50)
+            log.truncate_to(50, NOW)
             lock.acquire()
 
         def __exit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, config, model_settings, records_of
@@ -100,7 +101,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if PARTITIONS[number] in self.topics:
             log, topic = self.log(PARTITIONS[number]), self.topics[PARTITIONS[number]]
             start = log.log_start_offset
-            log.truncate_to(start + int((topic.end - start) * share))
+            log.truncate_to(start + int((topic.end - start) * share), self.now)
             self.ends_at(topic, log)
 
     @rule(number=NUMBER, share=st.floats(0, 1))
@@ -110,7 +111,7 @@ class ManagerMachine(RuleBasedStateMachine):
             log.update_high_watermark(log.log_end_offset)
             start = log.log_start_offset
             log.increment_log_start_offset(start + int((log.log_end_offset - start) * share))
-            log.delete_expired(self.now)
+            delete_expired(log, self.now)
 
     @rule(policy=st.sampled_from(POLICIES))
     def alter_the_policy(self, policy: tuple[str, ...]) -> None:

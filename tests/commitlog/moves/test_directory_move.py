@@ -11,6 +11,7 @@ from commitlog.disk.checkpoints import OffsetCheckpoint
 from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.names import parse_future_name, unique_name
+from commitlog.log.expiration import delete_expired
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
@@ -42,7 +43,7 @@ def test_a_moved_log_is_the_same_log_in_another_directory() -> None:
     logs = manager(disk)
     log = filled(logs)
     log.increment_log_start_offset(20)
-    log.delete_expired(NOW)
+    delete_expired(log, NOW)
     before = records_of(log), log.epochs.entries(), [s.base_offset for s in log.segments]
     move(logs)
     assert home_of(logs) == "b"
@@ -52,7 +53,7 @@ def test_a_moved_log_is_the_same_log_in_another_directory() -> None:
     assert log.recovery_point == log.log_end_offset
     add(log, 30, epoch=2)
     log.roll(NOW)
-    log.truncate_to(150)
+    log.truncate_to(150, NOW)
     log.validate()
     assert offsets_of(log) == list(range(log.local_log_start_offset, 150))
     assert names(disk, "b") == [str(TP)]
@@ -123,7 +124,7 @@ def test_a_cut_log_is_copied_again_from_the_cut_segment_on() -> None:
     log = filled(logs)
     future = begin_move(logs)
     copy_all(future)
-    log.truncate_to(30)
+    log.truncate_to(30, NOW)
     assert future.end_offset <= 30
     for _ in range(30):  # other records of the same size at the same place
         log.append_as_leader(batch(3, timestamp=NOW + 9000 + log.log_end_offset), 2, NOW)
@@ -139,7 +140,7 @@ def test_a_piece_that_was_read_while_its_segment_was_cut_does_not_count() -> Non
     piece = future.next_piece()
     assert piece is not None
     result = piece.run()
-    log.truncate_to(0)
+    log.truncate_to(0, NOW)
     add(log, 5, epoch=2)
     assert not future.still_fits(piece)
     future.take(piece, result)
@@ -156,7 +157,7 @@ def test_a_deleted_or_cleaned_segment_is_taken_out_of_the_copy() -> None:
     future = begin_move(logs)
     copy_all(future)
     log.increment_log_start_offset(60)
-    log.delete_expired(NOW)
+    delete_expired(log, NOW)
     logs.moves.swap(TP)
     bases = {f"{segment.base_offset:020d}.log" for segment in log.segments}
     assert bases == {n for n in log.directory.list() if n.endswith(".log")}
@@ -206,7 +207,7 @@ def test_what_a_log_has_of_the_tier_moves_along(batches: int) -> None:
     log = logs.get_or_create(TP, TOPIC_ID, settings)
     epochs = [(0, 0), (1, 60), (4, 90)]
     snapshot = encode_snapshot([ProducerEntry(7, 3, -1, NOW)])
-    rebuild_from_remote(log, epochs, snapshot, 100, log_start_offset=20)
+    rebuild_from_remote(log, epochs, snapshot, 100, NOW, log_start_offset=20)
     add(log, batches, epoch=4)
     log.highest_remote_offset = 99
     move(logs)

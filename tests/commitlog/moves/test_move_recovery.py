@@ -102,7 +102,7 @@ def test_a_copy_of_the_same_size_is_not_taken_for_the_same_segment() -> None:
     future = begin_move(logs)
     copy_all(future)
     future.directory.fsync()
-    log.truncate_to(0)
+    log.truncate_to(0, NOW)
     for _ in range(40):
         log.append_as_leader(batch(3, timestamp=NOW + 9000 + log.log_end_offset), 2, NOW)
     log.flush()

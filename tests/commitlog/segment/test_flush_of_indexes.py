@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log import opening
 from commitlog.log.log import Log
 from commitlog.segment.indexes import _IndexFile
 from tests.commitlog.builders import filled, open_log
@@ -23,7 +24,7 @@ def batch(size_bytes: int, timestamp_ms: int) -> bytes:
 
 def opened() -> Log:
     config = TopicConfig(index_interval_bytes=100)
-    log = Log.open(MemoryDirectory(seed=1), TopicPartition("t", 0), config, now_ms=1)
+    log = opening.open_log(MemoryDirectory(seed=1), TopicPartition("t", 0), config, now_ms=1)
     flushed(log)  # what is new is synced whole, once
     return log
 
@@ -60,7 +61,7 @@ def test_a_truncated_index_is_synced_with_the_next_flush():
     for timestamp_ms in range(1, 9):
         log.append_as_leader(batch(200, timestamp_ms), 0, now_ms=timestamp_ms)
     flushed(log)
-    log.truncate_to(4)
+    log.truncate_to(4, 9)
     log.append_as_leader(batch(200, 1), 0, now_ms=9)  # an old timestamp: no new time entry
     assert flushed(log) == {LOG, INDEX, TIME_INDEX}
 
@@ -69,7 +70,7 @@ def test_a_flush_that_overtakes_another_syncs_the_names_too():
     """It says that all below its end is durable: also the file that holds it."""
     disk = MemoryDirectory(seed=1)
     config = TopicConfig()
-    log = Log.open(disk, TopicPartition("t", 0), config, now_ms=1)
+    log = opening.open_log(disk, TopicPartition("t", 0), config, now_ms=1)
     log.append_as_leader(batch(10, 1), 0, now_ms=1)
     log.flush()
     log.roll(2)
@@ -80,7 +81,7 @@ def test_a_flush_that_overtakes_another_syncs_the_names_too():
     log.flush()
     assert log.recovery_point == 3
     disk.crash(keep="nothing")
-    again = Log.open(disk, TopicPartition("t", 0), config, now_ms=4, recovery_point=3)
+    again = opening.open_log(disk, TopicPartition("t", 0), config, now_ms=4, recovery_point=3)
     assert again.log_end_offset == 3
 
 

@@ -115,7 +115,7 @@ def test_a_log_that_did_not_fit_is_named_until_the_restart() -> None:
     records = [Record(0, NOW, b"k%d" % number, b"v") for number in range(400)]
     log.append_as_leader(encode_batch(records), 1, NOW)
     log.update_high_watermark(400)
-    log.roll()
+    log.roll(NOW)
     cleaner = LogCleaner(logs, small, now_ms=lambda: NOW)
     cleaner.clean_once()
     assert "log.cleaner.dedupe.buffer.size" in cleaner.uncleanable[partition]

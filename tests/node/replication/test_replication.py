@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from commitlog.log.expiration import delete_expired
 from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
@@ -276,10 +277,10 @@ def test_a_follower_below_the_leaders_start_begins_there() -> None:
         cluster.change(isr=(1, 2))
         for value in ("a", "b", "c"):
             await cluster.nodes[1].produce(value)
-            cluster.nodes[1].hosted().log.roll()
+            cluster.nodes[1].hosted().log.roll(cluster.nodes[1].clock.wall_ms())
         log = cluster.nodes[1].hosted().log
         log.increment_log_start_offset(2)
-        log.delete_expired(cluster.nodes[1].clock.wall_ms())
+        delete_expired(log, cluster.nodes[1].clock.wall_ms())
         cluster.cut.clear()
         await cluster.settle()
         follower = cluster.nodes[3].hosted().log

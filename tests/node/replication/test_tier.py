@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from node.serving.fetch_session import FetchingReplica
@@ -42,7 +43,7 @@ class FakeTier:
                     self.batches.append(entry)
             log.highest_remote_offset = segment.next_offset - 1
         self.epochs = log.epochs.entries()
-        log.delete_expired(now_ms)
+        delete_expired(log, now_ms)
 
     def on_leadership_change(
         self,
@@ -100,7 +101,7 @@ async def tiered(cluster: Cluster, tier: FakeTier, leader: int = 1) -> None:
         stamp = 1_000 * (number + 1)
         await node.produce(raw=batch(f"v{number}", timestamp_ms=stamp))
         if number < 5:
-            node.hosted().log.roll()
+            node.hosted().log.roll(node.clock.wall_ms())
         if number == 2:
             cluster.change(leader=1)
             await cluster.settle((1, 2))
@@ -139,7 +140,7 @@ def test_the_tier_is_nudged_when_a_rolled_segment_is_committed() -> None:
         before = tier.nudges
         await cluster.nodes[1].produce("in the active segment")
         assert tier.nudges == before
-        cluster.nodes[1].hosted().log.roll()
+        cluster.nodes[1].hosted().log.roll(cluster.nodes[1].clock.wall_ms())
         await cluster.nodes[1].produce("in a new one")
         assert tier.nudges == before + 1
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from commitlog.log.expiration import delete_expired
 from node.partition.registry import PartitionRegistry
 from node.serving.offsets import OffsetFinder
 from tests.commitlog.builders import NOW, batch, config, open_log
@@ -20,7 +21,7 @@ def finder(*, visible: int = 3, tiered: bool = False, remote: Any = None) -> Off
     log = open_log(settings=config(remote_storage_enable=tiered, retention_ms=-1))
     for late in (0, 10, 5, 99):
         log.append_as_leader(batch(1, timestamp=NOW + late), 1, NOW)
-        log.roll()
+        log.roll(NOW)
     log.update_high_watermark(visible)
     core = SimpleNamespace(
         check_leader_epoch=lambda _: None,
@@ -33,7 +34,7 @@ def finder(*, visible: int = 3, tiered: bool = False, remote: Any = None) -> Off
     if tiered:
         log.highest_remote_offset = 1
         log.config = config(remote_storage_enable=True, local_retention_ms=1, retention_ms=-1)
-        log.delete_expired(NOW + 1000)
+        delete_expired(log, NOW + 1000)
     hosted = SimpleNamespace(log=log, core=core, config=log.config, topic_partition="t-0")
     registry = SimpleNamespace(get=lambda *_: hosted)
     return OffsetFinder(cast(PartitionRegistry, registry), remote, remote_timeout_ms=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from commitlog.log.expiration import delete_expired
 from tests.node.cluster import TOPIC, Cluster
 from tests.node.replication.test_replication import scenario
 from tidemark.errors import ErrorCode
@@ -31,8 +32,8 @@ def test_the_start_moves_on_the_leader_and_its_followers() -> None:
         everything = await delete(cluster, -1)
         assert everything.low_watermark == 4
         hosted = cluster.nodes[1].hosted()
-        hosted.log.roll()
-        hosted.log.delete_expired(0)
+        hosted.log.roll(cluster.nodes[1].clock.wall_ms())
+        delete_expired(hosted.log, 0)
         assert hosted.log.segments[0].base_offset == 4
 
     scenario(test)

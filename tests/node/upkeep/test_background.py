@@ -13,6 +13,7 @@ import pytest
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.open_files import OPEN_FILES
 from commitlog.log.log import Log
+from commitlog.manager import opening
 from commitlog.manager.manager import LogManager
 from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
@@ -150,13 +151,13 @@ def test_recovery_takes_as_many_logs_at_once_as_the_settings_say(
         log.append_as_leader(batch(1), 1, NOW)
     before.close(clean=False)
     together = threading.Barrier(3, timeout=20)
-    open_log = Log.open
+    open_log = opening.open_log
 
     def meet(*arguments: Any, **options: Any) -> Log:
         together.wait()
         return open_log(*arguments, **options)
 
-    monkeypatch.setattr(Log, "open", meet)
+    monkeypatch.setattr(opening, "open_log", meet)
     after = LogManager([disk], settings(num_recovery_threads_per_data_dir="3"), now_ms=lambda: NOW)
     after.open()
     assert sorted(str(log.topic_partition) for log in after.logs()) == [

@@ -44,7 +44,7 @@ def test_workers_clean_every_log_and_readers_see_the_last_values() -> None:
                 producer = {"producer_id": 3, "producer_epoch": 0, "base_sequence": number}
                 log.append_as_leader(encode_batch(records, **producer), 1, NOW)
             log.update_high_watermark(40)
-            log.roll()
+            log.roll(NOW)
         assert all(await asyncio.gather(*(workers.clean_one() for _ in partitions)))
         assert [cleaner.checkpoint_of(partition) for partition in partitions] == [40] * 3
         workers.start()
@@ -73,7 +73,7 @@ def test_a_stop_in_the_middle_leaves_the_log_as_it_was() -> None:
         for number in range(40):
             log.append_as_leader(encode_batch([Record(0, NOW, b"k", b"%d" % number)]), 1, NOW)
         log.update_high_watermark(40)
-        log.roll()
+        log.roll(NOW)
         cleaner.stop()
         before = log.segments
         assert await workers.clean_one() is False
@@ -99,7 +99,7 @@ def test_a_directory_that_fails_in_a_cleaning_leaves_the_others_to_be_cleaned(fa
             for number in range(40):
                 log.append_as_leader(encode_batch([Record(0, NOW, b"k", b"%d" % number)]), 1, NOW)
             log.update_high_watermark(40)
-            log.roll()
+            log.roll(NOW)
             log.flush()
         if fault == "write":
             first.fail_writes("*.cleaned")

@@ -10,6 +10,7 @@ import pytest
 
 from commitlog.disk.checkpoints import OffsetCheckpoint
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.deleted_files import DeletedFiles
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from node.partition.core import Partition, Registration
@@ -18,6 +19,7 @@ from node.partition.registry import PartitionRegistry
 from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
+from node.upkeep import background
 from node.upkeep.background import BackgroundWork
 from tests.commitlog.builders import NOW, batch, config
 from tests.node.fakes import FakeController, broker_config
@@ -99,9 +101,9 @@ def test_an_idle_hour_of_a_broker_looks_at_no_partition(monkeypatch: pytest.Monk
         for _ in range(3):
             await broker.everything()
         for owner, name in (
-            (Log, "delete_expired"),
+            (background, "delete_expired"),
             (Log, "flush"),
-            (Log, "purge_deleted"),
+            (DeletedFiles, "purge"),
             (OffsetCheckpoint, "write"),
             (Partition, "maybe_shrink_isr"),
             (HostedPartition, "start_moved"),

@@ -107,7 +107,7 @@ def test_what_waits_is_lost_with_the_leadership():
         leader.append(epoch, [b"kept"])
         await nodes.committed([b"kept"])
         written: list[bytes] = []
-        leader._log.append_batch = written.append
+        leader._log.append_batch = lambda batch, _: written.append(batch)
         leader._post(Resign(epoch))  # handled before the append of the same turn
         leader.append(epoch, [b"lost"])
         await nodes.until(lambda: leader.epoch > epoch and nodes.leader() is not None, "the next")

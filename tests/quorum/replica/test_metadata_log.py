@@ -173,7 +173,7 @@ def test_an_own_checkpoint_that_a_fetched_one_overtook_is_dropped():
     other = SnapshotWriter(directory, fetched, 1000)
     other.append([b"newer state"])
     other.freeze()
-    log.start_at_fetched_snapshot(fetched)
+    log.start_at_fetched_snapshot(fetched, 1000)
     assert log.start_offset == 30
     writer.freeze()
     log.snapshot_frozen(late)

@@ -1,0 +1,60 @@
+"""Files of segments that left a log: renamed to `.deleted` at once, removed after
+file.delete.delay.ms, so that a read under way still finds them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from commitlog.disk.files import Directory
+from commitlog.segment.producer_state import snapshot_name
+from commitlog.segment.segment import DELETED_SUFFIX, Segment
+
+
+def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:
+    """Renames a segment's files to `.deleted`, the log first; returns the new names."""
+    segment.close()
+    renamed = []
+    for name in (*segment.file_names, snapshot_name(segment.base_offset)):
+        if directory.exists(name):
+            directory.rename(name, name + DELETED_SUFFIX)
+            renamed.append(name + DELETED_SUFFIX)
+    return tuple(renamed)
+
+
+class DeletedFiles:
+    """Files renamed to `.deleted`, and when they may go; any thread may purge."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, tuple[str, ...]]] = []
+
+    def add(self, due_ms: int, segments: Iterable[tuple[str, ...]]) -> None:
+        """The names of deleted segments. A name that waits already begins to wait anew."""
+        with self._lock:
+            for names in segments:
+                self._waiting = [
+                    (due, tuple(name for name in waiting if name not in names))
+                    for due, waiting in self._waiting
+                ]
+                self._waiting.append((due_ms, names))
+
+    def restart(self, directory: Directory) -> None:
+        """The log goes on in another directory; what waits in the old one goes with that."""
+        with self._lock:
+            self._directory, self._waiting = directory, []
+
+    def __len__(self) -> int:
+        """Segments that wait."""
+        return len(self._waiting)
+
+    def purge(self, now_ms: int) -> int:
+        """Removes what is due; returns how many segments went."""
+        with self._lock:
+            due = [names for due_ms, names in self._waiting if due_ms <= now_ms]
+            self._waiting = [entry for entry in self._waiting if entry[0] > now_ms]
+            for names in due:
+                for name in names:
+                    self._directory.remove(name)
+        return len(due)

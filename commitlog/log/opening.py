@@ -1,0 +1,79 @@
+"""Opens a log: loads its segments, and brings leader epochs, producers and offsets in line with
+them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from commitlog.disk.checkpoints import check_topic_id
+from commitlog.disk.files import Directory
+from commitlog.log.events import UNTRACKED, LogEvents
+from commitlog.log.flushing import Durability
+from commitlog.log.loader import load_segments, replay_producers
+from commitlog.log.log import Log
+from commitlog.log.segments import Segments
+from commitlog.segment.epochs import LeaderEpochCache
+from commitlog.segment.producer_state import ProducerStateManager
+from commitlog.segment.segment import Segment
+from tidemark.config import TopicConfig
+from tidemark.types import TopicPartition
+
+_DAY_MS = 86_400_000
+
+
+def open_log(
+    directory: Directory,
+    topic_partition: TopicPartition,
+    config: TopicConfig,
+    *,
+    now_ms: int,
+    topic_id: UUID | None = None,
+    recovery_point: int | None = None,
+    log_start_offset: int = 0,
+    clean: bool = False,
+    producer_expiration_ms: int = _DAY_MS,
+    events: LogEvents[Log] = UNTRACKED,
+) -> Log:
+    """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
+
+    `recovery_point` (None: unknown, see `commitlog.log.loader`) and `log_start_offset` are those of
+    the checkpoints. StorageError, InconsistentTopicIdError (the files are of another topic).
+    """
+    topic_id = check_topic_id(directory, topic_partition, topic_id)
+    epochs = LeaderEpochCache(directory)
+    producers = ProducerStateManager(directory, producer_expiration_ms)
+    loaded = load_segments(
+        directory, config, epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
+    )
+    segments = Segments(directory, topic_partition, config, producers)
+    _take(segments, loaded.segments, log_start_offset, now_ms)
+    first, end = segments.bases[0], segments.active.next_offset
+    # Below the first local segment only the tier can have records (KIP-405).
+    start = log_start_offset if config.remote_storage_enable else max(log_start_offset, first)
+    epochs.truncate_from_end(end)
+    epochs.truncate_from_start(start)
+    producers.remove_stray(set(segments.bases))
+    producers.reload(start, end, now_ms)
+    replay_producers(producers, segments.all, end)
+    producers.on_high_watermark(start)
+    durability = Durability(segments, epochs, producers, end_offset=end, now_ms=now_ms)
+    log = Log(durability, topic_id, start, events)
+    log.recovered_bytes_cut = loaded.cut_bytes
+    if clean and not loaded.recovered_segments:
+        durability.names_synced = 1
+    else:
+        durability.recovery_point = min(recovery_point or 0, end)
+        log.flush()
+    log.changed = events.unread
+    return log
+
+
+def _take(segments: Segments, found: list[Segment], log_start_offset: int, now_ms: int) -> None:
+    """Takes the segments that were found; begins with an empty one where there is none, or where
+    the log starts behind them all."""
+    if found and found[-1].next_offset >= log_start_offset:
+        segments.replace_all(found)
+        return
+    for segment in reversed(found):
+        segments.delete(segment, now_ms)
+    segments.begin(log_start_offset, now_ms)

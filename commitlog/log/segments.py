@@ -1,0 +1,185 @@
+"""The local segments of one log (Kafka's LogSegments): which there are, and changes to the list and
+to the names of their files.
+
+A log always has a segment, and the last one is active; only within a truncation, or while the list
+is made, there is none. A change here neither moves the log's offsets nor takes its lock: that is
+the log's part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from commitlog.disk.files import Directory
+from commitlog.log.deleted_files import DeletedFiles, rename_deleted
+from commitlog.log.jitter import roll_jitter_ms
+from commitlog.log.swap import swap_files, with_cleaned
+from commitlog.segment.producer_state import ProducerStateManager
+from commitlog.segment.segment import Segment
+from tidemark.config import TopicConfig
+from tidemark.types import TopicPartition
+
+
+class Segments:
+    """Segments in order of their offsets. `all` and `bases` (their base offsets) are for reading;
+    the methods change them."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        topic_partition: TopicPartition,
+        config: TopicConfig,
+        producers: ProducerStateManager,
+    ) -> None:
+        """`producers`: those of the log; snapshots of them are among a segment's files."""
+        self.directory = directory
+        self.deleted_files = DeletedFiles(directory)
+        self.all: list[Segment] = []
+        self.bases: list[int] = []
+        self.jitter_ms = 0
+        """How much earlier than segment.ms the active segment is rolled."""
+        self.name_changes = 1
+        """How often names in the directory changed, so that it has to be synced."""
+        self.topic_partition = topic_partition
+        self.config = config
+        self._producers = producers
+        self._fences = TimestampFences()
+
+    # --- views
+
+    @property
+    def active(self) -> Segment:
+        return self.all[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records."""
+        return sum(segment.size_bytes for segment in self.all)
+
+    def index_of(self, offset: int) -> int:
+        """The index of the segment that holds `offset`; of the first one for offsets before it."""
+        return max(0, bisect_right(self.bases, offset) - 1)
+
+    def since(self, timestamp_ms: int) -> list[Segment]:
+        """From the first segment on that may hold a record at or after the timestamp."""
+        segments = self.all  # another thread may change which they are meanwhile
+        return segments[self._fences.first(segments, timestamp_ms) :]
+
+    def validate(self) -> None:
+        """Asserts that they are in order, and that there is an active one."""
+        assert self.bases == [segment.base_offset for segment in self.all]
+        assert self.all, "there is always an active segment"
+        for one, following in pairwise(self.bases):
+            assert one < following, self.all
+
+    # --- changes
+
+    def configure(self, config: TopicConfig) -> None:
+        """The topic's settings were altered."""
+        self.config = config
+        for segment in self.all:
+            segment.config = config
+        self._draw_jitter()
+
+    def replace_all(self, segments: list[Segment]) -> None:
+        """Takes these in place of all others."""
+        self.all = segments
+        self.bases = [segment.base_offset for segment in segments]
+        self._draw_jitter()
+
+    def begin(self, base_offset: int, now_ms: int) -> Segment:
+        """Adds a new, empty segment, which is the active one."""
+        self.name_changes += 1
+        segment = Segment.create(self.directory, base_offset, self.config, now_ms)
+        self.all.append(segment)
+        self.bases.append(base_offset)
+        self._draw_jitter()
+        return segment
+
+    def _draw_jitter(self) -> None:
+        self.jitter_ms = roll_jitter_ms(self.config, self.topic_partition, self.bases[-1])
+
+    def remove_newest(self) -> None:
+        """Removes the active segment and its files at once."""
+        segment = self.all.pop()
+        self.bases.pop()
+        segment.close()
+        for name in segment.file_names:
+            self.directory.remove(name)
+        self.name_changes += 1
+
+    def cut(self, offset: int) -> int:
+        """Removes the batch that holds `offset` and all after it, durably, the newest segments
+        first; returns the offset that comes next. `offset` is at or above the first base.
+        """
+        while self.bases[-1] > offset:
+            self.remove_newest()
+        self.directory.fsync()  # a later segment must not come back behind a cut one
+        active = self.active
+        active.is_rolled = False
+        active.truncate_to(offset)
+        self._fences = TimestampFences()
+        return active.next_offset
+
+    def restart_at(self, base_offset: int, now_ms: int) -> None:
+        """Removes all segments, the newest first, and begins one at `base_offset`."""
+        while self.all:
+            self.remove_newest()
+        self._fences = TimestampFences()
+        self.begin(base_offset, now_ms)
+
+    def delete_oldest(self, count: int, now_ms: int) -> None:
+        """Deletes the `count` oldest segments."""
+        assert count < len(self.all), "the active segment is never deleted"
+        for segment in self.all[:count]:
+            self.delete(segment, now_ms)
+            self._producers.forget_snapshot(segment.base_offset)
+        self.replace_all(self.all[count:])
+
+    def delete(self, segment: Segment, now_ms: int) -> None:
+        """Renames the files of a segment that leaves the log; they go after the delete delay."""
+        names = rename_deleted(self.directory, segment)
+        self.deleted_files.add(now_ms + self.config.file_delete_delay_ms, [names])
+        self.name_changes += 1
+
+    def swap_in(self, old: Sequence[Segment], new_bases: Sequence[int], now_ms: int) -> None:
+        """Puts the cleaned segments of `new_bases` in place of `old` (`commitlog.log.swap`)."""
+        names = swap_files(self.directory, old, new_bases)
+        self.deleted_files.add(now_ms + self.config.file_delete_delay_ms, names)
+        self.replace_all(with_cleaned(self.all, old, new_bases, now_ms))
+        for segment in old:
+            if segment.base_offset not in new_bases:
+                self._producers.forget_snapshot(segment.base_offset)
+
+    def move_to(self, directory: Directory, segments: list[Segment]) -> None:
+        """Goes on with the same segments in another directory."""
+        self.directory = self._producers.directory = directory
+        self.deleted_files.restart(directory)
+        self.replace_all(segments)
+
+
+class TimestampFences:
+    """The greatest timestamp up to each rolled segment's end, so that a look-up needs no walk over
+    the segments. Learnt as far as look-ups go: that loads the segments' indexes.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Segment] = []
+        self._rebuilds = -1
+        self._greatest: list[int] = []
+
+    def first(self, segments: list[Segment], timestamp_ms: int) -> int:
+        """The index of the first segment that may hold a record at or after the timestamp."""
+        rolled = segments[:-1]
+        rebuilds = Segment.rebuilds
+        if rebuilds != self._rebuilds or rolled[: len(self._known)] != self._known:
+            self._known, self._greatest, self._rebuilds = [], [], rebuilds
+        while not self._greatest or self._greatest[-1] < timestamp_ms:
+            if len(self._known) == len(rolled):
+                return len(rolled)
+            segment = rolled[len(self._known)]
+            self._greatest.append(max([segment.max_timestamp_ms, *self._greatest[-1:]]))
+            self._known.append(segment)
+        return bisect_left(self._greatest, timestamp_ms)
