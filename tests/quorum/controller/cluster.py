@@ -1,4 +1,4 @@
-"""Controllers as servers on loopback: three of them, over the real Raft or over the fake quorum."""
+"""Three controllers as servers on loopback, over the real Raft or over the fake quorum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemark.v1 import controller_pb2
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody uses now; held together, so they differ."""
+    """Ports that are free now; held at the same time, so they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -92,7 +92,7 @@ class RealNode:
         await self.raft.start()
 
     async def crash(self) -> None:
-        """Stops without a word to the other voters, as a killed process does."""
+        """Stops without a message to the other voters, as a killed process does."""
         await self.raft._stop()
         self.raft._log.close()
         await self.server.stop()
@@ -120,7 +120,7 @@ async def real_controllers(
 
 
 async def active(nodes: dict[int, RealNode]) -> RealNode:
-    """The active controller, when there is one that all others follow."""
+    """The active controller, once all others follow it."""
 
     def agreed() -> bool:
         leaders = {node.raft.leader_and_epoch.leader_id for node in nodes.values()}
@@ -131,7 +131,7 @@ async def active(nodes: dict[int, RealNode]) -> RealNode:
 
 
 async def broker_in_service(client: ControllerClient, broker_id: int) -> int:
-    """Registers and unfences a broker; gives its epoch."""
+    """Registers and unfences a broker; returns its epoch."""
     request = controller_pb2.RegisterBrokerRequest(
         broker_id=broker_id,
         cluster_id=CLUSTER_ID,
@@ -153,7 +153,7 @@ async def broker_in_service(client: ControllerClient, broker_id: int) -> int:
 
 
 def leader_of(nodes: dict[int, RealNode]) -> Callable[[], Endpoint | None]:
-    """The leader as any running node sees it, for a client that is no node itself."""
+    """The leader according to any running node, for a client that is no node itself."""
 
     def found() -> Endpoint | None:
         known = (node.raft.leader_endpoint() for node in nodes.values())

@@ -1,8 +1,12 @@
-"""An in-memory quorum behind the Raft client's face: one log, any number of nodes, manual commits.
+"""An in-memory quorum behind RaftClient: one log, any number of nodes, manual commits.
 
-What RaftClient promises holds: appends are atomic and have consecutive offsets, listeners hear
-committed batches once and in order, the leader hears of its leadership after all that was
-committed, and what is not committed when the leadership goes is lost.
+The promises of RaftClient hold:
+
+- appends are atomic and have consecutive offsets;
+- listeners receive committed batches once and in order;
+- the leader is notified of its leadership after everything that was committed;
+- uncommitted batches are lost with the leadership.
+
 `tests/quorum/replica/test_raft_contract.py` runs the same suite over it and over the real server.
 """
 
@@ -40,7 +44,10 @@ class FakeSnapshot:
 
 @dataclass(slots=True)
 class FakeQuorum:
-    """The log all nodes share. `auto_commit`: an append is committed on the loop's next turn."""
+    """The log that all nodes share.
+
+    With `auto_commit`, an append is committed on the loop's next turn.
+    """
 
     auto_commit: bool = True
     leader_id: int | None = None
@@ -55,7 +62,9 @@ class FakeQuorum:
         return self.nodes.setdefault(node_id, FakeRaft(self, node_id))
 
     def elect(self, leader_id: int | None) -> None:
-        """A new epoch: what was not committed is lost; the leader's own record is committed."""
+        """Begins a new epoch: uncommitted batches are lost, the leader's own record is
+        committed.
+        """
         self.epoch += 1
         self.leader_id = leader_id
         if self.pending:
@@ -69,7 +78,7 @@ class FakeQuorum:
             node.tell_leader()
 
     def commit(self, batches: int | None = None) -> None:
-        """Commits so many pending batches (None: all)."""
+        """Commits this many pending batches (None: all)."""
         count = len(self.pending) if batches is None else batches
         done, self.pending = self.pending[:count], self.pending[count:]
         if not done:
@@ -145,7 +154,7 @@ class FakeRaft:
             listener.handle_leader_change(self.leader_and_epoch)
 
     def deliver(self) -> None:
-        """Gives every listener what it has not heard of yet."""
+        """Passes to every listener what it has not received yet."""
         for key, (listener, next_offset) in list(self._listeners.items()):
             news = [b for b in self._quorum.committed if b.base_offset >= next_offset]
             if news:
@@ -188,7 +197,7 @@ class FakeRaft:
         return None if leader_id is None else self.endpoints.get(leader_id)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Other nodes of the fake reach this one through their FakeQuorum."""
+        """Does nothing: other nodes of the fake reach this one through their FakeQuorum."""
 
     async def start(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Verbs for controller scenarios: a pure core, its log, and a clock that moves when told."""
+"""Verbs for controller scenarios: a pure core, its log, and a manual clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def controller_config(**changes: str) -> ServerConfig:
 
 
 class Scenario:
-    """An active controller without a log: what it appends is committed at once."""
+    """An active controller without a log: its records are committed at once."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Scenario:
         self.apply(self.core.activate(EMPTY_IMAGE, 1, self.now_ms))
 
     def set_feature(self, name: str, level: int, kind: int = 0) -> int:
-        """Sets a feature's level; gives the error code, and `message` has the text."""
+        """Sets a feature's level; returns the error code, and `message` has the text."""
         request = admin_pb2.UpdateFeaturesRequest()
         request.updates.add(feature=name, level=level, type=kind)  # type: ignore[arg-type]
         result = self.ask(request).results[0]
@@ -92,7 +92,7 @@ class Scenario:
         self.ask(request)
 
     def unregister(self, node_id: int) -> None:
-        """Forgets a broker or a controller."""
+        """Unregisters a broker or a controller."""
         self.ask(admin_pb2.UnregisterBrokerRequest(broker_id=node_id))
 
     @property
@@ -100,7 +100,7 @@ class Scenario:
         return self.core.image
 
     def apply(self, result: ControllerResult[R]) -> R:
-        """Appends and replays; `written` has the records of the last call."""
+        """Appends and replays a result; `written` has the records of the last call."""
         self.written = []
         for batch in result.batches():
             self.offset += len(batch)
@@ -113,15 +113,15 @@ class Scenario:
         return result.response
 
     def generate(self, request: Message) -> ControllerResult[Any]:
-        """The records and the answer of a request, not applied yet."""
+        """Returns the records and the answer of a request without applying them."""
         return self.core.handle(request, self.offset, self.now_ms)
 
     def ask(self, request: Message) -> Any:
-        """The answer to a request whose records are applied."""
+        """Returns the answer of a request after applying its records."""
         return self.apply(self.generate(request))
 
     def advance(self, delay_ms: int) -> None:
-        """Time goes by, with all the timed work that becomes due."""
+        """Advances the clock and runs all timed work that becomes due."""
         end_ms = self.now_ms + delay_ms
         while (due_ms := self.core.next_deadline_ms()) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
@@ -139,7 +139,7 @@ class Scenario:
         features: dict[str, tuple[int, int]] | None = None,
         log_dirs: tuple[UUID, ...] = (),
     ) -> int:
-        """Registers a broker; gives its epoch."""
+        """Registers a broker; returns its epoch."""
         request = controller_pb2.RegisterBrokerRequest(
             broker_id=broker_id,
             cluster_id=cluster_id,
@@ -160,7 +160,7 @@ class Scenario:
     def heartbeat(
         self, broker_id: int, *, offset: int | None = None, epoch: int | None = None, **wants: bool
     ) -> controller_pb2.BrokerHeartbeatResponse:
-        """A heartbeat of a broker that is up to date unless `offset` says otherwise."""
+        """Sends a heartbeat of a broker that has applied everything, unless `offset` is given."""
         request = controller_pb2.BrokerHeartbeatRequest(
             broker_id=broker_id,
             broker_epoch=self.epochs[broker_id] if epoch is None else epoch,
@@ -170,14 +170,14 @@ class Scenario:
         return self.ask(request)
 
     def start_brokers(self, *broker_ids: int, racks: str = "") -> None:
-        """Registers and unfences brokers; `racks` has a letter for each, or nothing."""
+        """Registers and unfences brokers; `racks` has a letter for each, or is empty."""
         for position, broker_id in enumerate(broker_ids):
             self.register(broker_id, racks[position] if racks else "")
         for broker_id in broker_ids:
             assert not self.heartbeat(broker_id).is_fenced
 
     def keep_alive(self, delay_ms: int, *broker_ids: int) -> None:
-        """Time goes by while only these brokers send heartbeats."""
+        """Advances the clock while only these brokers send heartbeats."""
         end_ms = self.now_ms + delay_ms
         while self.now_ms < end_ms:
             self.advance(min(500, end_ms - self.now_ms))
@@ -185,7 +185,7 @@ class Scenario:
                 self.heartbeat(broker_id)
 
     def create(self, name: str, *assignment: tuple[int, ...], **configs: str) -> UUID:
-        """Creates a topic with these replicas; gives its id."""
+        """Creates a topic with these replicas; returns its id."""
         answer = self.try_create(name, *assignment, **configs)
         assert answer.error_code == 0, answer.error_message
         return UUID(bytes=answer.topic_id)
@@ -199,7 +199,7 @@ class Scenario:
         validate_only: bool = False,
         **configs: str,
     ) -> admin_pb2.CreateTopicsResponse.Topic:
-        """The answer to the creation of one topic."""
+        """Returns the answer to the creation of one topic."""
         topic = admin_pb2.CreateTopicsRequest.CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -219,7 +219,9 @@ class Scenario:
     def alter(
         self, name: str, isr: tuple[int, ...], *, broker_id: int | None = None, **changes: Any
     ) -> controller_pb2.AlterPartitionResponse.PartitionData:
-        """The leader of partition 0 proposes an ISR; `changes` override fields of the request."""
+        """Proposes an ISR as the leader of partition 0; `changes` override fields of the
+        request.
+        """
         topic = self.image.topics.get(name)
         assert topic is not None
         partition = topic.partitions[0]

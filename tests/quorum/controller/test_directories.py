@@ -1,4 +1,4 @@
-"""Log directories of brokers: assignments, failures; and brokers that are forgotten."""
+"""Log directories of brokers: assignments and failures; unregistered brokers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_lost_replica_leaves_the_isr_and_comes_back_with_its_directory(s: Scen
     assert s.image.brokers[1].log_dirs == (A, B)
     assert assign(s, LOST_DIRECTORY, "a") == 0
     assert s.written == []
-    s.keep_alive(18_000, 1, 3)  # broker 2 goes
+    s.keep_alive(18_000, 1, 3)  # broker 2 stops
     assert s.partition("a").leader is None
     s.create("c", (1,))
     assert assign(s, LOST_DIRECTORY, "c") == 0
@@ -106,7 +106,7 @@ def test_a_lost_replica_leaves_the_isr_and_comes_back_with_its_directory(s: Scen
 
 
 def test_a_fenced_broker_loses_its_directory_before_it_comes_back(s: Scenario) -> None:
-    """Unfenced in the same heartbeat, it would lead what it lost."""
+    """If it were unfenced in the same heartbeat, it would lead partitions it lost."""
     s.create("c", (1,))
     assert assign(s, A, "c") == 0
     s.keep_alive(18_000, 2, 3)

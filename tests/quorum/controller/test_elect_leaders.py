@@ -1,4 +1,4 @@
-"""Elections that an administrator asks for."""
+"""Elections requested by an administrator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eligible leader replicas: who may still lead when the ISR is small or empty (KIP-966)."""
+"""Eligible leader replicas: leaders while the ISR is small or empty (KIP-966)."""
 
 from __future__ import annotations
 

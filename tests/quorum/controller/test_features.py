@@ -1,4 +1,4 @@
-"""Feature levels: who may join, what may be set, what a node that is too old does."""
+"""Feature levels: registrations, settable levels, nodes that are too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CreatePartitions: placement that goes on fairly, and by hand."""
+"""CreatePartitions: placement that stays even, and manual placement."""
 
 from __future__ import annotations
 

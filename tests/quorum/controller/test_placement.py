@@ -1,4 +1,4 @@
-"""The placer over random clusters: what it promises holds for all of them."""
+"""The placer's promises over random clusters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[UsableBroker], int, int, int]:
     names = ["", "a", "ab", "abc", "abcdef"]
     racks: list[str | None] = [*draw(st.sampled_from(names))] or [None]
     if draw(st.booleans()):
-        racks.append(None)  # some brokers do not say their rack
+        racks.append(None)  # some brokers report no rack
     fenced_share = draw(st.sampled_from([0.0, 0.0, 0.3, 0.9]))
     seed = draw(st.integers(0, 2**32))
     rng = random.Random(seed)
@@ -129,7 +129,7 @@ def test_replicas_on_fenced_brokers_count_for_their_rack(
 def test_new_partitions_make_up_for_lopsided_old_ones(
     racks: int, per_rack: int, old: int, more: int, data: st.DataObject
 ) -> None:
-    """All that was there lies on one broker: afterwards every broker holds and leads the same."""
+    """Old replicas are all on one broker; afterwards every broker holds and leads the same."""
     brokers = [UsableBroker(i, f"r{i % racks}", False) for i in range(racks * per_rack)]
     crowded = data.draw(st.sampled_from(brokers)).broker_id
     existing = [(crowded,)] * old
@@ -165,11 +165,11 @@ def test_who_is_behind_has_its_turn_in_a_random_order() -> None:
 def test_topics_on_clusters_with_fenced_and_leaving_brokers(
     states: list[str], partitions: int, factor: int, seed: int, data: st.DataObject
 ) -> None:
-    """a: active, s: shutting down, f: fenced; placed by the controller, and by hand."""
+    """a: active, s: shutting down, f: fenced; placed by the controller, and manually."""
     s = Scenario(seed)
     ids = range(len(states))
     s.start_brokers(*ids, racks="".join("abc"[i % 3] for i in ids))
-    s.create("leads", *[(i,) for i in ids])  # who leads something does not go at once
+    s.create("leads", *[(i,) for i in ids])  # a broker that leads partitions does not stop at once
     active = {i for i in ids if states[i] == "a"}
     for i in ids:
         if states[i] != "a":
@@ -195,7 +195,7 @@ def test_topics_on_clusters_with_fenced_and_leaving_brokers(
 
 
 def _check_placed(partition: PartitionRegistration, active: set[int]) -> None:
-    """Only who is in service is in sync; the first of them leads."""
+    """Only replicas in service are in sync; the first of them leads."""
     in_sync = [replica for replica in partition.replicas if replica in active]
     assert sorted(partition.isr) == sorted(in_sync)
     assert partition.leader == in_sync[0]

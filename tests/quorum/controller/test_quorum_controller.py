@@ -1,4 +1,4 @@
-"""The controller's edge over a fake quorum in virtual time: commits, rollback, takeover."""
+"""QuorumController over a fake quorum in virtual time: commits, rollback, takeover."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def creation(name: str, timeout_ms: int = 0) -> admin_pb2.CreateTopicsRequest:
 
 
 async def broker_in_service(node: Node, broker_id: int) -> int:
-    """Registers and unfences; gives the epoch. Needs commits to go on."""
+    """Registers and unfences a broker; returns its epoch. Commits must proceed."""
     answer = await node.controller.handle(registration(broker_id))
     heartbeat = controller_pb2.BrokerHeartbeatRequest(
         broker_id=broker_id, broker_epoch=answer.broker_epoch, current_metadata_offset=1_000
@@ -248,7 +248,7 @@ def test_only_the_active_controller_writes_no_ops() -> None:
 
 def test_an_append_refused_by_the_log_ends_the_leadership() -> None:
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
-        quorum.leader_id = 2  # the log knows first: no listener has heard of it yet
+        quorum.leader_id = 2  # the log changes first: no listener is notified yet
         with pytest.raises(NotControllerError):
             await first.controller.handle(registration(1))
         assert not first.controller.is_active

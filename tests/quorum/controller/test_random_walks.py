@@ -1,8 +1,8 @@
-"""Random histories of a cluster: what must never happen, whatever comes in whatever order.
+"""Random histories of a cluster: invariants that hold after every record.
 
-After every record: an ISR is never empty and within the replicas, a leader is in service and was in
-the ISR before (no clean election loses a record), epochs never go back. A failing seed is printed
-by pytest as the parameter of its test.
+An ISR is never empty and is within the replicas. A leader is in service and was in the ISR before,
+so no clean election loses a record. Epochs never decrease. pytest prints a failing seed as the
+parameter of its test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKERS = (1, 2, 3, 4)
 
 
 class Walk:
-    """One step after the other, each chosen by the seed."""
+    """One step after another, each chosen by the seed."""
 
     def __init__(self, seed: int, *, elr: bool = False) -> None:
         self.rng = random.Random(seed)
@@ -87,7 +87,7 @@ class Walk:
         self.s.advance(self.rng.choice((500, 4_000, 10_000, 400_000)))
 
     def step(self) -> None:
-        """One piece of timed work, if one is due."""
+        """Runs one piece of timed work, if one is due."""
         due_ms = self.s.core.next_deadline_ms()
         if due_ms is not None and due_ms <= self.s.now_ms:
             self.s.apply(self.s.core.tick(self.s.now_ms))
@@ -176,14 +176,14 @@ def _check_election(delta: MetadataDelta, record: object, before: PartitionRegis
     after = _led(delta, record)
     assert after is not None
     if after.leader is not None and after.leader != before.leader:
-        # The change that elects it may have taken the last of the ELR out: an unclean shutdown.
+        # The change that elects it may have removed the last of the ELR: an unclean shutdown.
         last_known = not before.isr and (after.leader,) == before.last_known_elr
         if last_known and after.leader not in before.elr:
             assert after.leader_recovery_state == 1, "what it lost is not known"
         else:
             kept = (*before.isr, *before.elr)
             if before.is_reassigning and not after.is_reassigning:
-                # The leader's own word on who is in sync completed a move that removes it.
+                # The leader's own ISR completed a reassignment that removes it.
                 kept += after.isr
             assert after.leader in kept, "a clean election keeps every acknowledged record"
 

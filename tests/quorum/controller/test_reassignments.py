@@ -1,4 +1,4 @@
-"""Partitions move while they serve: begin, complete, cancel, change of mind."""
+"""Partitions move while they serve: begin, complete, cancel, replace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def s() -> Scenario:
 
 
 def move(s: Scenario, *replicas: int, name: str = "t", index: int = 0) -> int:
-    """Gives the error code; without replicas: cancels."""
+    """Begins a move, or cancels it if there are no replicas; returns the error code."""
     request = Request()
     asked = request.partitions.add(topic=name, partition_index=index)
     if replicas:

@@ -1,4 +1,4 @@
-"""What concerns very many partitions is done in steps, and others go on in between."""
+"""Changes of very many partitions proceed in steps, with other requests in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster(topics: int = 5, partitions: int = 2) -> Scenario:
 
 
 def tick(s: Scenario) -> list[pb.MetadataRecord]:
-    """One piece of timed work, when it is due."""
+    """Runs one piece of timed work, when it is due."""
     due_ms = s.core.next_deadline_ms()
     assert due_ms is not None
     s.now_ms = max(s.now_ms, due_ms)
@@ -40,7 +40,7 @@ def tick(s: Scenario) -> list[pb.MetadataRecord]:
 
 
 def begin_fencing_of_1(s: Scenario) -> None:
-    """Until the first step of it is written."""
+    """Advances until the first step of the sweep is written."""
     s.keep_alive(SESSION_MS - 500, 2, 3)
     for _ in range(100):
         if any(record.HasField("partition_change") for record in tick(s)):
@@ -59,7 +59,7 @@ def in_isr(s: Scenario, broker_id: int) -> int:
 
 
 def finish(s: Scenario) -> list[int]:
-    """Ticks until nothing more is due at once; how many records each step wrote."""
+    """Ticks until nothing more is due at once; returns the number of records of each step."""
     sizes = []
     while (due_ms := s.core.next_deadline_ms()) is not None and due_ms <= s.now_ms:
         sizes.append(len(tick(s)))
@@ -90,15 +90,15 @@ def test_a_topic_that_takes_the_broker_in_behind_the_sweep_is_visited_again() ->
     s = cluster()
     begin_fencing_of_1(s)
     assert s.partition("a").isr == (2, 3)
-    # The broker is not fenced yet: it may still be placed on.
+    # The broker is not fenced yet: replicas may still be placed on it.
     s.create("0-comes-before-all", (1, 2), (1, 3))
     finish(s)
     assert (led_by(s, 1), in_isr(s, 1), s.image.brokers[1].fenced) == (0, 0, True)
 
 
 def test_a_broker_that_goes_is_not_taken_in_again_while_its_sweep_lasts() -> None:
-    # It goes on fetching until it is told to stop: leaders would take it in as fast as it is taken
-    # out, and a sweep of a large cluster would never end.
+    # It keeps fetching until it is allowed to stop. Leaders would add it to ISRs as fast as it is
+    # removed, and a sweep of a large cluster would never end.
     s = cluster()
     s.heartbeat(3, want_shut_down=True)
     assert (s.partition("a").isr, s.image.brokers[3].is_active) == ((1, 2), True)
@@ -178,7 +178,7 @@ def test_a_broker_hears_of_its_new_state_with_the_last_step() -> None:
 def test_a_new_process_of_a_broker_registers_when_the_old_one_is_taken_out() -> None:
     s = cluster()
     s.keep_alive(SESSION_MS - 500, 2, 3)
-    s.now_ms += 1_000  # nobody had the time to fence it
+    s.now_ms += 1_000  # no fencing pass happened meanwhile
     with pytest.raises(DuplicateBrokerRegistrationError):
         s.register(1, incarnation=2)
     finish(s)

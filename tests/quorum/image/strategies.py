@@ -18,7 +18,7 @@ from tidemark.v1 import metadata_pb2 as pb
 
 
 class History:
-    """Makes one valid record after another; `rng` decides which."""
+    """Makes one valid record after another; `rng` chooses them."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

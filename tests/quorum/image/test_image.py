@@ -1,4 +1,4 @@
-"""The image: replay, snapshots, deltas, and what a damaged log meets."""
+"""The image: replay, snapshots, deltas, damaged logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions' records by hand say what protobuf says, byte for byte; anything odd goes by it."""
+"""Hand-made partition records equal protobuf's byte for byte; unusual ones go through protobuf."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class MetadataLog:
         self.last = image.offset
 
     def write(self, *, start: int = 0, segments: int = 1) -> None:
-        """Segments from the batch that begins at `start` on."""
+        """Writes segments from the batch that begins at `start` on."""
         kept = [(base, raw) for base, raw in self._batches if base >= start]
         size = -(-len(kept) // segments)
         for first in range(0, len(kept), size):
@@ -48,7 +48,7 @@ class MetadataLog:
             (self.path / f"{part[0][0]:020d}.log").write_bytes(data)
 
     def checkpoint(self, offset: int) -> Path:
-        """A checkpoint of the state after `offset`."""
+        """Writes a checkpoint of the state after `offset`; returns its path."""
         snapshot_id = SnapshotId(offset + 1, 1)
         writer = SnapshotWriter(self.directory, snapshot_id, 5)
         writer.append(self.images[offset].values())

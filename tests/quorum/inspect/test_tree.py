@@ -1,4 +1,4 @@
-"""The tree of an image, and what two of them differ in."""
+"""The tree of an image, and the differences of two trees."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_changes_are_exactly_what_the_trees_differ_in(seed: int, cut: int, more:
 
 
 def _flat(image: MetadataImage) -> dict[str, object]:
-    """Leaves by path, without what `changes` does not tell."""
+    """Leaves by path, without those that `changes` does not report."""
     return {
         path: node.value
         for path, node in walk("", tree_of(MetadataView(image)))
@@ -68,7 +68,7 @@ def test_globs_find_what_is_there_and_nothing_else(log: MetadataLog) -> None:
 
 
 def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
-    """Whoever gives the image another part must show it, and tell of its changes, too."""
+    """A new part of an image must appear in the tree and in its differences as well."""
     parts = {field.name for field in dataclasses.fields(MetadataImage)}
     assert parts - {"offset", "epoch"} == {
         *("brokers", "controllers", "topics", "configs", "features", "next_producer_id")

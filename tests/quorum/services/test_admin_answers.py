@@ -1,4 +1,4 @@
-"""The answers every node makes from its image."""
+"""Answers that every node gives from its image."""
 
 from __future__ import annotations
 

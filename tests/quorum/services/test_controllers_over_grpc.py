@@ -1,4 +1,4 @@
-"""Three real controllers on loopback: forwarding, takeover, restart; and the client's patience."""
+"""Three real controllers on loopback: forwarding, takeover, restart, retries of the client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def creation(name: str, partitions: int = 6) -> admin_pb2.CreateTopicsRequest:
 
 
 async def admin_call(node: RealNode, method: str, request: Any, **options: Any) -> Any:
-    """Asks this very node, as an administrator would."""
+    """Calls this very node, as an administrator would."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{node.server.port}") as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         return await getattr(stub, method)(request, timeout=25, **options)

@@ -1,4 +1,4 @@
-"""What a listener binds to, and how it tells that it can not."""
+"""Binding of listeners, and the errors if an address is not available."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemark.types import Endpoint
 
 
 def on_a_server(*endpoints: Endpoint) -> list[Endpoint]:
-    """Binds one server each, so that none shares its ports."""
+    """Binds on one server each, so that none shares its ports."""
 
     async def main() -> list[Endpoint]:
         servers = [grpc.aio.server(options=[("grpc.so_reuseport", 0)]) for _ in endpoints]
