@@ -18,11 +18,12 @@ import grpc
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.manager.manager import LogManager
 from node.membership.directory_assignments import DirectoryAssignments
-from node.membership.dynamic_settings import DynamicSettings
+from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
+from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
 from node.replication.client import GrpcReplicationClient
-from node.replication.hosting import ReplicaManager
+from node.replication.hosting import Hosting
 from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
@@ -31,9 +32,12 @@ from node.runtime.health import Health
 from node.runtime.storage import NodeStorage
 from node.runtime.tasks import OnFatal, cancel_all, spawn
 from node.serving.broker_admin import BrokerLogDirs
-from node.serving.log_service import LogService
+from node.serving.fetching import FetchHandler
+from node.serving.log_service import LogService, RequestHandlers
 from node.serving.offsets import OffsetFinder
+from node.serving.produce import ProduceHandler
 from node.serving.producer_ids import ProducerIdManager
+from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.tier_reads import TierReads
 from node.upkeep.background import BackgroundWork
@@ -96,53 +100,58 @@ class BrokerServer:
             directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
         )
         self._tier = make_tier(config, clock, storage)
-        self._logs_open = False
-        self._wire_up()
-
-    def _wire_up(self) -> None:
-        config, clock, tier = self._config, self._clock, self._tier
-        partitions = PartitionRegistry(config.node_id, self._on_fatal)
-        self.isr = IsrKeeper(
-            config.node_id, partitions, self._client, clock, config.request_timeout_ms
-        )
         self._remote_reads = TierReads(
-            tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
+            self._tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
         )
-        self.replicas = ReplicaManager(
-            config,
-            self._logs,
-            partitions,
-            self.isr,
-            ReplicaFetchers(self._make_fetcher),
-            tier,
-            self._remote_reads,
-            OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
-            clock,
-        )
-        self.background = BackgroundWork(
-            config, self._logs, self.replicas, self.isr, clock, self._on_fatal
-        )
-        self.producer_ids = ProducerIdManager(config.node_id, self._client)
+        self._logs_open = False
+        self._cluster = ClusterView(config)
+        self._identity = BrokerIdentity(config.node_id)
+        self.partitions = PartitionRegistry(config.node_id, self._cluster, on_fatal)
         self.lifecycle = BrokerLifecycle(
             config,
-            self._storage.cluster_id,
+            self._identity,
+            storage.cluster_id,
             [d.directory_id for d in self._logs.online_directories if d.directory_id is not None],
-            self._storage.previous_broker_epoch(config),
+            storage.previous_broker_epoch(config),
             self._client,
-            lambda: self._loader.image.offset,
+            loader,
         )
-        self.lifecycle.on_registered = self._registered
-        self.assignments = DirectoryAssignments(
-            config.node_id, self._client, lambda: self.lifecycle.broker_epoch
+        self._assignments = DirectoryAssignments(self._identity, self._client)
+        self._isr = IsrKeeper(
+            self._identity, self.partitions, self._client, clock, config.request_timeout_ms
         )
-        self.replicas.tell_directory = self.assignments.submit
-        self.mover = DirectoryMover(
+        self._hosting = Hosting(
+            config,
+            self._cluster,
+            self._logs,
+            self.partitions,
+            self._isr,
+            ReplicaFetchers(self._make_fetcher),
+            self._assignments,
+            self._tier,
+            clock,
+        )
+        self._background = BackgroundWork(
+            config, self._logs, self.partitions, self._isr, clock, on_fatal
+        )
+        self._mover = DirectoryMover(
             config,
             self._logs,
-            partitions,
-            self.background.cleaner,
-            self.assignments.submit,
-            self._on_fatal,
+            self.partitions,
+            self._background.cleaner,
+            self._assignments,
+            on_fatal,
+        )
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> RequestHandlers:
+        config, partitions, clock, tier = self._config, self.partitions, self._clock, self._tier
+        return RequestHandlers(
+            ProduceHandler(partitions, clock),
+            FetchHandler(partitions, self._isr, self._remote_reads, clock),
+            OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
+            RecordDeleter(partitions),
+            ProducerIdManager(self._identity, self._client),
         )
 
     def _make_fetcher(self, endpoint: Endpoint) -> ReplicaFetcher:
@@ -151,22 +160,18 @@ class BrokerServer:
             bootstrap = TierBootstrap(self._tier, self._config.request_timeout_ms)
         return ReplicaFetcher(
             self._config,
+            self._identity,
             self._storage.cluster_id,
             GrpcReplicationClient(endpoint),
-            lambda: self.lifecycle.broker_epoch,
             bootstrap,
             self._on_fatal,
             self._clock,
         )
 
-    def _registered(self, broker_epoch: int) -> None:
-        self.isr.broker_epoch = broker_epoch
-        self.producer_ids.broker_epoch = broker_epoch
-
     def _directory_failed(self, directory: LogDirectory) -> None:
         """Its partitions are offline and the controller hears of it; the process ends where it was
         the last one, or holds the metadata log (KIP-112, KIP-858)."""
-        self.replicas.directories_failed()
+        self._hosting.directories_failed()
         if self._logs.has_failed:
             left = self._logs.online_directories
             why = "the metadata log is in there" if left else "no other one is left"
@@ -184,7 +189,7 @@ class BrokerServer:
         """What the image says of a topic whose log is opened; None: it knows none."""
         if topic not in self._loader.image.topics:
             return None
-        return self.replicas.topic_config(topic, self._loader.image)
+        return self._cluster.topic_config(topic, self._loader.image)
 
     def _replica_in_image(self, partition: TopicPartition) -> tuple[UUID, UUID | None] | None:
         """The topic id of a partition, and the directory that its replica here is noted in."""
@@ -198,7 +203,7 @@ class BrokerServer:
         """Serves, and begins to register; returns before the broker is ready."""
         await self._listen()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
-        self._tasks.append(spawn("directory assignments", self.assignments.run(), self._on_fatal))
+        self._tasks.append(spawn("directory assignments", self._assignments.run(), self._on_fatal))
         self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
 
@@ -218,9 +223,8 @@ class BrokerServer:
 
     def _log_service(self, listener: str) -> LogService:
         return LogService(
-            self.replicas,
+            self._handlers,
             self._loader,
-            self.producer_ids,
             RequestMemory(self._config.queued_max_request_bytes),
             self._storage.cluster_id,
             lambda: self._raft.leader_and_epoch.leader_id,
@@ -238,11 +242,11 @@ class BrokerServer:
             client=self._client,
             listener=listener,
             log_dirs=BrokerLogDirs(
-                partitions=self.replicas.partitions,
+                partitions=self.partitions,
                 logs=self._logs,
                 tier=self._tier,
-                mover=self.mover,
-                uncleanable=self.background.cleaner.uncleanable,
+                mover=self._mover,
+                uncleanable=self._background.cleaner.uncleanable,
             ),
         )
 
@@ -251,7 +255,7 @@ class BrokerServer:
         settings decide how), and every replica we host is made of them.
         """
         await self.lifecycle.registered.wait()
-        await self._loader.wait_for_offset(self.lifecycle.broker_epoch)
+        await self._loader.wait_for_offset(self._identity.epoch)
         # The first produce of many records would load the kernels on the loop, for a second or two.
         notice = asyncio.get_running_loop().call_later(_PATIENCE_S, logger.info, _STILL_STARTING)
         try:
@@ -261,14 +265,14 @@ class BrokerServer:
         finally:
             notice.cancel()
         self._logs_open = True
-        self._loader.add_publisher(self.replicas)
-        self._loader.add_publisher(
-            DynamicSettings(self._config, self.background.reconfigure, self.mover.reconfigure)
-        )
+        self._cluster.subscribe(self._background.reconfigure)
+        self._cluster.subscribe(self._mover.reconfigure)
+        self._loader.add_publisher(self._cluster)
+        self._loader.add_publisher(self._hosting)
         if self._tier is not None:
             await self._tier.start()
-        self.background.start()
-        self.mover.start()
+        self._background.start()
+        self._mover.start()
         self.lifecycle.set_ready()
 
     async def _keep_health(self) -> None:
@@ -291,16 +295,15 @@ class BrokerServer:
             service.end_open_calls()
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
-        await self.mover.stop()
-        await self.background.stop()
-        await self.replicas.stop()
+        await self._mover.stop()
+        await self._background.stop()
+        await self._hosting.stop()
         await self._remote_reads.close()
         if self._tier is not None:
             await self._tier.stop()
         await self._client.close()
         if self._logs_open:
-            epoch = self.lifecycle.broker_epoch
-            await asyncio.to_thread(self._logs.close, clean, epoch)
+            await asyncio.to_thread(self._logs.close, clean, self._identity.epoch)
 
 
 def _load_kernels() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from node.membership.controller_calls import ControllerCaller
+from node.membership.identity import BrokerIdentity
 from tidemark.errors import ApiError, ErrorCode, raise_for
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import controller_pb2 as pb
@@ -42,12 +43,9 @@ class _Assignment:
 class DirectoryAssignments:
     """One per broker; `run` is its task, `submit` never waits."""
 
-    def __init__(
-        self, node_id: int, client: ControllerCaller, broker_epoch: Callable[[], int]
-    ) -> None:
-        self._node_id = node_id
+    def __init__(self, identity: BrokerIdentity, client: ControllerCaller) -> None:
+        self._identity = identity
         self._client = client
-        self._broker_epoch = broker_epoch
         self._waiting: dict[TopicIdPartition, _Assignment] = {}
         self._work = asyncio.Event()
 
@@ -126,7 +124,7 @@ class DirectoryAssignments:
         self, batch: dict[TopicIdPartition, _Assignment]
     ) -> pb.AssignReplicasToDirsRequest:
         request = pb.AssignReplicasToDirsRequest(
-            broker_id=self._node_id, broker_epoch=self._broker_epoch()
+            broker_id=self._identity.id, broker_epoch=self._identity.epoch
         )
         by_directory: dict[UUID, list[TopicIdPartition]] = {}
         for identity, assignment in batch.items():

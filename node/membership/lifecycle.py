@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
 from uuid import UUID
 
 from node.membership.controller_calls import ControllerCaller
+from node.membership.identity import BrokerIdentity
 from quorum.image.features import ranges_to_wire
+from quorum.services.admin_service import ImageSource
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
@@ -60,23 +61,24 @@ class BrokerLifecycle:
     def __init__(
         self,
         config: ServerConfig,
+        identity: BrokerIdentity,
         cluster_id: str,
         directory_ids: list[UUID],
         previous_broker_epoch: int,
         client: ControllerCaller,
-        metadata_offset: Callable[[], int],
+        images: ImageSource,
     ) -> None:
         self._config = config
+        self._identity = identity
         self._cluster_id = cluster_id
         self._directory_ids = directory_ids
         self.previous_broker_epoch = previous_broker_epoch
         self._client = client
-        self._metadata_offset = metadata_offset
+        self._images = images
         self._ready = False
         self._wake = asyncio.Event()
         self.incarnation_id = random_uuid()
         self.state = LifecycleState.NOT_RUNNING
-        self.broker_epoch = -1
         self.offline_directories: set[UUID] = set()
         self.failures_told = asyncio.Event()
         self.registered = asyncio.Event()
@@ -85,7 +87,6 @@ class BrokerLifecycle:
         self.fenced = asyncio.Event()
         self.fenced.set()
         self.may_stop = asyncio.Event()
-        self.on_registered: Callable[[int], None] = lambda _: None
 
     def set_ready(self) -> None:
         """Logs are recovered and the image is applied: the broker wants to serve."""
@@ -184,14 +185,13 @@ class BrokerLifecycle:
 
     def _took_epoch(self, broker_epoch: int) -> None:
         logger.info("registered with broker epoch %d", broker_epoch)
-        self.broker_epoch = broker_epoch
+        self._identity.epoch = broker_epoch
         self.registered.set()
-        self.on_registered(broker_epoch)
 
     def _registration(self) -> pb.RegisterBrokerRequest:
         config = self._config
         request = pb.RegisterBrokerRequest(
-            broker_id=config.node_id,
+            broker_id=self._identity.id,
             cluster_id=self._cluster_id,
             incarnation_id=self.incarnation_id.bytes,
             rack=config.broker_rack,
@@ -213,9 +213,9 @@ class BrokerLifecycle:
     async def _heartbeat(self) -> int:
         """Sends one; gives the time to the next (ms)."""
         request = pb.BrokerHeartbeatRequest(
-            broker_id=self._config.node_id,
-            broker_epoch=self.broker_epoch,
-            current_metadata_offset=self._metadata_offset(),
+            broker_id=self._identity.id,
+            broker_epoch=self._identity.epoch,
+            current_metadata_offset=self._images.image.offset,
             want_fence=not self._ready,
             want_shut_down=self.state is LifecycleState.PENDING_CONTROLLED_SHUTDOWN,
             offline_log_dirs=sorted(directory.bytes for directory in self.offline_directories),

@@ -80,15 +80,20 @@ class HostedPartition:
         self.log.update_high_watermark(self.core.high_watermark)
         _wake(self.commit_waiters)
         self.answer_acks()
-        if self.segment_copyable is not None:
+        if self.segment_copyable is not None and self.config.remote_storage_enable:
             self._nudge_tier(self.segment_copyable)
 
     def _nudge_tier(self, segment_copyable: Callable[[TopicIdPartition], None]) -> None:
         """A rolled segment is wholly below the high watermark now: it may be copied."""
         base = self.log.active_segment.base_offset
-        if self._nudged_base < base <= self.core.high_watermark:
+        if self._nudged_base < base <= self.core.high_watermark and not self.offline:
             self._nudged_base = base
             segment_copyable(self.core.identity)
+
+    def reconfigure(self, config: TopicConfig) -> None:
+        """The topic's settings changed: the log and the core take them over."""
+        self.config = self.log.config = config
+        self.core.min_insync_replicas = config.min_insync_replicas
 
     def start_moved(self) -> None:
         """The log's start moved: the followers have to know, and somebody may wait until they

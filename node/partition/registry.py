@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
+from node.partition.cluster_view import ClusterView
 from node.partition.hosted import HostedPartition
 from tidemark.errors import (
     FatalError,
@@ -19,14 +20,14 @@ from tidemark.types import TopicPartition
 
 
 class PartitionRegistry:
-    """Hosted partitions by name. `leader_in_image` tells (leader, epoch) of any partition of the
-    cluster, or None."""
+    """Hosted partitions by name."""
 
-    def __init__(self, node_id: int, on_fatal: Callable[[FatalError], None]) -> None:
-        self.node_id = node_id
+    def __init__(
+        self, node_id: int, cluster: ClusterView, on_fatal: Callable[[FatalError], None]
+    ) -> None:
+        self._node_id = node_id
+        self._cluster = cluster
         self.fatal = on_fatal
-        self.leader_in_image: Callable[[TopicPartition], tuple[int, int] | None] = lambda _: None
-        self.topic_name: Callable[[UUID], str | None] = lambda _: None
         self.offline: dict[TopicPartition, str] = {}  # logs that could not be opened
         self._hosted: dict[TopicPartition, HostedPartition] = {}
 
@@ -54,7 +55,8 @@ class PartitionRegistry:
         name; KafkaStorageError: its disk failed.
         """
         if not topic and topic_id:
-            named = self.topic_name(UUID(bytes=bytes(topic_id))) if len(topic_id) == 16 else None
+            known = len(topic_id) == 16
+            named = self._cluster.topic_name(UUID(bytes=bytes(topic_id))) if known else None
             if named is None:
                 raise UnknownTopicIdError("this node knows no topic of that id (yet)")
             topic = named
@@ -63,9 +65,9 @@ class PartitionRegistry:
         if hosted is None:
             if key in self.offline:
                 raise KafkaStorageError(f"{key} is offline: {self.offline[key]}")
-            if self.leader_in_image(key) is None:
+            if self._cluster.leader_of(key) is None:
                 raise UnknownTopicOrPartitionError(f"{key}: no such topic or partition (yet)")
-            raise NotLeaderOrFollowerError(f"node {self.node_id} holds no replica of {key}")
+            raise NotLeaderOrFollowerError(f"node {self._node_id} holds no replica of {key}")
         if topic_id and bytes(topic_id) != hosted.topic_id.bytes:
             raise InconsistentTopicIdError(f"{key} has another topic id here")
         if hosted.offline:
@@ -74,4 +76,4 @@ class PartitionRegistry:
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int] | None:
         """(leader, epoch) as this node knows them, for answers that send the caller elsewhere."""
-        return self.leader_in_image(TopicPartition(topic, partition))
+        return self._cluster.leader_of(TopicPartition(topic, partition))

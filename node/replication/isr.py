@@ -13,6 +13,7 @@ import logging
 from typing import Protocol
 
 from node.membership.controller_calls import ControllerCaller
+from node.membership.identity import BrokerIdentity
 from node.partition.core import AlterResult, IsrProposal
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
@@ -42,13 +43,13 @@ class IsrKeeper:
 
     def __init__(
         self,
-        node_id: int,
+        identity: BrokerIdentity,
         partitions: PartitionRegistry,
         client: ControllerCaller,
         clock: Clock,
         request_timeout_ms: int = 30_000,
     ) -> None:
-        self._node_id = node_id
+        self._identity = identity
         self._partitions = partitions
         self._client = client
         self._clock = clock
@@ -56,7 +57,6 @@ class IsrKeeper:
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
         self.watched: set[HostedPartition] = set()  # those that `shrink` looks at
-        self.broker_epoch = -1  # set by the lifecycle when the broker has registered
 
     def on_follower_fetch(
         self,
@@ -177,7 +177,9 @@ class IsrKeeper:
             hosted.isr_shrank()
 
     def _request(self, batch: dict[TopicIdPartition, IsrProposal]) -> pb.AlterPartitionRequest:
-        request = pb.AlterPartitionRequest(broker_id=self._node_id, broker_epoch=self.broker_epoch)
+        request = pb.AlterPartitionRequest(
+            broker_id=self._identity.id, broker_epoch=self._identity.epoch
+        )
         for identity, proposal in batch.items():
             data = request.partitions.add(
                 topic_id=identity.topic_id.bytes,

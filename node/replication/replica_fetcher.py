@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from node.membership.identity import BrokerIdentity
 from node.partition.hosted import HostedPartition
 from node.replication import follower_log
 from node.replication.client import ReplicationClient
@@ -58,18 +59,18 @@ class ReplicaFetcher:
     def __init__(
         self,
         config: ServerConfig,
+        identity: BrokerIdentity,
         cluster_id: str,
         client: ReplicationClient,
-        broker_epoch: Callable[[], int],
         bootstrap: TierBootstrap | None,
         on_fatal: Callable[[FatalError], None],
         clock: Clock,
     ) -> None:
         self._clock = clock
         self._config = config
+        self._identity = identity
         self._cluster_id = cluster_id
         self.client = client
-        self._broker_epoch = broker_epoch
         self._bootstrap = bootstrap
         self._on_fatal = on_fatal
         self._followed: dict[TopicPartition, _FollowedPartition] = {}
@@ -222,8 +223,8 @@ class ReplicaFetcher:
         """Everything that is fetched, or what the session does not know yet."""
         config = self._config
         request = pb.ReplicaFetchRequest(
-            replica_id=config.node_id,
-            replica_epoch=self._broker_epoch(),
+            replica_id=self._identity.id,
+            replica_epoch=self._identity.epoch,
             cluster_id=self._cluster_id,
             max_wait_ms=config.replica_fetch_wait_max_ms,
             min_bytes=config.replica_fetch_min_bytes,

@@ -1,4 +1,4 @@
-"""gRPC services `Log` and `Replication`: from wire messages to the replica manager and back.
+"""gRPC services `Log` and `Replication`: from wire messages to the handlers and back.
 
 Produce and Fetch go through the hand-made codec of `tidemark.wire` in generic handlers: payloads
 stay byte slices of the request or of the log, no protobuf object holds them. All else is small and
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from node.replication.hosting import ReplicaManager
 from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
-from node.serving.fetching import FetchParams
+from node.serving.fetching import FetchHandler, FetchParams
 from node.serving.metadata_answers import metadata_response
+from node.serving.offsets import OffsetFinder
 from node.serving.plain_records import to_plain
-from node.serving.produce import ProduceResult
+from node.serving.produce import ProduceHandler, ProduceResult
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
@@ -37,24 +38,33 @@ Context = Any
 _FETCH_WAIT_MS_MAX = 60_000
 
 
+@dataclass(frozen=True, slots=True)
+class RequestHandlers:
+    """The handlers of a broker's requests, shared by all of its listeners."""
+
+    produce: ProduceHandler
+    fetch: FetchHandler
+    offsets: OffsetFinder
+    deletion: RecordDeleter
+    producer_ids: ProducerIdManager
+
+
 class LogService:
-    """Serves both services of one broker."""
+    """Serves both services on one listener of a broker."""
 
     def __init__(
         self,
-        replicas: ReplicaManager,
+        handlers: RequestHandlers,
         images: ImageSource,
-        producer_ids: ProducerIdManager,
         memory: RequestMemory,
         cluster_id: str,
-        controller_id: Any,
+        controller_id: Callable[[], int | None],
         listener: str,
         request_timeout_ms: int,
         fetch_max_bytes: int,
     ) -> None:
-        self._replicas = replicas
+        self._handlers = handlers
         self._images = images
-        self._producer_ids = producer_ids
         self._memory = memory
         self._cluster_id = cluster_id
         self._controller_id = controller_id
@@ -63,7 +73,6 @@ class LogService:
         self._fetch_max_bytes = fetch_max_bytes
         self._open_calls: set[asyncio.Task[None]] = set()
         self._later: set[asyncio.Task[bytes]] = set()  # produces that wait for memory
-        self._deleter = RecordDeleter(replicas.partitions)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What a server adds (`add_generic_rpc_handlers`)."""
@@ -145,7 +154,7 @@ class LogService:
     ) -> bytes | asyncio.Future[bytes]:
         """Appends, and gives the memory back when the answer is there, or nobody wants it."""
         try:
-            produced = self._replicas.producer.begin(request.acks, request.partition_data)
+            produced = self._handlers.produce.begin(request.acks, request.partition_data)
         except BaseException:
             self._memory.release(taken_bytes)
             raise
@@ -174,7 +183,7 @@ class LogService:
             max_bytes=self._limit(request.max_bytes),
             read_committed=request.isolation_level == 1,
         )
-        answers = await self._replicas.fetcher.fetch(params, _wanted(request.partitions))
+        answers = await self._handlers.fetch.fetch(params, _wanted(request.partitions))
         if request.plain_records:
             for answer, item in zip(answers, request.partitions, strict=True):
                 to_plain(answer, item.fetch_offset)
@@ -203,7 +212,7 @@ class LogService:
         )
         wanted = _wanted(request.partitions)
         if session is None:
-            answers = await self._replicas.fetcher.fetch(params, wanted)
+            answers = await self._handlers.fetch.fetch(params, wanted)
             return wire.encode_fetch_response(wire.FetchResponse(answers))
         forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
         assert params.replica is not None
@@ -213,7 +222,7 @@ class LogService:
             return wire.encode_fetch_response(
                 wire.FetchResponse([], int(code_of(error)), str(error))
             )
-        answers = await self._replicas.fetcher.fetch_changes(params, session)
+        answers = await self._handlers.fetch.fetch_changes(params, session)
         return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session.id))
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
@@ -269,7 +278,7 @@ class LogService:
             leader_epoch=-1,
         )
         try:
-            found = await self._replicas.offsets.list_offset(
+            found = await self._handlers.offsets.list_offset(
                 item.topic,
                 item.partition_index,
                 item.timestamp,
@@ -301,7 +310,7 @@ class LogService:
         try:
             if request.transactional_id:
                 raise UnsupportedVersionError("transactions are not supported by this node yet")
-            producer_id = await self._producer_ids.generate()
+            producer_id = await self._handlers.producer_ids.generate()
         except ApiError as error:
             return pb.InitProducerIdResponse(
                 error_code=int(code_of(error)),  # type: ignore[arg-type]
@@ -324,7 +333,7 @@ class LogService:
                 topic=item.topic, partition_index=item.partition_index, low_watermark=-1
             )
             try:
-                result.low_watermark = await self._deleter.delete(
+                result.low_watermark = await self._handlers.deletion.delete(
                     item.topic, item.partition_index, item.offset, timeout_ms
                 )
             except ApiError as error:
@@ -344,7 +353,7 @@ class LogService:
                 topic=item.topic, partition=item.partition, leader_epoch=-1, end_offset=-1
             )
             try:
-                found = self._replicas.offsets.epoch_end(
+                found = self._handlers.offsets.epoch_end(
                     item.topic, item.partition, _known(item.current_leader_epoch), item.leader_epoch
                 )
             except ApiError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from node.membership.controller_calls import ControllerCaller
+from node.membership.identity import BrokerIdentity
 from tidemark.errors import BrokerNotAvailableError, raise_for
 from tidemark.v1 import controller_pb2 as pb
 
@@ -16,15 +17,14 @@ _TIMEOUT_MS = 15_000
 
 
 class ProducerIdManager:
-    """`broker_epoch` is set by the lifecycle when the broker has registered."""
+    """One per broker."""
 
-    def __init__(self, broker_id: int, client: ControllerCaller) -> None:
-        self._broker_id = broker_id
+    def __init__(self, identity: BrokerIdentity, client: ControllerCaller) -> None:
+        self._identity = identity
         self._client = client
         self._next = 0
         self._end = 0
         self._lock = asyncio.Lock()
-        self.broker_epoch = -1
 
     async def generate(self) -> int:
         """A producer id nobody had before; raises the controller's error when there is no block to
@@ -32,10 +32,10 @@ class ProducerIdManager:
         """
         async with self._lock:
             if self._next >= self._end:
-                if self.broker_epoch < 0:
+                if self._identity.epoch < 0:
                     raise BrokerNotAvailableError("this broker has not registered yet; try again")
                 request = pb.AllocateProducerIdsRequest(
-                    broker_id=self._broker_id, broker_epoch=self.broker_epoch
+                    broker_id=self._identity.id, broker_epoch=self._identity.epoch
                 )
                 response = await self._client.call("AllocateProducerIds", request, _TIMEOUT_MS)
                 raise_for(response.error_code, response.error_message)

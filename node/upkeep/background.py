@@ -21,7 +21,6 @@ from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.manager.retention_schedule import RetentionSchedule
 from node.partition.registry import PartitionRegistry
-from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.runtime.tasks import OnFatal, cancel_all, every, spawn
@@ -43,15 +42,14 @@ class BackgroundWork:
         self,
         config: ServerConfig,
         logs: LogManager,
-        replicas: ReplicaManager,
+        partitions: PartitionRegistry,
         isr: IsrKeeper,
         clock: Clock,
         on_fatal: OnFatal,
     ) -> None:
         self._config = config
         self._logs = logs
-        self._replicas = replicas
-        self._partitions: PartitionRegistry = replicas.partitions
+        self._partitions = partitions
         self._isr = isr
         self._clock = clock
         self._on_fatal = on_fatal

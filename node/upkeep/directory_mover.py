@@ -22,14 +22,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
-from uuid import UUID
 
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.names import FUTURE_SUFFIX, NAME_BYTES_MAX
 from commitlog.manager.manager import LogManager
 from commitlog.moves.future_log import CopyPiece, FutureLog
+from node.membership.directory_assignments import DirectoryAssignments
 from node.partition.registry import PartitionRegistry
 from node.runtime.tasks import OnFatal, cancel_all, spawn
 from quorum.image.types import LOST_DIRECTORY
@@ -43,7 +42,7 @@ from tidemark.errors import (
     StorageError,
     TidemarkError,
 )
-from tidemark.types import TopicIdPartition, TopicPartition
+from tidemark.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +51,6 @@ SWAP_BYTES_MAX = 1 << 20
 PREFERRED_MAX = 10_000
 _LOOK_AGAIN_S = 0.1
 _UNIQUE_CHARACTERS = 33  # the point and the 32 digits in a future log's name
-
-
-class TellDirectory(Protocol):
-    """`DirectoryAssignments.submit`."""
-
-    def __call__(
-        self,
-        identity: TopicIdPartition,
-        directory_id: UUID,
-        done: Callable[[], None] | None = None,
-    ) -> None: ...
 
 
 Copied = tuple[int, int | None]
@@ -95,7 +83,7 @@ class DirectoryMover:
         logs: LogManager,
         partitions: PartitionRegistry,
         cleaner: LogCleaner,
-        tell_directory: TellDirectory,
+        assignments: DirectoryAssignments,
         on_fatal: OnFatal,
         run_piece: RunPiece | None = None,
     ) -> None:
@@ -103,7 +91,7 @@ class DirectoryMover:
         self._logs = logs
         self._partitions = partitions
         self._cleaner = cleaner
-        self._tell_directory = tell_directory
+        self._assignments = assignments
         self._on_fatal = on_fatal
         self._threads = config.num_replica_alter_log_dirs_threads or len(logs.directories)
         self._pace = Pace(config.replica_alter_log_dirs_io_max_bytes_per_second)
@@ -271,7 +259,7 @@ class DirectoryMover:
                 if target is None or target.directory_id is None:
                     return
                 future.is_promised = True
-                self._tell_directory(hosted.core.identity, target.directory_id, told.set)
+                self._assignments.submit(hosted.core.identity, target.directory_id, told.set)
             try:
                 async with asyncio.timeout(_LOOK_AGAIN_S):
                     await told.wait()
@@ -292,6 +280,6 @@ class DirectoryMover:
         if hosted is None:
             return
         if home is None and self._logs.lost_in(future.topic_partition) is not None:
-            self._tell_directory(hosted.core.identity, LOST_DIRECTORY)
+            self._assignments.submit(hosted.core.identity, LOST_DIRECTORY)
         elif home is not None and home.directory_id is not None:
-            self._tell_directory(hosted.core.identity, home.directory_id)
+            self._assignments.submit(hosted.core.identity, home.directory_id)

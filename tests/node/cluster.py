@@ -1,4 +1,4 @@
-"""Several brokers in one process on virtual time: real replica managers and logs, memory disks,
+"""Several brokers in one process on virtual time: real hosting and logs, memory disks,
 calls by reference.
 
 `Cluster` plays the controller: it holds the metadata image, hands (delta, image) to every broker,
@@ -14,19 +14,23 @@ from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
+from node.membership.directory_assignments import DirectoryAssignments
+from node.membership.identity import BrokerIdentity
+from node.partition.cluster_view import ClusterView
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
-from node.replication.hosting import ReplicaManager
+from node.replication.hosting import Hosting
 from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.tasks import spawn
 from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
-from node.serving.fetching import FetchParams
-from node.serving.log_service import LogService
+from node.serving.fetching import FetchHandler, FetchParams
+from node.serving.log_service import LogService, RequestHandlers
 from node.serving.offsets import OffsetFinder
-from node.serving.produce import ProduceResult
+from node.serving.produce import ProduceHandler, ProduceResult
 from node.serving.producer_ids import ProducerIdManager
+from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.tier_reads import TierReads
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
@@ -71,7 +75,7 @@ class Node:
     def __init__(self, cluster: Cluster, node_id: int, **settings: str) -> None:
         self.cluster = cluster
         self.node_id = node_id
-        self.broker_epoch = cluster.next_broker_epoch()
+        self.identity = BrokerIdentity(node_id, cluster.next_broker_epoch())
         self.directory = cluster.disks.setdefault(node_id, MemoryDirectory(f"node-{node_id}"))
         self.fatal: list[FatalError] = []
         self.config = broker_config(node_id, **settings)
@@ -79,25 +83,32 @@ class Node:
         tier = cluster.tier
         self.logs = self.make_logs()
         self.logs.open()
-        registry = PartitionRegistry(node_id, self.fatal.append)
-        self.isr = IsrKeeper(node_id, registry, cluster.controller, self.clock)
-        self.isr.broker_epoch = self.broker_epoch
+        self.view = ClusterView(self.config)
+        self.partitions = PartitionRegistry(node_id, self.view, self.fatal.append)
+        self.isr = IsrKeeper(self.identity, self.partitions, cluster.controller, self.clock)
+        self.assignments = DirectoryAssignments(self.identity, cluster.controller)
         self.reads = TierReads(tier, 500, 30_000)
-        self.replicas = ReplicaManager(
+        self.hosting = Hosting(
             self.config,
+            self.view,
             self.logs,
-            registry,
+            self.partitions,
             self.isr,
             ReplicaFetchers(self._fetcher),
+            self.assignments,
             tier,
-            self.reads,
-            OffsetFinder(registry, tier),
             self.clock,
         )
+        self.handlers = RequestHandlers(
+            ProduceHandler(self.partitions, self.clock),
+            FetchHandler(self.partitions, self.isr, self.reads, self.clock),
+            OffsetFinder(self.partitions, tier),
+            RecordDeleter(self.partitions),
+            ProducerIdManager(self.identity, cluster.controller),
+        )
         self.service = LogService(
-            self.replicas,
-            self.replicas,
-            ProducerIdManager(node_id, cluster.controller),
+            self.handlers,
+            self.view,
             RequestMemory(1 << 20),
             CLUSTER_ID,
             lambda: None,
@@ -114,16 +125,25 @@ class Node:
         tier = self.cluster.tier
         return ReplicaFetcher(
             self.config,
+            self.identity,
             CLUSTER_ID,
             Link(self.cluster, self.node_id, endpoint.port - 19090),
-            lambda: self.broker_epoch,
             None if tier is None else TierBootstrap(tier, 1000),
             self.fatal.append,
             self.clock,
         )
 
+    @property
+    def broker_epoch(self) -> int:
+        return self.identity.epoch
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """As the metadata loader calls its publishers."""
+        self.view.on_metadata_update(delta, image)
+        self.hosting.on_metadata_update(delta, image)
+
     def hosted(self, partition: int = 0) -> HostedPartition:
-        found = self.replicas.partitions.find(TopicPartition(TOPIC, partition))
+        found = self.partitions.find(TopicPartition(TOPIC, partition))
         assert found is not None, f"node {self.node_id} hosts no {TOPIC}-{partition}"
         return found
 
@@ -131,7 +151,7 @@ class Node:
         self, *values: str, acks: int = -1, timeout_ms: int = 5_000, raw: bytes | None = None
     ) -> ProduceResult:
         data = PartitionProduceData(TOPIC, 0, batch(*values) if raw is None else raw)
-        (result,) = await self.replicas.producer.produce(acks, timeout_ms, [data])
+        (result,) = await self.handlers.produce.produce(acks, timeout_ms, [data])
         return result
 
     async def fetch(
@@ -146,7 +166,7 @@ class Node:
     ) -> FetchPartitionData:
         params = FetchParams(max_wait_ms, min_bytes, max_bytes, replica)
         wanted = FetchPartition(fields.pop("topic", TOPIC), 0, offset, max_bytes, **fields)
-        (answer,) = await self.replicas.fetcher.fetch(params, [wanted])
+        (answer,) = await self.handlers.fetch.fetch(params, [wanted])
         return answer
 
     async def read_all(self) -> list[str]:
@@ -165,7 +185,7 @@ class Node:
         return found
 
     async def stop(self, clean: bool = True) -> None:
-        await self.replicas.stop()
+        await self.hosting.stop()
         await self.reads.close()
         for task in self.tasks:
             task.cancel()
@@ -256,7 +276,7 @@ class Cluster:
                 first.replay(known)
             self.publish(records_pb.MetadataRecord(register_broker=record), but=node_id)
             first.replay(records_pb.MetadataRecord(register_broker=record))
-            node.replicas.on_metadata_update(first, self.image)
+            node.on_metadata_update(first, self.image)
 
     async def stop(self, *node_ids: int, clean: bool = True) -> None:
         for node_id in node_ids or tuple(self.nodes):
@@ -272,7 +292,7 @@ class Cluster:
         self.image = delta.apply(self.image.offset + len(records), 1)
         for node_id, node in list(self.nodes.items()):
             if node_id != but:
-                node.replicas.on_metadata_update(delta, self.image)
+                node.on_metadata_update(delta, self.image)
 
     def create_topic(
         self, replicas: tuple[int, ...] = (1, 2, 3), leader: int = 1, **configs: str

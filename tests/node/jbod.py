@@ -1,5 +1,5 @@
 """Brokers with several log directories on virtual time: the real controller core decides, the real
-lifecycle, assignments, replica managers and logs of every broker follow; disks are in memory.
+lifecycle, assignments, hosting and logs of every broker follow; disks are in memory.
 
 `JbodCluster` is `tests.node.cluster.Cluster` with `tests.quorum.controller.scenario.Scenario` as
 its controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault
@@ -16,7 +16,6 @@ from uuid import UUID
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
-from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.lifecycle import BrokerLifecycle
 from node.runtime.tasks import spawn
 from node.serving.fetch_session import FetchPartition
@@ -44,17 +43,13 @@ class JbodNode(Node):
         super().__init__(cluster, node_id, **settings)
         self.life = BrokerLifecycle(
             self.config,
+            self.identity,
             CLUSTER_ID,
             [d.directory_id for d in self.logs.online_directories if d.directory_id],
             cluster.clean_stops.pop(node_id, -1),
             cluster.controller,
-            lambda: self.replicas.image.offset,
+            self.view,
         )
-        self.life.on_registered = self._registered
-        self.assignments = DirectoryAssignments(
-            node_id, cluster.controller, lambda: self.broker_epoch
-        )
-        self.replicas.tell_directory = self.assignments.submit
         self.tasks += [
             spawn("life", self.life.run(), self.fatal.append),
             spawn("assignments", self.assignments.run(), self.fatal.append),
@@ -81,11 +76,8 @@ class JbodNode(Node):
             directory_failed=on_failure,
         )
 
-    def _registered(self, broker_epoch: int) -> None:
-        self.broker_epoch = self.isr.broker_epoch = broker_epoch
-
     def _directory_failed(self, directory: LogDirectory) -> None:
-        self.replicas.directories_failed()
+        self.hosting.directories_failed()
         assert directory.directory_id is not None
         self.life.directory_failed(directory.directory_id)
 
@@ -193,7 +185,7 @@ class JbodCluster(Cluster):
             first = MetadataDelta(EMPTY_IMAGE)
             for known in self.image.records():
                 first.replay(known)
-            node.replicas.on_metadata_update(first, self.image)
+            node.on_metadata_update(first, self.image)
             node.life.set_ready()
         for node_id in node_ids:
             await self.nodes[node_id].life.unfenced.wait()
@@ -205,8 +197,8 @@ class JbodCluster(Cluster):
             delta.replay(record)
         self.image = delta.apply(self.image.offset + len(records), 1)
         for node in list(self.nodes.values()):
-            if node.replicas._saw_image:
-                node.replicas.on_metadata_update(delta, self.image)
+            if node.hosting._saw_image:
+                node.on_metadata_update(delta, self.image)
 
     async def stop_node(self, node_id: int, *, clean: bool = True) -> None:
         """A clean stop, or the machine's loss; the session then runs out in its time."""
@@ -266,7 +258,7 @@ class JbodCluster(Cluster):
         self, node_id: int, partition: int, value: str, *, timeout_ms: int = 2_000
     ) -> ErrorCode:
         data = PartitionProduceData(TOPIC, partition, batch(value))
-        producer = self.nodes[node_id].replicas.producer
+        producer = self.nodes[node_id].handlers.produce
         (result,) = await producer.produce(-1, timeout_ms, [data])
         return ErrorCode(result.error_code)
 
@@ -275,7 +267,7 @@ class JbodCluster(Cluster):
     ) -> FetchPartitionData:
         wanted = FetchPartition(TOPIC, partition, offset, 1 << 20)
         params = FetchParams(max_wait_ms, 1, 1 << 20, None)
-        (answer,) = await self.nodes[node_id].replicas.fetcher.fetch(params, [wanted])
+        (answer,) = await self.nodes[node_id].handlers.fetch.fetch(params, [wanted])
         return answer
 
     async def consume(self, partition: int) -> list[str]:

@@ -25,7 +25,7 @@ T0 = TopicPartition("flights", 0)
 def log_of(brokers: Brokers, node_id: int) -> Log | None:
     broker = brokers.servers[node_id].broker
     assert broker is not None
-    hosted = broker.replicas.partitions.find(T0)
+    hosted = broker.partitions.find(T0)
     return None if hosted is None else hosted.log
 
 

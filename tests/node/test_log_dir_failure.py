@@ -150,12 +150,12 @@ def test_a_directory_that_is_still_bad_after_a_restart_is_left_out() -> None:
         for p in lost:
             assert set(cluster.of(p).isr) == {2, 3}
             assert cluster.disk(1, "b").exists(f"flights-{p}") is False
-            assert "not mounted" in node.replicas.partitions.offline[cluster.name(p)]
+            assert "not mounted" in node.partitions.offline[cluster.name(p)]
         assert cluster.scenario.image.brokers[1].log_dirs == (cluster.directory_ids[1, "b"],)
         await cluster.nothing_acknowledged_is_lost(*PARTITIONS)
         cluster.delete()
         cluster.create((1, 2, 3), (1, 3, 2))
-        await cluster.until(lambda: len(node.replicas.partitions) == 2)
+        await cluster.until(lambda: len(node.partitions) == 2)
         assert [node.home_of(p) for p in (0, 1)] == ["b", "b"]
 
     jbod(test)
@@ -210,8 +210,8 @@ def test_the_only_copy_on_a_failed_directory_waits_for_its_disk() -> None:
         await cluster.boot(1)
         await asyncio.sleep(5)
         assert cluster.of(lost).leader is None
-        assert cluster.nodes[1].replicas.partitions.find(cluster.name(lost)) is None
-        offline = cluster.nodes[1].replicas.partitions.offline[cluster.name(lost)]
+        assert cluster.nodes[1].partitions.find(cluster.name(lost)) is None
+        offline = cluster.nodes[1].partitions.offline[cluster.name(lost)]
         assert "the last one in sync" in offline
 
         await cluster.stop_node(1)
@@ -230,7 +230,7 @@ def test_a_replica_that_the_controller_did_not_place_yet_is_told_to_be_lost() ->
         await cluster.boot(1, 2)
         answer = cluster.controller.handlers.pop("AssignReplicasToDirs")
         cluster.create((1, 2), (1, 2), flush_messages="1")
-        await cluster.until(lambda: len(cluster.nodes[1].replicas.partitions) == 2)
+        await cluster.until(lambda: len(cluster.nodes[1].partitions) == 2)
         (lost,) = in_directory(cluster, 1, "a")[:1]
         assert cluster.of(lost).directory_of(1) is None
         cluster.nodes[1].logs.directories[0].state.fail("pulled out")
@@ -282,7 +282,7 @@ def test_a_directory_that_fails_in_recovery_is_left_out() -> None:
         cluster.disk(1, "a").fail_reads("*.log")
         await cluster.boot(1)
         for p in lost:
-            assert "offline" in cluster.nodes[1].replicas.partitions.offline[cluster.name(p)]
+            assert "offline" in cluster.nodes[1].partitions.offline[cluster.name(p)]
         kept = [p for p in PARTITIONS if p not in lost]
         await cluster.until(lambda: all(len(cluster.of(p).isr) == 3 for p in kept))
         await cluster.nothing_acknowledged_is_lost(*PARTITIONS)
@@ -322,7 +322,7 @@ def test_a_directory_that_fails_while_its_logs_are_deleted() -> None:
         disk.fail_fsync()
         cluster.delete()
         assert not cluster.nodes[1].logs.directories[0].is_online
-        assert len(cluster.nodes[1].replicas.partitions) == 0
+        assert len(cluster.nodes[1].partitions) == 0
         cluster.acked.clear()
         cluster.create((1, 2, 3), flush_messages="1")
         await cluster.until(lambda: assigned(cluster, 1))

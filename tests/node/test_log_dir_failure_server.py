@@ -37,7 +37,7 @@ def two_directories(tmp_path: Path) -> ServerConfig:
 
 def directory_of(server: Server, topic: str) -> LogDirectory:
     assert server.broker is not None
-    found = server.broker.replicas._logs.directory_of(TopicPartition(topic, 0))
+    found = server.broker._logs.directory_of(TopicPartition(topic, 0))
     assert found is not None
     return found
 
@@ -124,7 +124,7 @@ def test_without_any_directory_the_process_stops(tmp_path: Path) -> None:
         await server.start()
         await server.wait_until_ready()
         assert server.broker is not None
-        first, second = server.broker.replicas._logs.directories
+        first, second = server.broker._logs.directories
         pull_out(first)
         await asyncio.sleep(0)
         assert not server.fatal.done()

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from node.membership.directory_assignments import PARTITIONS_PER_REQUEST, DirectoryAssignments
+from node.membership.identity import BrokerIdentity
 from tests import virtual_time
 from tests.node.fakes import FakeController
 from tidemark.errors import ErrorCode
@@ -41,7 +42,7 @@ class World:
         self.refused: dict[int, ErrorCode] = {}
         self.noted: dict[int, UUID] = {}
         self.under_way = 0
-        self.assignments = DirectoryAssignments(1, self.controller, lambda: 42)
+        self.assignments = DirectoryAssignments(BrokerIdentity(1, 42), self.controller)
 
     async def answer(self, request: pb.AssignReplicasToDirsRequest) -> Any:
         assert self.under_way == 0, "one request at a time"

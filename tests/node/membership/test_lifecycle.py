@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
+from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle, LifecycleState
+from quorum.image import MetadataImage
 from tests import virtual_time
 from tests.node.fakes import CLUSTER_ID, FakeController, broker_config, registering_controller
 from tidemark.errors import ErrorCode, FatalError
@@ -17,7 +20,10 @@ from tidemark.v1 import controller_pb2 as pb
 
 def lifecycle_of(controller: FakeController) -> BrokerLifecycle:
     config = broker_config(7, broker_rack="b")
-    return BrokerLifecycle(config, CLUSTER_ID, [random_uuid()], 12, controller, lambda: 99)
+    images = SimpleNamespace(image=MetadataImage(offset=99))
+    return BrokerLifecycle(
+        config, BrokerIdentity(7), CLUSTER_ID, [random_uuid()], 12, controller, images
+    )
 
 
 Scenario = Callable[[FakeController, BrokerLifecycle], Awaitable[None]]

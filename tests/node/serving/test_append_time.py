@@ -17,7 +17,7 @@ def test_a_producer_is_told_the_time_that_the_broker_gave() -> None:
         assert before <= result.log_append_time_ms <= node.clock.wall_ms()
         stored = records_of(node.hosted().log)
         assert {r.timestamp_ms for r in stored} == {result.log_append_time_ms}
-        found = await node.replicas.offsets.list_offset("flights", 0, 6)
+        found = await node.handlers.offsets.list_offset("flights", 0, 6)
         assert (found.offset, found.timestamp_ms) == (0, result.log_append_time_ms)
 
     scenario(test, nodes=(1,))

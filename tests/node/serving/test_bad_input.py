@@ -61,7 +61,7 @@ def test_a_bad_batch_is_refused_and_leaves_no_trace(name: str) -> None:
 def test_unknown_topics_other_leaders_and_wrong_acks_have_their_errors() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.create_topic(replicas=(1, 2), leader=2)
-        producer = cluster.nodes[1].replicas.producer
+        producer = cluster.nodes[1].handlers.produce
         wanted = [
             PartitionProduceData("nobody", 0, batch("a")),
             PartitionProduceData("flights", 9, batch("a")),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from node.membership.identity import BrokerIdentity
 from node.serving.producer_ids import ProducerIdManager
 from tidemark.errors import BrokerNotAvailableError
 from tidemark.v1 import controller_pb2 as pb
@@ -27,7 +28,7 @@ class Blocks:
 
 def test_before_registration_the_answer_is_retriable_and_nobody_is_asked() -> None:
     blocks = Blocks()
-    manager = ProducerIdManager(4, blocks)
+    manager = ProducerIdManager(BrokerIdentity(4), blocks)
     with pytest.raises(BrokerNotAvailableError) as refused:
         asyncio.run(manager.generate())
     assert refused.value.retriable
@@ -36,10 +37,9 @@ def test_before_registration_the_answer_is_retriable_and_nobody_is_asked() -> No
 
 def test_a_block_is_used_up_before_the_next_is_asked_for() -> None:
     async def seven() -> list[int]:
-        manager.broker_epoch = 1
         return [await manager.generate() for _ in range(7)]
 
     blocks = Blocks()
-    manager = ProducerIdManager(4, blocks)
+    manager = ProducerIdManager(BrokerIdentity(4, epoch=1), blocks)
     assert asyncio.run(seven()) == list(range(7))
     assert blocks.asked == 3

@@ -15,7 +15,7 @@ from commitlog.disk.open_files import OPEN_FILES
 from commitlog.log.log import Log
 from commitlog.manager import opening
 from commitlog.manager.manager import LogManager
-from node.replication.hosting import ReplicaManager
+from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.upkeep.background import BackgroundWork
@@ -43,12 +43,12 @@ class Broker:
         self.logs = LogManager([directory or MemoryDirectory()], config, now_ms=lambda: self.now)
         self.logs.open()
         hosted = SimpleNamespace(offline=False, deleted=False)
-        replicas = SimpleNamespace(partitions=SimpleNamespace(find=lambda _: hosted))
+        partitions = SimpleNamespace(find=lambda _: hosted)
         isr = SimpleNamespace(run=lambda: asyncio.Event().wait())
         self.work = BackgroundWork(
             config,
             self.logs,
-            cast(ReplicaManager, replicas),
+            cast(PartitionRegistry, partitions),
             cast(IsrKeeper, isr),
             Clock(lambda: self.now, lambda: self.now),
             lambda error: pytest.fail(str(error)),

@@ -51,9 +51,9 @@ class Moving:
         mover = DirectoryMover(
             node.config,
             node.logs,
-            node.replicas.partitions,
+            node.partitions,
             cleaner,
-            node.assignments.submit,
+            node.assignments,
             node.fatal.append,
             self.copy,
         )

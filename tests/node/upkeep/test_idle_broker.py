@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,21 +13,27 @@ from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.deleted_files import DeletedFiles
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
+from node.membership.identity import BrokerIdentity
+from node.partition.cluster_view import ClusterView
 from node.partition.core import Partition, Registration
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
-from node.replication.hosting import ReplicaManager
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.upkeep import background
 from node.upkeep.background import BackgroundWork
 from tests.commitlog.builders import NOW, batch, config
 from tests.node.fakes import FakeController, broker_config
+from tidemark.errors import FatalError
 from tidemark.types import TopicIdPartition, random_uuid
 
 COUNT = 20
 MINUTE_MS = 60_000
 TOPIC_ID = random_uuid()
+
+
+def fail(error: FatalError) -> None:
+    pytest.fail(str(error))
 
 
 class Broker:
@@ -38,11 +44,15 @@ class Broker:
         settings = broker_config(1)
         clock = Clock(lambda: self.now, lambda: self.now)
         self.logs = LogManager([MemoryDirectory()], settings, now_ms=lambda: self.now)
-        self.partitions = PartitionRegistry(1, lambda error: pytest.fail(str(error)))
-        self.isr = IsrKeeper(1, self.partitions, FakeController(), clock)
-        replicas = cast(ReplicaManager, SimpleNamespace(partitions=self.partitions))
+        self.partitions = PartitionRegistry(1, ClusterView(settings), fail)
+        self.isr = IsrKeeper(BrokerIdentity(1), self.partitions, FakeController(), clock)
         self.work = BackgroundWork(
-            settings, self.logs, replicas, self.isr, clock, lambda error: pytest.fail(str(error))
+            settings,
+            self.logs,
+            self.partitions,
+            self.isr,
+            clock,
+            lambda error: pytest.fail(str(error)),
         )
         self.logs.open()
         for number in range(COUNT):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from commitlog.disk.memory_files import MemoryDirectory
+from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
@@ -228,7 +229,7 @@ class ServerNode:
         raft = self.raft
         if self.is_mere_broker:
             await self.lifecycle.begin_controlled_shutdown()
-            self.clean_epoch = self.lifecycle.broker_epoch
+            self.clean_epoch = self.identity.epoch
         if self.controller is not None:
             self.controller.stop()
         await self.loader.close()
@@ -266,20 +267,18 @@ class ServerNode:
         epoch, self.clean_epoch = self.clean_epoch, -1
         self.started_with = self.directories
         caller = LeaderCaller(self.world, self.node_id, lambda: self.raft.leader_and_epoch)
+        self.identity = BrokerIdentity(self.node_id)
         self.lifecycle = BrokerLifecycle(
-            self.config, CLUSTER_ID, self.directories, epoch, caller, self._offset
+            self.config, self.identity, CLUSTER_ID, self.directories, epoch, caller, self.loader
         )
         self.lifecycle.incarnation_id = UUID(int=self.world.rng.getrandbits(128))
         life.spawn(self.lifecycle.run())
         life.spawn(self._serve(caller))
 
-    def _offset(self) -> int:
-        return self.loader.image.offset
-
     async def _serve(self, caller: LeaderCaller) -> None:
         """Recovers, then keeps changing the ISRs of the partitions it leads."""
         await self.lifecycle.registered.wait()
-        await self.loader.wait_for_offset(self.lifecycle.broker_epoch)
+        await self.loader.wait_for_offset(self.identity.epoch)
         self.lifecycle.set_ready()
         rng = self.world.rng
         while True:
@@ -308,7 +307,7 @@ class ServerNode:
             return None
         topic_id, index, partition = led[rng.randrange(len(led))]
         request = controller_pb2.AlterPartitionRequest(
-            broker_id=self.node_id, broker_epoch=self.lifecycle.broker_epoch
+            broker_id=self.node_id, broker_epoch=self.identity.epoch
         )
         data = request.partitions.add(
             topic_id=topic_id.bytes,
@@ -338,7 +337,7 @@ class ServerNode:
         if not homeless or not mine:
             return None
         request = controller_pb2.AssignReplicasToDirsRequest(
-            broker_id=self.node_id, broker_epoch=self.lifecycle.broker_epoch
+            broker_id=self.node_id, broker_epoch=self.identity.epoch
         )
         directory = request.directories.add(id=self.world.rng.choice(mine).bytes)
         for topic_id, index in homeless:

@@ -11,7 +11,7 @@ from commitlog.cleaner.io import Throttle
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
-from node.membership.dynamic_settings import DynamicSettings
+from node.partition.cluster_view import ClusterView
 from node.upkeep.cleaning import CleanerWorkers
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import config_record
@@ -22,7 +22,7 @@ from tidemark.records import Record, encode_batch
 from tidemark.types import ConfigResourceType, TopicPartition
 
 
-def altered(image: MetadataImage, settings: DynamicSettings, **values: str | None) -> MetadataImage:
+def altered(image: MetadataImage, settings: ClusterView, **values: str | None) -> MetadataImage:
     """Sets settings of broker 1 (`own`) or of all, and tells the publisher."""
     delta = MetadataDelta(image)
     for name, value in values.items():
@@ -35,7 +35,8 @@ def altered(image: MetadataImage, settings: DynamicSettings, **values: str | Non
 
 def test_a_brokers_own_setting_counts_then_that_of_all_then_the_files() -> None:
     heard: list[ServerConfig] = []
-    settings = DynamicSettings(SERVER, heard.append)
+    settings = ClusterView(SERVER)
+    settings.subscribe(heard.append)
     image = altered(EMPTY_IMAGE, settings, log_cleaner_threads="5")
     image = altered(image, settings, own_log_cleaner_threads="3", log_cleaner_backoff_ms="7")
     image = altered(image, settings, log_cleaner_threads="6")
@@ -43,7 +44,7 @@ def test_a_brokers_own_setting_counts_then_that_of_all_then_the_files() -> None:
     altered(image, settings, log_cleaner_threads=None, log_cleaner_backoff_ms=None)
     assert [c.log_cleaner_threads for c in heard] == [5, 3, 6, 2], "6 changed nothing for broker 1"
     assert heard[1].log_cleaner_backoff_ms == 7
-    assert settings.current == SERVER
+    assert settings.settings == SERVER
 
 
 def test_only_what_can_change_while_a_node_runs_is_taken() -> None:

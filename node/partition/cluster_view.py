@@ -1,0 +1,118 @@
+"""The cluster as the published metadata shows it to this node: brokers, leaders, settings.
+
+A metadata publisher, registered before those that read it, so that all of them see one image. The
+settings of this broker and the defaults of topics are server.properties, then the settings altered
+for all brokers, then those altered for this one (Kafka's DynamicBrokerConfig).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+from node.partition.core import BrokerView
+from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
+from tidemark.config import (
+    ServerConfig,
+    TopicConfig,
+    altered_server,
+    effective_topic_config,
+    server_defaults,
+)
+from tidemark.errors import InvalidConfigError, TidemarkError
+from tidemark.types import ConfigResource, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+SettingsListener = Callable[[ServerConfig], None]
+
+
+class ClusterView:
+    """One per broker. `image` is the image of the latest update, empty before the first one;
+    `settings` are the broker's settings in force."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._resources = {ConfigResource.broker(None), ConfigResource.broker(config.node_id)}
+        self._brokers: Mapping[int, BrokerView] = {}
+        self._topic_defaults = server_defaults(config)
+        self._topic_configs: dict[str, tuple[TopicConfig, Mapping[str, str], TopicConfig]] = {}
+        self._listeners: list[SettingsListener] = []
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.settings = config
+
+    def subscribe(self, listener: SettingsListener) -> None:
+        """Calls `listener` with the new settings after each change of this broker's settings."""
+        self._listeners.append(listener)
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Takes over a new image; called by the metadata loader, in order."""
+        self.image = image
+        if delta.brokers_changed:
+            self._brokers = {
+                broker.broker_id: BrokerView(broker.epoch, broker.is_active)
+                for broker in image.brokers.values()
+            }
+        for topic in delta.topics_deleted.values():
+            self._topic_configs.pop(topic.name, None)
+        if self.alters_broker(delta):
+            self._alter_settings()
+
+    def alters_broker(self, delta: MetadataDelta) -> bool:
+        """Whether the delta has settings of this broker, which are also the defaults of topics."""
+        return not self._resources.isdisjoint(delta.configs_changed)
+
+    def _alter_settings(self) -> None:
+        self._topic_defaults = self._altered(server_defaults)
+        settings = self._altered(altered_server)
+        if settings != self.settings:
+            self.settings = settings
+            for listener in self._listeners:
+                listener(settings)
+
+    def _altered(self, combine: Callable[..., T]) -> T:
+        """server.properties with what the image alters; without it if a value is not valid."""
+        of_all, own = (self.image.broker_configs(i) for i in (None, self._config.node_id))
+        try:
+            return combine(self._config, of_all, own)
+        except TidemarkError as error:
+            logger.error("settings of this broker: %s; using server.properties", error)
+            return combine(self._config)
+
+    def brokers(self) -> Mapping[int, BrokerView]:
+        """Registered brokers by id; the mapping is replaced, not changed."""
+        return self._brokers
+
+    def leader_of(self, topic_partition: TopicPartition) -> tuple[int, int] | None:
+        """(leader, epoch) of any partition of the cluster, -1 for no leader; None if unknown."""
+        topic = self.image.topics.get(topic_partition.topic)
+        found = None if topic is None else topic.partitions.get(topic_partition.partition)
+        if found is None:
+            return None
+        return (-1 if found.leader is None else found.leader), found.leader_epoch
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        topic = self.image.topics.by_id(topic_id)
+        return None if topic is None else topic.name
+
+    def topic_config(self, topic: str, image: MetadataImage | None = None) -> TopicConfig:
+        """The effective settings of a topic of the image (by default the latest published one),
+        one object for all of its partitions.
+
+        A setting that this version can not read takes its default; the others hold.
+        """
+        own = (self.image if image is None else image).topic_configs(topic)
+        if not own:
+            return self._topic_defaults
+        known = self._topic_configs.get(topic)
+        if known is None or known[0] is not self._topic_defaults or known[1] != own:
+
+            def skipped(error: InvalidConfigError) -> None:
+                logger.error("settings of topic %s: %s; its default counts", topic, error)
+
+            config = effective_topic_config(self._topic_defaults, own, skipped)
+            self._topic_configs[topic] = known = (self._topic_defaults, own, config)
+        return known[2]
