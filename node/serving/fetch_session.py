@@ -1,6 +1,7 @@
-"""What one follower fetches over one call that stays open: the leader remembers it, so that a
-request and its answer name only what changed (KIP-227).
+"""What a fetch asks for: partitions named once (`SessionlessFetch`), or a session.
 
+A session is what one follower fetches over one call that stays open: the leader remembers it, so
+that a request and its answer name only what changed (KIP-227).
 Kafka numbers sessions and their requests, and keeps a bounded cache of them; here the call is the
 session, begins with a full request and ends with the call. The id only tells a follower that its
 call is another one by now. A thousand idle partitions so cost nothing while one of them is busy.
@@ -18,9 +19,9 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from node.partition.hosted import HostedPartition
+from node.partition.hosted import HostedPartition, Wakeable
 from node.partition.replica_state import Pulse
 from tidemark.errors import InvalidFetchSessionEpochError
 from tidemark.types import TopicPartition
@@ -53,6 +54,85 @@ class FetchPartition(NamedTuple):
         return TopicPartition(self.topic, self.partition)
 
 
+class FetchContext(Protocol):
+    """The partitions of one fetch, and what was found of them (Kafka's FetchContext)."""
+
+    def asked_at(self, now_ms: int) -> None:
+        """The request of a follower arrived."""
+
+    def take(self) -> Sequence[FetchPartition]:
+        """What has to be looked at now."""
+        ...
+
+    def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
+        """`wait` ends when something happens to the partition from now on."""
+
+    def look_again(self, item: FetchPartition) -> None:
+        """There is more to do for it with the next look."""
+
+    def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
+        """Takes what was found of each item of `take`."""
+
+    async def wait(self, until: float) -> None:
+        """Until a watched partition moved, or the loop's time is `until`."""
+
+    def answers(self) -> list[FetchPartitionData]:
+        """What to answer."""
+        ...
+
+
+class SessionlessFetch:
+    """All partitions are looked at each time, and answered in order."""
+
+    __slots__ = ("_answers", "_from_replica", "_wanted", "_watched")
+
+    def __init__(self, wanted: Sequence[FetchPartition], *, from_replica: bool = False) -> None:
+        self._wanted = wanted
+        self._from_replica = from_replica
+        self._watched: list[HostedPartition] = []
+        self._answers: list[FetchPartitionData] = []
+
+    def asked_at(self, now_ms: int) -> None:
+        pass
+
+    def take(self) -> Sequence[FetchPartition]:
+        self._watched.clear()
+        return self._wanted
+
+    def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
+        self._watched.append(hosted)
+
+    def look_again(self, item: FetchPartition) -> None:
+        pass
+
+    def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
+        self._answers = answers
+
+    async def wait(self, until: float) -> None:
+        """Until one of the partitions moves (followers: the log's end, consumers: the high
+        watermark), or the loop's time is `until`."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        handle = loop.call_at(until, _wake, waiter)
+        sets = [p.data_waiters if self._from_replica else p.commit_waiters for p in self._watched]
+        for waiters in sets:
+            waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            handle.cancel()
+            for waiters in sets:
+                waiters.discard(waiter)
+
+    def answers(self) -> list[FetchPartitionData]:
+        return self._answers
+
+
+def _wake(waiter: Wakeable) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class _Watch:
     """Stands among a partition's waiters; what wakes them marks the partition in the session."""
 
@@ -81,6 +161,8 @@ class FetchSession:
     _commits: dict[TopicPartition, _Watch] = field(default_factory=dict)
     _moved: dict[TopicPartition, None] = field(default_factory=dict)  # to look at, in this order
     _committed: dict[TopicPartition, None] = field(default_factory=dict)  # a watermark to tell
+    _again: list[FetchPartition] = field(default_factory=list)  # with the next look
+    _answers: dict[TopicPartition, FetchPartitionData] = field(default_factory=dict)
     _told: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
 
@@ -98,11 +180,15 @@ class FetchSession:
             self.id, self._replica = next(_ids), replica
         elif session_id != self.id or replica != self._replica:
             raise InvalidFetchSessionEpochError("begin the session anew with a full fetch")
+        self._answers.clear()
         for key in forgotten:
             self._forget(key)
         for item in named:
             self._wanted[item.key] = item
             self._moved[item.key] = None
+
+    def asked_at(self, now_ms: int) -> None:
+        self.pulse.last_request_ms = now_ms
 
     def take(self) -> list[FetchPartition]:
         """What has to be looked at now."""
@@ -110,8 +196,11 @@ class FetchSession:
         return [self._wanted[key] for key in moved if key in self._wanted]
 
     def look_again(self, item: FetchPartition) -> None:
-        """There is more to do for it with the next request."""
-        self._moved[item.key] = None
+        """There is more to do for it, but nothing to wake up for."""
+        self._again.append(item)
+
+    def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
+        self._answers |= {item.key: answer for item, answer in zip(items, answers, strict=True)}
 
     def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
         """Hears of what happens to the partition from now on."""
@@ -128,21 +217,26 @@ class FetchSession:
 
     async def wait(self, until: float) -> None:
         """Until a partition's log moved, or the loop's time is `until`."""
-        if self._moved:
-            return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        handle = loop.call_at(until, self._wake)
-        try:
-            await self._waiter
-        finally:
-            handle.cancel()
-            self._waiter = None
+        if not self._moved:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            handle = loop.call_at(until, self._wake)
+            try:
+                await self._waiter
+            finally:
+                handle.cancel()
+                self._waiter = None
+        self._mark_again()
 
-    def answers(
-        self, looked_at: dict[TopicPartition, FetchPartitionData]
-    ) -> list[FetchPartitionData]:
+    def _mark_again(self) -> None:
+        for item in self._again:
+            self._moved[item.key] = None
+        self._again.clear()
+
+    def answers(self) -> list[FetchPartitionData]:
         """What there is to tell of those looked at, and of whose watermark moved."""
+        self._mark_again()
+        looked_at, self._answers = self._answers, {}
         committed, self._committed = self._committed, {}
         for key in committed:
             watch = self._commits.get(key)

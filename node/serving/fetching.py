@@ -1,12 +1,11 @@
 """Fetch: reads for consumers and followers, with long poll, and from the tier where the local log
 no longer reaches.
 
-A fetch reads all its partitions; when they give fewer than `min_bytes` it parks until one of them
-moves (followers: the log's end,
-consumers: the high watermark) or `max_wait_ms` is over. Errors, diverging epochs and changes of
-role answer at once. The first partition with data always gives at least one batch, however large
-(KIP-74). Below the local log start of a tiered partition a consumer is answered from the tier
-(KIP-405); a follower is told OFFSET_MOVED_TO_TIERED_STORAGE.
+A fetch reads its partitions; when they give fewer than `min_bytes` it waits until one of them
+moves (followers: the log's end, consumers: the high watermark) or `max_wait_ms` is over. Errors,
+diverging epochs and changes of role answer at once. The first partition with data always gives at
+least one batch, however large (KIP-74). Below the local log start of a tiered partition a consumer
+is answered from the tier (KIP-405); a follower is told OFFSET_MOVED_TO_TIERED_STORAGE.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from node.partition.hosted import HostedPartition, Wakeable
+from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
-from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession, set_positions
+from node.serving.fetch_session import FetchContext, FetchingReplica, FetchPartition, set_positions
 from node.serving.tier_reads import TierReads
 from tidemark.errors import (
     ApiError,
@@ -32,7 +31,6 @@ from tidemark.errors import (
     StorageError,
     code_of,
 )
-from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
 
 logger = logging.getLogger(__name__)
@@ -50,17 +48,14 @@ class FetchParams:
 
 
 @dataclass(slots=True)
-class _Round:
-    """One pass over the partitions of a fetch."""
+class _Found:
+    """What one pass over the partitions of a fetch found."""
 
-    budget: int
-    data: list[FetchPartitionData] = field(default_factory=list)
     size_bytes: int = 0
     answer_now: bool = False
-    remote: list[tuple[int, HostedPartition, FetchPartition]] = field(default_factory=list)
-    parked_on: list[HostedPartition] = field(default_factory=list)
-    session: FetchSession | None = None
-    watched: list[FetchPartition] = field(default_factory=list)  # of a session: look again
+    remote: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
+        default_factory=list
+    )
 
 
 class FetchHandler:
@@ -74,60 +69,32 @@ class FetchHandler:
         self._remote = remote
         self._clock = clock
 
-    async def fetch_changes(
-        self, params: FetchParams, session: FetchSession
-    ) -> list[FetchPartitionData]:
-        """A follower's fetch within a session that has just taken its request: what is new."""
+    async def fetch(self, params: FetchParams, context: FetchContext) -> list[FetchPartitionData]:
+        """The context's answers: one per partition, in order; in a session, what is new."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(0, params.max_wait_ms) / 1000
-        session.pulse.last_request_ms = self._clock.mono_ms()
-        looked_at: dict[TopicPartition, FetchPartitionData] = {}
-        first = True
+        if params.replica is not None:
+            context.asked_at(self._clock.mono_ms())
+        acknowledge = True
         while True:
-            wanted = session.take()
-            found = self._read_all(params, wanted, acknowledge=first, session=session)
-            first = False
-            looked_at |= {i.key: a for i, a in zip(wanted, found.data, strict=True)}
-            now = loop.time()
-            if found.answer_now or found.size_bytes >= params.min_bytes or now >= deadline:
-                for item in found.watched:
-                    session.look_again(item)
-                return session.answers(looked_at)
-            await session.wait(deadline)
-            for item in found.watched:
-                session.look_again(item)
-
-    async def fetch(
-        self, params: FetchParams, wanted: Sequence[FetchPartition]
-    ) -> list[FetchPartitionData]:
-        """One answer per partition, in order."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + max(0, params.max_wait_ms) / 1000
-        first = True
-        while True:
-            found = self._read_all(params, wanted, acknowledge=first)
-            first = False
+            found = self._read_all(params, context, acknowledge)
+            acknowledge = False
             if found.remote:
-                await self._read_remote(found, params)
-                return found.data
-            remaining = deadline - loop.time()
-            if found.answer_now or found.size_bytes >= params.min_bytes or remaining <= 0:
-                return found.data
-            await _park(found.parked_on, params.replica is not None, loop.time() + remaining)
+                await self._read_remote(params, found)
+                return context.answers()
+            if found.answer_now or found.size_bytes >= params.min_bytes or loop.time() >= deadline:
+                return context.answers()
+            await context.wait(deadline)
 
-    def _read_all(
-        self,
-        params: FetchParams,
-        wanted: Sequence[FetchPartition],
-        acknowledge: bool,
-        session: FetchSession | None = None,
-    ) -> _Round:
-        found = _Round(params.max_bytes, session=session)
-        for item in wanted:
+    def _read_all(self, params: FetchParams, context: FetchContext, acknowledge: bool) -> _Found:
+        found = _Found()
+        items = context.take()
+        answers = []
+        for item in items:
             answer = FetchPartitionData(item.topic, item.partition)
-            found.data.append(answer)
+            answers.append(answer)
             try:
-                self._read_one(params, item, answer, found, acknowledge)
+                self._read_one(params, context, item, answer, found, acknowledge)
             except FatalError as error:
                 self._partitions.fatal(error)
                 self._failed(answer, item, KafkaStorageError(str(error)), found)
@@ -136,10 +103,11 @@ class FetchHandler:
             except (OSError, StorageError) as error:
                 logger.error("read of %s-%d failed: %s", item.topic, item.partition, error)
                 self._failed(answer, item, KafkaStorageError(str(error)), found)
+        context.looked_at(items, answers)
         return found
 
     def _failed(
-        self, answer: FetchPartitionData, item: FetchPartition, error: ApiError, found: _Round
+        self, answer: FetchPartitionData, item: FetchPartition, error: ApiError, found: _Found
     ) -> None:
         answer.error_code = int(code_of(error))
         answer.error_message = str(error)
@@ -149,9 +117,10 @@ class FetchHandler:
     def _read_one(
         self,
         params: FetchParams,
+        context: FetchContext,
         item: FetchPartition,
         answer: FetchPartitionData,
-        found: _Round,
+        found: _Found,
         acknowledge: bool,
     ) -> None:
         hosted = self._partitions.get(item.topic, item.partition, item.topic_id)
@@ -162,10 +131,7 @@ class FetchHandler:
         replica = params.replica
         if replica is not None:
             core.check_follower(replica.node_id, replica.broker_epoch)
-        if found.session is None:
-            found.parked_on.append(hosted)
-        else:
-            found.session.watch(item, hosted)
+        context.watch(item, hosted)
         diverging = _diverging_epoch(hosted, item)
         if diverging is not None:
             answer.diverging_epoch = diverging
@@ -182,10 +148,11 @@ class FetchHandler:
                 hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
             )
         if replica is not None and replica.node_id not in core.isr:
-            found.watched.append(item)  # it may come into the ISR without another record
+            context.look_again(item)  # it may come into the ISR without another record
         limit = _read_limit(hosted, params)
-        if item.fetch_offset < limit and (found.budget > 0 or not found.size_bytes):
-            size = min(item.max_bytes, max(0, found.budget))
+        room = params.max_bytes - found.size_bytes
+        if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
+            size = min(item.max_bytes, max(0, room))
             result = local.read(
                 item.fetch_offset,
                 size,
@@ -194,9 +161,8 @@ class FetchHandler:
             )
             answer.records = (result.records,)
             found.size_bytes += len(result.records)
-            found.budget -= len(result.records)
         elif item.fetch_offset < limit:
-            found.watched.append(item)  # the next answer has room for it
+            context.look_again(item)  # the next answer has room for it
         set_positions(answer, hosted)
 
     def _beyond_local(
@@ -204,7 +170,7 @@ class FetchHandler:
         params: FetchParams,
         item: FetchPartition,
         answer: FetchPartitionData,
-        found: _Round,
+        found: _Found,
         hosted: HostedPartition,
     ) -> None:
         """The offset is not in the local log: in the tier, or nowhere."""
@@ -217,7 +183,7 @@ class FetchHandler:
                     f"{hosted.topic_partition}: offset {item.fetch_offset} is in the tier; "
                     f"the local log starts at {local.local_log_start_offset}"
                 )
-            found.remote.append((len(found.data) - 1, hosted, item))
+            found.remote.append((answer, hosted, item))
             set_positions(answer, hosted)
             return
         set_positions(answer, hosted)
@@ -226,9 +192,9 @@ class FetchHandler:
             f"{local.log_start_offset} and {local.log_end_offset}"
         )
 
-    async def _read_remote(self, found: _Round, params: FetchParams) -> None:
+    async def _read_remote(self, params: FetchParams, found: _Found) -> None:
         """Adds what the tier has; all partitions at once, in the pool of remote reads."""
-        share = max(1, found.budget) // len(found.remote)
+        share = max(1, params.max_bytes - found.size_bytes) // len(found.remote)
         outcomes = await self._remote.read_many(
             [
                 (hosted, item.fetch_offset, min(item.max_bytes, share))
@@ -236,11 +202,11 @@ class FetchHandler:
             ],
             has_other_data=found.size_bytes > 0,
         )
-        for (position, _, item), outcome in zip(found.remote, outcomes, strict=True):
+        for (answer, _, item), outcome in zip(found.remote, outcomes, strict=True):
             if isinstance(outcome, ApiError):
-                self._failed(found.data[position], item, outcome, found)
+                self._failed(answer, item, outcome, found)
             elif outcome is not None:
-                found.data[position].records = (outcome,)
+                answer.records = (outcome,)
 
 
 def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int, int] | None:
@@ -265,27 +231,6 @@ def _read_limit(hosted: HostedPartition, params: FetchParams) -> int:
     if params.read_committed:
         return min(hosted.log.last_stable_offset, hosted.core.high_watermark)
     return hosted.core.high_watermark
-
-
-async def _park(partitions: list[HostedPartition], replica: bool, until: float) -> None:
-    """Waits until one of the partitions moves, or the loop's time is `until`."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-    handle = loop.call_at(until, _wake, waiter)
-    sets = [hosted.data_waiters if replica else hosted.commit_waiters for hosted in partitions]
-    for waiters in sets:
-        waiters.add(waiter)
-    try:
-        await waiter
-    finally:
-        handle.cancel()
-        for waiters in sets:
-            waiters.discard(waiter)
-
-
-def _wake(waiter: Wakeable) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def errors_of(answers: Sequence[FetchPartitionData]) -> list[ErrorCode]:

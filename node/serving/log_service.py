@@ -16,7 +16,13 @@ from typing import Any
 
 import grpc
 
-from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
+from node.serving.fetch_session import (
+    FetchContext,
+    FetchingReplica,
+    FetchPartition,
+    FetchSession,
+    SessionlessFetch,
+)
 from node.serving.fetching import FetchHandler, FetchParams
 from node.serving.metadata_answers import metadata_response
 from node.serving.offsets import OffsetFinder
@@ -183,7 +189,8 @@ class LogService:
             max_bytes=self._limit(request.max_bytes),
             read_committed=request.isolation_level == 1,
         )
-        answers = await self._handlers.fetch.fetch(params, _wanted(request.partitions))
+        fetch = SessionlessFetch(_wanted(request.partitions))
+        answers = await self._handlers.fetch.fetch(params, fetch)
         if request.plain_records:
             for answer, item in zip(answers, request.partitions, strict=True):
                 to_plain(answer, item.fetch_offset)
@@ -204,26 +211,26 @@ class LogService:
                     f"this node is of cluster {self._cluster_id}, not {request.cluster_id}",
                 )
             )
+        replica = FetchingReplica(request.replica_id, request.replica_epoch)
         params = FetchParams(
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
             min_bytes=request.min_bytes,
             max_bytes=self._limit(request.max_bytes),
-            replica=FetchingReplica(request.replica_id, request.replica_epoch),
+            replica=replica,
         )
         wanted = _wanted(request.partitions)
-        if session is None:
-            answers = await self._handlers.fetch.fetch(params, wanted)
-            return wire.encode_fetch_response(wire.FetchResponse(answers))
-        forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
-        assert params.replica is not None
-        try:
-            session.begin(params.replica, request.session_id, wanted, forgotten)
-        except ApiError as error:
-            return wire.encode_fetch_response(
-                wire.FetchResponse([], int(code_of(error)), str(error))
-            )
-        answers = await self._handlers.fetch.fetch_changes(params, session)
-        return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session.id))
+        fetch: FetchContext = session or SessionlessFetch(wanted, from_replica=True)
+        if session is not None:
+            forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
+            try:
+                session.begin(replica, request.session_id, wanted, forgotten)
+            except ApiError as error:
+                return wire.encode_fetch_response(
+                    wire.FetchResponse([], int(code_of(error)), str(error))
+                )
+        answers = await self._handlers.fetch.fetch(params, fetch)
+        session_id = 0 if session is None else session.id
+        return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session_id))
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
         """A follower's fetches, one after another, in one session."""

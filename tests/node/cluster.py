@@ -24,7 +24,12 @@ from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.tasks import spawn
-from node.serving.fetch_session import FetchingReplica, FetchPartition, FetchSession
+from node.serving.fetch_session import (
+    FetchingReplica,
+    FetchPartition,
+    FetchSession,
+    SessionlessFetch,
+)
 from node.serving.fetching import FetchHandler, FetchParams
 from node.serving.log_service import LogService, RequestHandlers
 from node.serving.offsets import OffsetFinder
@@ -166,7 +171,9 @@ class Node:
     ) -> FetchPartitionData:
         params = FetchParams(max_wait_ms, min_bytes, max_bytes, replica)
         wanted = FetchPartition(fields.pop("topic", TOPIC), 0, offset, max_bytes, **fields)
-        (answer,) = await self.handlers.fetch.fetch(params, [wanted])
+        (answer,) = await self.handlers.fetch.fetch(
+            params, SessionlessFetch([wanted], from_replica=replica is not None)
+        )
         return answer
 
     async def read_all(self) -> list[str]:

@@ -18,7 +18,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
 from node.membership.lifecycle import BrokerLifecycle
 from node.runtime.tasks import spawn
-from node.serving.fetch_session import FetchPartition
+from node.serving.fetch_session import FetchPartition, SessionlessFetch
 from node.serving.fetching import FetchParams
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
 from tests import virtual_time
@@ -267,7 +267,9 @@ class JbodCluster(Cluster):
     ) -> FetchPartitionData:
         wanted = FetchPartition(TOPIC, partition, offset, 1 << 20)
         params = FetchParams(max_wait_ms, 1, 1 << 20, None)
-        (answer,) = await self.nodes[node_id].handlers.fetch.fetch(params, [wanted])
+        (answer,) = await self.nodes[node_id].handlers.fetch.fetch(
+            params, SessionlessFetch([wanted])
+        )
         return answer
 
     async def consume(self, partition: int) -> list[str]:

@@ -85,7 +85,7 @@ def test_an_idle_follower_outside_of_the_isr_comes_back() -> None:
 
 async def told(cluster: Cluster, session: FetchSession, limit: int = 1 << 20) -> list[Any]:
     params = FetchParams(100, 1, limit, FetchingReplica(2, cluster.nodes[2].broker_epoch))
-    return await cluster.nodes[1].handlers.fetch.fetch_changes(params, session)
+    return await cluster.nodes[1].handlers.fetch.fetch(params, session)
 
 
 def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() -> None:
