@@ -13,8 +13,6 @@ import asyncio
 import logging
 from uuid import UUID
 
-import grpc
-
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.manager.manager import LogManager
 from node.membership.directory_assignments import DirectoryAssignments
@@ -28,25 +26,23 @@ from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.clock import Clock
-from node.runtime.health import Health
 from node.runtime.storage import NodeStorage
 from node.runtime.tasks import OnFatal, cancel_all, spawn
 from node.serving.broker_admin import BrokerLogDirs
 from node.serving.fetching import FetchHandler
-from node.serving.log_service import LogService, RequestHandlers
+from node.serving.listeners import BrokerListeners
+from node.serving.log_service import RequestHandlers
 from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceHandler
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
-from node.serving.request_memory import RequestMemory
 from node.serving.tier_reads import TierReads
 from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
-from quorum.services.admin_service import AdminNode, add_admin_service
+from quorum.services.admin_service import AdminNode
 from quorum.services.controller_client import ControllerClient
-from quorum.services.listening import bind
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
@@ -60,9 +56,6 @@ _STILL_STARTING = (
     "not ready yet: logs are opened and recovered, and the record kernels loaded (the very first"
     " start of an installation compiles them, for a minute or two)"
 )
-
-_SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
-_STOP_GRACE_S = 1.0
 
 
 class BrokerServer:
@@ -81,26 +74,12 @@ class BrokerServer:
         self._storage = storage
         self._raft = raft
         self._loader = loader
-        self._clock = clock
         self._on_fatal = on_fatal
-        self._servers: list[grpc.aio.Server] = []
-        self._services: list[LogService] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._health = Health(_SERVICES)
         self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
-        loop = asyncio.get_running_loop()
-        self._logs = LogManager(
-            storage.log_directories(config),
-            config,
-            now_ms=clock.wall_ms,
-            topic_config=self._topic_config,
-            locked=True,
-            vital=config.metadata_directory,
-            known_replica=self._replica_in_image,
-            directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
-        )
+        self._logs = self._log_manager(clock)
         self._tier = make_tier(config, clock, storage)
-        self._remote_reads = TierReads(
+        self._tier_reads = TierReads(
             self._tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
         )
         self._logs_open = False
@@ -117,7 +96,7 @@ class BrokerServer:
             loader,
         )
         self._assignments = DirectoryAssignments(self._identity, self._client)
-        self._isr = IsrKeeper(
+        isr = IsrKeeper(
             self._identity, self.partitions, self._client, clock, config.request_timeout_ms
         )
         self._hosting = Hosting(
@@ -125,15 +104,13 @@ class BrokerServer:
             self._cluster,
             self._logs,
             self.partitions,
-            self._isr,
-            ReplicaFetchers(self._make_fetcher),
+            isr,
+            self._replica_fetchers(clock),
             self._assignments,
             self._tier,
             clock,
         )
-        self._background = BackgroundWork(
-            config, self._logs, self.partitions, self._isr, clock, on_fatal
-        )
+        self._background = BackgroundWork(config, self._logs, self.partitions, isr, clock, on_fatal)
         self._mover = DirectoryMover(
             config,
             self._logs,
@@ -142,31 +119,47 @@ class BrokerServer:
             self._assignments,
             on_fatal,
         )
-        self._handlers = self._make_handlers()
+        self._listeners = BrokerListeners(self._request_handlers(isr, clock), self._admin_node())
 
-    def _make_handlers(self) -> RequestHandlers:
-        config, partitions, clock, tier = self._config, self.partitions, self._clock, self._tier
+    def _log_manager(self, clock: Clock) -> LogManager:
+        loop = asyncio.get_running_loop()
+        return LogManager(
+            self._storage.log_directories(self._config),
+            self._config,
+            now_ms=clock.wall_ms,
+            topic_config=self._topic_config,
+            locked=True,
+            vital=self._config.metadata_directory,
+            known_replica=self._replica_in_image,
+            directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
+        )
+
+    def _request_handlers(self, isr: IsrKeeper, clock: Clock) -> RequestHandlers:
+        timeout_ms = self._config.remote_list_offsets_request_timeout_ms
         return RequestHandlers(
-            ProduceHandler(partitions, clock),
-            FetchHandler(partitions, self._isr, self._remote_reads, clock),
-            OffsetFinder(partitions, tier, config.remote_list_offsets_request_timeout_ms),
-            RecordDeleter(partitions),
+            ProduceHandler(self.partitions, clock),
+            FetchHandler(self.partitions, isr, self._tier_reads, clock),
+            OffsetFinder(self.partitions, self._tier, timeout_ms),
+            RecordDeleter(self.partitions),
             ProducerIdManager(self._identity, self._client),
         )
 
-    def _make_fetcher(self, endpoint: Endpoint) -> ReplicaFetcher:
-        bootstrap = None
-        if self._tier is not None:
-            bootstrap = TierBootstrap(self._tier, self._config.request_timeout_ms)
-        return ReplicaFetcher(
-            self._config,
-            self._identity,
-            self._storage.cluster_id,
-            GrpcReplicationClient(endpoint),
-            bootstrap,
-            self._on_fatal,
-            self._clock,
-        )
+    def _replica_fetchers(self, clock: Clock) -> ReplicaFetchers:
+        timeout_ms = self._config.request_timeout_ms
+        bootstrap = None if self._tier is None else TierBootstrap(self._tier, timeout_ms)
+
+        def make(endpoint: Endpoint) -> ReplicaFetcher:
+            return ReplicaFetcher(
+                self._config,
+                self._identity,
+                self._storage.cluster_id,
+                GrpcReplicationClient(endpoint),
+                bootstrap,
+                self._on_fatal,
+                clock,
+            )
+
+        return ReplicaFetchers(make)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
         """Its partitions are offline and the controller hears of it; the process ends where it was
@@ -186,7 +179,7 @@ class BrokerServer:
         return self.lifecycle.unfenced.is_set()
 
     def _topic_config(self, topic: str) -> TopicConfig | None:
-        """What the image says of a topic whose log is opened; None: it knows none."""
+        """Settings of a topic whose log is opened; None if the image has no such topic."""
         if topic not in self._loader.image.topics:
             return None
         return self._cluster.topic_config(topic, self._loader.image)
@@ -201,46 +194,19 @@ class BrokerServer:
 
     async def start(self) -> None:
         """Serves, and begins to register; returns before the broker is ready."""
-        await self._listen()
+        await self._listeners.start()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("directory assignments", self._assignments.run(), self._on_fatal))
         self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
 
-    async def _listen(self) -> None:
-        for name, endpoint in self._config.broker_listeners().items():
-            server = grpc.aio.server(options=CHANNEL_OPTIONS)
-            service = self._log_service(name)
-            self._services.append(service)
-            server.add_generic_rpc_handlers(service.handlers())
-            add_admin_service(server, self._admin_node(name))
-            self._health.add_to(server)
-            bound = bind(server, name, endpoint)
-            await self._health.set(False)
-            await server.start()
-            self._servers.append(server)
-            logger.info("listener %s answers on %s", name, bound.address)
-
-    def _log_service(self, listener: str) -> LogService:
-        return LogService(
-            self._handlers,
-            self._loader,
-            RequestMemory(self._config.queued_max_request_bytes),
-            self._storage.cluster_id,
-            lambda: self._raft.leader_and_epoch.leader_id,
-            listener,
-            self._config.request_timeout_ms,
-            self._config.fetch_max_bytes,
-        )
-
-    def _admin_node(self, listener: str) -> AdminNode:
+    def _admin_node(self) -> AdminNode:
         return AdminNode(
             config=self._config,
             cluster_id=self._storage.cluster_id,
             images=self._loader,
             quorum=self._raft,
             client=self._client,
-            listener=listener,
             log_dirs=BrokerLogDirs(
                 partitions=self.partitions,
                 logs=self._logs,
@@ -278,27 +244,24 @@ class BrokerServer:
     async def _keep_health(self) -> None:
         while True:
             await self.lifecycle.unfenced.wait()
-            await self._health.set(True)
+            await self._listeners.set_serving(True)
             logger.info("broker %d is ready", self._config.node_id)
             await self.lifecycle.fenced.wait()
-            await self._health.set(False)
+            await self._listeners.set_serving(False)
 
     async def controlled_shutdown(self) -> None:
         """Has the controller move our leaderships away; returns when we may go, or after a time."""
-        await self._health.set(False)
+        await self._listeners.set_serving(False)
         await self.lifecycle.begin_controlled_shutdown()
 
     async def stop(self, clean: bool) -> None:
         """Ends everything; `clean` writes the checkpoints and the clean-shutdown marker."""
         await cancel_all(*self._tasks)
-        for service in self._services:
-            service.end_open_calls()
-        for server in self._servers:
-            await server.stop(_STOP_GRACE_S)
+        await self._listeners.stop()
         await self._mover.stop()
         await self._background.stop()
         await self._hosting.stop()
-        await self._remote_reads.close()
+        await self._tier_reads.close()
         if self._tier is not None:
             await self._tier.stop()
         await self._client.close()

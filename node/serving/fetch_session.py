@@ -1,4 +1,4 @@
-"""What a fetch asks for: partitions named once (`SessionlessFetch`), or a session.
+"""The partitions of a fetch: named once (`SessionlessFetch`), or kept in a session.
 
 A session is what one follower fetches over one call that stays open: the leader remembers it, so
 that a request and its answer name only what changed (KIP-227).
@@ -61,7 +61,7 @@ class FetchContext(Protocol):
         """The request of a follower arrived."""
 
     def take(self) -> Sequence[FetchPartition]:
-        """What has to be looked at now."""
+        """The partitions to read now."""
         ...
 
     def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
@@ -77,7 +77,7 @@ class FetchContext(Protocol):
         """Until a watched partition moved, or the loop's time is `until`."""
 
     def answers(self) -> list[FetchPartitionData]:
-        """What to answer."""
+        """The answers of the fetch; called once, at its end."""
         ...
 
 

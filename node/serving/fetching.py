@@ -49,7 +49,7 @@ class FetchParams:
 
 @dataclass(slots=True)
 class _Found:
-    """What one pass over the partitions of a fetch found."""
+    """The outcome of one pass over the partitions of a fetch."""
 
     size_bytes: int = 0
     answer_now: bool = False
@@ -125,7 +125,8 @@ class FetchHandler:
     ) -> None:
         hosted = self._partitions.get(item.topic, item.partition, item.topic_id)
         core, local = hosted.core, hosted.log
-        answer.topic = hosted.topic_partition.topic
+        if not item.topic:  # it is named by its id alone
+            answer.topic = hosted.topic_partition.topic
         core.check_leader_epoch(item.current_leader_epoch)
         core.check_leader()
         replica = params.replica

@@ -13,7 +13,6 @@ TABLES = {
 SIZES = {
     "commitlog/log/log.py:Log": (32, 17),
     "commitlog/segment/segment.py:Segment": (30, 26),
-    "node/broker.py:BrokerServer": (4, 22),
     "quorum/replica/metadata_log.py:ReplicatedLog": (36, 6),
     "tidemark/client/batch.py:Batch": (3, 24),
     "tidemark/client/fetcher.py:Fetcher": (8, 23),
@@ -28,9 +27,7 @@ SPLIT = {
 }
 """Bases that are a part of their only heir."""
 
-CALLBACKS = {
-    "node/broker.py:on_registered",
-}
+CALLBACKS: set[str] = set()
 """Callbacks assigned from outside."""
 
 VOICE = {

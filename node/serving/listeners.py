@@ -1,0 +1,70 @@
+"""The gRPC servers of a broker, one per listener, with the services that each of them offers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import grpc
+
+from node.runtime.health import Health
+from node.serving.log_service import LogService, RequestHandlers
+from node.serving.request_memory import RequestMemory
+from quorum.services.admin_service import AdminNode, add_admin_service
+from quorum.services.listening import bind
+from tidemark.wire import CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+_SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
+_STOP_GRACE_S = 1.0
+
+
+class BrokerListeners:
+    """One per broker. `admin` is the node that the Admin service of each listener answers from."""
+
+    def __init__(self, handlers: RequestHandlers, admin: AdminNode) -> None:
+        self._handlers = handlers
+        self._admin = admin
+        self._health = Health(_SERVICES)
+        self._services: list[LogService] = []
+        self._servers: list[grpc.aio.Server] = []
+
+    async def start(self) -> None:
+        """Serves on every listener; health says NOT_SERVING until `set_serving`."""
+        for name, endpoint in self._admin.config.broker_listeners().items():
+            server = grpc.aio.server(options=CHANNEL_OPTIONS)
+            service = self._log_service(name)
+            self._services.append(service)
+            server.add_generic_rpc_handlers(service.handlers())
+            add_admin_service(server, replace(self._admin, listener=name))
+            self._health.add_to(server)
+            bound = bind(server, name, endpoint)
+            await self._health.set(False)
+            await server.start()
+            self._servers.append(server)
+            logger.info("listener %s answers on %s", name, bound.address)
+
+    def _log_service(self, listener: str) -> LogService:
+        admin, config = self._admin, self._admin.config
+        return LogService(
+            self._handlers,
+            admin.images,
+            RequestMemory(config.queued_max_request_bytes),
+            admin.cluster_id,
+            lambda: admin.quorum.leader_and_epoch.leader_id,
+            listener,
+            config.request_timeout_ms,
+            config.fetch_max_bytes,
+        )
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets the health of all listeners."""
+        await self._health.set(serving)
+
+    async def stop(self) -> None:
+        """Ends calls that stay open, then each server after a second of grace."""
+        for service in self._services:
+            service.end_open_calls()
+        for server in self._servers:
+            await server.stop(_STOP_GRACE_S)
