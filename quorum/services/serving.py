@@ -30,6 +30,10 @@ def add_service(server: grpc.aio.Server, service: ServiceDescriptor, serve: Serv
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service.full_name, handlers),)
     )
+    # As generated code does: gRPC's core dispatches registered methods itself.
+    server.add_registered_method_handlers(  # type: ignore[attr-defined]  # not in the stubs
+        service.full_name, handlers
+    )
 
 
 def _handler(rpc: Rpc, serve: Serve) -> Any:
