@@ -24,7 +24,7 @@ from commitlog.disk.checkpoints import (
     MetaProperties,
     OffsetCheckpoint,
 )
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.log.opening import open_log
 from commitlog.types import AppendOrigin

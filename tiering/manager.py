@@ -15,7 +15,8 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig

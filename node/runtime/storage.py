@@ -16,8 +16,9 @@ from pathlib import Path
 from uuid import UUID
 
 from commitlog.disk.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
-from commitlog.disk.files import DirectoryLock, DiskError, OsDirectory, storage_error
+from commitlog.disk.files import DirectoryLock, DiskError, storage_error
 from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.os_files import OsDirectory
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.bootstrap import (
     parse_initial_controllers,

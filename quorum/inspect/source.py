@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.os_files import OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.inspect.tree import MetadataView
 from snapshot import FileSnapshotReader, SnapshotId, list_snapshots, parse_name, write_piece

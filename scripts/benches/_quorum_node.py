@@ -61,7 +61,7 @@ async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
     """Runs a Raft server; commands on stdin are carried out by whoever leads."""
     import grpc.aio
 
-    from commitlog.disk.files import OsDirectory
+    from commitlog.disk.os_files import OsDirectory
     from node.server import GARBAGE_THRESHOLDS
     from quorum.replica.server import RaftServer
     from tidemark.config import parse_server_config

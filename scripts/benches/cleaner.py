@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.disk.files import File, OsDirectory, OsFile
+from commitlog.disk.files import File
+from commitlog.disk.os_files import OsDirectory, OsFile
 from commitlog.manager.manager import LogManager
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch

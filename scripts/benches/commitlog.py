@@ -25,7 +25,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig

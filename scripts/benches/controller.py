@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from node.server import GARBAGE_THRESHOLDS
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.manager.manager import LogManager
 from tidemark.config import TopicConfig, parse_server_config
 from tidemark.records import Record, encode_batch

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig, parse_server_config

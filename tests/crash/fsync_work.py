@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from tests.crash.append_work import NOW_MS, batch, open_log
 from tidemark.errors import FatalError
 

@@ -25,15 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commitlog.disk.files import (
-    Directory,
-    DirectoryLock,
-    DiskUsage,
-    File,
-    OsDirectory,
-    write_atomic,
-)
+from commitlog.disk.files import Directory, DirectoryLock, DiskUsage, File, write_atomic
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.opening import open_log
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch

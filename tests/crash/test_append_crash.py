@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from tests.crash.append_work import RECORDS_PER_BATCH, batch, open_log, record
 from tests.crash.harness import Job, points_of, run_jobs

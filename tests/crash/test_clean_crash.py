@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commitlog.cleaner.manager import LogCleaner
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from tests.commitlog.builders import records_of
 from tests.crash.clean_work import BATCHES, NOW_MS, SERVER, batch, open_all

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from tests.crash.append_work import RECORDS_PER_BATCH, open_log
 from tests.crash.harness import ROOT
 from tests.crash.strace import require_strace, strace_prefix

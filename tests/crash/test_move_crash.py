@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.names import FUTURE_SUFFIX
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import records_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from quorum.replica.metadata_log import ReplicatedLog
 from snapshot import list_snapshots
 from tests.crash.harness import Job, points_of, run_jobs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from tests.crash.harness import Job, points_of, run_jobs
 from tests.crash.tier_work import END_OFFSET, Node
 from tests.tiering.builders import FINISHED, PARTITION

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.dump import DumpOptions, dump_file
 from tests.crash.strace import require_strace
 from tests.e2e.storage_faults import DISKS, Faults, disk_of

@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log import opening
 from commitlog.log.log import Log
 from tests.tiering.builders import PARTITION, server_config

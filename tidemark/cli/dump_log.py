@@ -145,7 +145,7 @@ def dump_log(
 
 def _entries(path: Path, options: DumpOptions, *, check_index: bool) -> Iterator[Entry]:
     """The entries of a file; of an index that is checked only what is wrong with it."""
-    from commitlog.disk.files import OsDirectory
+    from commitlog.disk.os_files import OsDirectory
     from commitlog.dump import dump_file
 
     entries = dump_file(OsDirectory(str(path.parent), create=False), path.name, options)

@@ -150,7 +150,7 @@ def controller_of(config: Path) -> Controller:
     StorageError.
     """
     from commitlog.disk.checkpoints import MetaProperties
-    from commitlog.disk.files import OsDirectory
+    from commitlog.disk.os_files import OsDirectory
     from tidemark.config import load_server_config
 
     settings = load_server_config(config)

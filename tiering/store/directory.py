@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
+from commitlog.disk.os_files import OsDirectory
 from tidemark.config.definition import unknown_key
 from tidemark.errors import ConfigError, FatalError, StorageError
 from tidemark.types import TopicIdPartition

@@ -13,8 +13,9 @@ from commitlog.cleaner.io import Throttle
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.cleaner.offset_map import OffsetMap, OffsetMapFullError
 from commitlog.cleaner.states import CleaningState, CleaningStates
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.dump import dump_file
 from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk.files import Directory, OsDirectory
+from commitlog.disk.files import Directory
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from tidemark.errors import FatalError, StorageError
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from commitlog.disk.files import Directory, OsDirectory, storage_error
+from commitlog.disk.files import Directory, storage_error
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from tidemark.errors import StorageError
 
 

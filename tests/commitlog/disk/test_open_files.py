@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import files, open_files
-from commitlog.disk.files import OsDirectory
+from commitlog.disk import open_files, os_files
 from commitlog.disk.open_files import OpenFiles
+from commitlog.disk.os_files import OsDirectory
 from tests.commitlog.builders import NOW, batch, open_log, records_of
 from tidemark.errors import StorageError
 
@@ -18,7 +18,7 @@ from tidemark.errors import StorageError
 def bound(monkeypatch: pytest.MonkeyPatch) -> OpenFiles:
     """Four files at most."""
     found = OpenFiles(4)
-    monkeypatch.setattr(files, "OPEN_FILES", found)
+    monkeypatch.setattr(os_files, "OPEN_FILES", found)
     return found
 
 
@@ -114,4 +114,4 @@ def test_a_lower_limit_closes_at_once(tmp_path: Path, bound: OpenFiles) -> None:
 
 
 def test_the_process_has_one_bound() -> None:
-    assert files.OPEN_FILES is open_files.OPEN_FILES
+    assert os_files.OPEN_FILES is open_files.OPEN_FILES

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.dump import DumpOptions, dump_file, format_entry, transaction_log
 from commitlog.log.opening import open_log
 from commitlog.types import AppendOrigin

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.log import Log
 from commitlog.log.opening import open_log
 from commitlog.types import TimestampOffset

@@ -18,7 +18,7 @@ from commitlog.disk.checkpoints import (
     MetaProperties,
     OffsetCheckpoint,
 )
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from commitlog.dump import dump_file
 from commitlog.log.opening import open_log
 from tidemark.types import TopicPartition

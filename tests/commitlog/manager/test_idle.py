@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from commitlog.disk import files
-from commitlog.disk.files import Directory, File, OsDirectory
+from commitlog.disk import os_files
+from commitlog.disk.files import Directory, File
 from commitlog.disk.open_files import OpenFiles
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.expiration import delete_expired
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, batch, config
@@ -49,7 +50,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str
     """Returns what a manager did to many logs that were closed cleanly; they have two rolled
     segments each.
     """
-    monkeypatch.setattr(files, "OPEN_FILES", OpenFiles(64))
+    monkeypatch.setattr(os_files, "OPEN_FILES", OpenFiles(64))
     return []
 
 

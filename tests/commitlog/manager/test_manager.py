@@ -18,10 +18,10 @@ from commitlog.disk.checkpoints import (
     format_epochs,
     parse_epochs,
 )
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.names import parse_directory_name
+from commitlog.disk.os_files import OsDirectory
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, batch, config, offsets_of
 from tidemark.config import parse_server_config

@@ -8,9 +8,9 @@ import pytest
 
 from commitlog.cleaner.manager import LogCleaner
 from commitlog.disk.checkpoints import OffsetCheckpoint
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.names import parse_future_name, unique_name
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.expiration import delete_expired
 from commitlog.log.from_tier import rebuild_from_remote
 from commitlog.log.log import Log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk.checkpoints import CleanShutdown, MetaProperties
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from node.broker import make_tier
 from node.runtime.clock import Clock
 from node.runtime.storage import format_storage, open_storage, random_cluster_id

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from quorum.image.features import FIRST_LEVELS, ranges_to_wire
 from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import encode_record
 from snapshot import SnapshotId, SnapshotWriter

@@ -10,7 +10,7 @@ import contextlib
 import pytest
 
 from commitlog.disk.checkpoints import MetaProperties
-from commitlog.disk.files import OsDirectory
+from commitlog.disk.os_files import OsDirectory
 from node.runtime.storage import first_voters, format_storage
 from node.server import Server
 from quorum.replica.bootstrap import parse_initial_controllers

@@ -13,8 +13,8 @@ from uuid import UUID
 import grpc.aio
 import pytest
 
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from quorum.controller import core as controller_core
 from quorum.controller.controllers import register_controller
 from quorum.controller.core import ControllerCore

@@ -16,8 +16,8 @@ from minio.error import S3Error, ServerError
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ProtocolError
 
-from commitlog.disk.files import OsDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from tests.minio_fixture import MinioServer, ObjectStore, minio_binary
 from tests.tiering.builders import PARTITION, STARTED, segment, server_config
 from tidemark.errors import ConfigError
