@@ -21,8 +21,14 @@ from commitlog.dump.text_files import (
     json_entries,
     property_entries,
 )
-from commitlog.segment.producer_state import SNAPSHOT_SUFFIX, decode_snapshot
-from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
+from commitlog.segment.names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+)
+from commitlog.segment.producer_state import decode_snapshot
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records.control import (
     ControlRecord,

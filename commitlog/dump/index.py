@@ -14,7 +14,7 @@ from typing import Any
 from commitlog.disk.files import Directory, File
 from commitlog.segment.batches import scan_headers
 from commitlog.segment.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
-from commitlog.segment.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
+from commitlog.segment.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError
 from tidemark.records.header import HEADER_BYTES, read_header
 from tidemark.records.header import BatchHeader as Header

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterable
 
 from commitlog.disk.files import Directory
-from commitlog.segment.producer_state import snapshot_name
-from commitlog.segment.segment import DELETED_SUFFIX, Segment
+from commitlog.segment.names import DELETED_SUFFIX, snapshot_name
+from commitlog.segment.segment import Segment
 
 
 def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:

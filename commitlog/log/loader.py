@@ -37,15 +37,16 @@ from typing import TYPE_CHECKING
 from commitlog.disk.files import Directory
 from commitlog.log.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
 from commitlog.segment.epochs import LeaderEpochCache
-from commitlog.segment.producer_state import ProducerStateManager, snapshot_name
-from commitlog.segment.segment import (
+from commitlog.segment.names import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
-    Segment,
+    snapshot_name,
 )
+from commitlog.segment.producer_state import ProducerStateManager
+from commitlog.segment.segment import Segment
 from commitlog.segment.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError

@@ -21,15 +21,15 @@ from collections.abc import Iterable, Sequence
 from commitlog.disk.files import Directory
 from commitlog.disk.log_directory import LogDirectoryOfflineError
 from commitlog.segment.batches import scan_headers
-from commitlog.segment.producer_state import snapshot_name
-from commitlog.segment.segment import (
+from commitlog.segment.names import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
-    Segment,
+    snapshot_name,
 )
+from commitlog.segment.segment import Segment
 from tidemark.errors import FatalError, StorageError
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADA
 from commitlog.disk.files import Directory
 from commitlog.disk.names import FUTURE_SUFFIX, unique_name
 from commitlog.log.log import Log
-from commitlog.segment.producer_state import snapshot_name
+from commitlog.segment.names import snapshot_name
 from commitlog.segment.segment import Segment
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records.header import HEADER_BYTES, read_header, whole_header

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from commitlog.disk.files import Directory
+from commitlog.segment.names import SNAPSHOT_SUFFIX, snapshot_name
 from commitlog.types import AbortedTransaction
 from tidemark.errors import StorageError
 from tidemark.records.control import EndTransactionMarker
@@ -24,7 +25,6 @@ from tidemark.records.header import MAX_SEQUENCE
 from tidemark.records.header import BatchHeader as Header
 
 RETAINED_BATCHES = 5
-SNAPSHOT_SUFFIX = ".snapshot"
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
@@ -136,11 +136,6 @@ def in_kafkas_order(producers: dict[int, ProducerEntry]) -> list[ProducerEntry]:
         return (folded ^ folded >> 16) & (buckets - 1)
 
     return [producers[producer_id] for producer_id in sorted(producers, key=bucket)]
-
-
-def snapshot_name(offset: int) -> str:
-    """The name of the snapshot of the state before `offset`."""
-    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
 
 
 class ProducerStateManager:

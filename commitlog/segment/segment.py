@@ -26,7 +26,13 @@ from commitlog.segment.indexes import (
     TimeIndex,
     TransactionIndex,
 )
-from commitlog.segment.producer_state import snapshot_name
+from commitlog.segment.names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    snapshot_name,
+)
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
@@ -46,11 +52,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_SUFFIX = ".log"
-INDEX_SUFFIX = ".index"
-TIME_INDEX_SUFFIX = ".timeindex"
-TXN_INDEX_SUFFIX = ".txnindex"
-DELETED_SUFFIX = ".deleted"
 _KNOWN_POSITIONS_MAX = 64  # twice
 _RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
 

@@ -13,7 +13,8 @@ from uuid import UUID
 from commitlog.disk.checkpoints import format_epochs
 from commitlog.disk.files import Directory, File
 from commitlog.log.log import Log
-from commitlog.segment.producer_state import encode_snapshot, snapshot_name
+from commitlog.segment.names import snapshot_name
+from commitlog.segment.producer_state import encode_snapshot
 from commitlog.segment.segment import Segment
 from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
-from commitlog.segment.producer_state import decode_snapshot, snapshot_name
+from commitlog.segment.names import snapshot_name
+from commitlog.segment.producer_state import decode_snapshot
 from commitlog.types import AppendOrigin
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.records import EndTransactionMarker, encode_control_batch
