@@ -1,8 +1,19 @@
-"""Record batch v2: Arrow and plain records to bytes and back, compression, validation.
+"""The record batch v2: encoding, decoding, validation and compression.
 
-Everything that a client or a node needs of the format. Reading headers, plain records and control
-batches loads neither Arrow nor numba; `encode_arrow`, `decode_arrow`, `RECORDS_SCHEMA` and the
-vectorised partitioner are loaded when they are first asked for (PEP 562).
+The room holds all that clients and nodes need of the format. It promises Kafka's bytes: golden
+files of Apache Kafka and an independent codec test it.
+
+Outsiders may import this package, and these modules of it:
+- `header`: the one home of the batch header: sizes, positions, flags, readers and writers.
+- `plain`: batches of Python records, without Arrow or numba.
+- `arrow`: columns to a batch, batches to an Arrow batch, at memory speed.
+- `control`: control batches, of transactions and of Raft.
+- `facts`: the checks that need records but no record objects.
+- `compression`, `kafka_codec`, `murmur2`: codecs, primitive types, the partitioner's hash.
+- `kernels`: the compiled loops, for the log and its cleaner.
+
+Headers, plain records and control batches load neither Arrow nor numba. `encode_arrow`,
+`decode_arrow`, `RECORDS_SCHEMA` and `partitions_for_keys` are loaded on first use (PEP 562).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Record batches to Arrow and back, at memory speed: no Python object per record.
 
-`encode_arrow` makes one batch of columns; `decode_arrow` makes one Arrow batch of everything in a
-buffer. The loops are in `tidemark.records.kernels.codec`. Loading numba takes part of a second, so
-the first few records of a process take the plain path (`tidemark.records.plain`): a command that
-reads ten records never loads it. Both paths give the same bytes and the same errors.
+`encode_arrow` encodes columns as one batch; `decode_arrow` decodes all batches of a buffer into one
+Arrow batch. The loops are in `tidemark.records.kernels.codec`.
+
+Loading numba takes part of a second, so the first records of a process take the plain path
+(`tidemark.records.plain`). A command that reads ten records never loads it. Both paths give the
+same bytes and the same errors.
 """
 
 from __future__ import annotations
@@ -51,12 +53,14 @@ RECORDS_SCHEMA: pa.Schema = pa.schema(
 
 _MAX_BODY_BYTES = MAX_BATCH_BYTES - HEADER_BYTES
 
-# Records that a process handles without numba before loading it pays.
+# Number of records that a process handles without numba; beyond it, loading numba pays.
 PLAIN_RECORDS_MAX = 2_000
 
 
 class _PlainBudget:
-    """Counts what took the plain path; once numba is there, or the budget spent, nothing does."""
+    """The count of records that took the plain path. No record takes it once numba is loaded or the
+    budget is spent.
+    """
 
     def __init__(self) -> None:
         self.left = PLAIN_RECORDS_MAX
@@ -72,13 +76,15 @@ _budget = _PlainBudget()
 
 
 def takes_plain_path(count: int) -> bool:
-    """May `count` more records of this process go without numba? Counts them, if so."""
+    """Returns whether `count` more records take the plain path, and counts them if so."""
     return _budget.take(count)
 
 
 @functools.cache
 def _kernels() -> tuple[Any, Any]:
-    """The kernels and the column helpers; compiled, or loaded from the cache, on the first call."""
+    """Returns the kernels and the column helpers, which the first call compiles or loads from the
+    cache.
+    """
     from tidemark.records import columns
     from tidemark.records.kernels import codec as kernels
 
@@ -86,7 +92,7 @@ def _kernels() -> tuple[Any, Any]:
 
 
 def warm_up() -> None:
-    """Loads the kernels now, compiling them when this machine never did (a few seconds)."""
+    """Loads the kernels. Compiling them for the first time on a machine takes a few seconds."""
     _kernels()
     from tidemark.records.kernels import append as append_kernel
     from tidemark.records.kernels import batches as batch_kernel
@@ -112,12 +118,12 @@ def encode_arrow(
     timestamp_type: str = CREATE_TIME,
     max_timestamp_ms: int | None = None,
 ) -> bytes:
-    """One batch of Arrow columns of equal length.
+    """Encodes Arrow columns of equal length as one batch.
 
-    `key` and `value` are binary or string arrays, or None for all null; `timestamps` int64 or
-    timestamp arrays in ms; `headers` list<struct<key, value>> or None. Options as `encode_batch`.
-    Raises ValueError for columns that do not fit together, MessageTooLargeError beyond 2^31 - 1
-    bytes, UnsupportedCompressionTypeError.
+    `key` and `value` are binary or string arrays, or None for all null. `timestamps` are an int64
+    or timestamp array in ms, `headers` list<struct<key, value>> or None. The options are those of
+    `encode_batch`. Raises ValueError for columns that do not fit together, MessageTooLargeError
+    beyond 2^31 - 1 bytes, UnsupportedCompressionTypeError.
     """
     count = len(timestamps)
     for column in (key, value, headers):
@@ -222,11 +228,11 @@ def decode_arrow(
     max_offset: int | None = None,
     check_crcs: bool = True,
 ) -> pa.RecordBatch:
-    """All records of the whole data batches of a buffer, in RECORDS_SCHEMA.
+    """Decodes the records of all whole data batches of a buffer, in RECORDS_SCHEMA.
 
-    Control batches and a torn tail are left out; only records with min_offset <= offset <
-    max_offset are given. Raises CorruptMessageError for anything malformed, and
-    RecordListTooLargeError when the plain records exceed 2 GiB.
+    Control batches and a torn tail are skipped; only records with min_offset <= offset < max_offset
+    are returned. Raises CorruptMessageError for malformed bytes, RecordListTooLargeError if the
+    plain records exceed 2 GiB.
     """
     last = 2**63 - 1 if max_offset is None else max_offset
     batches = []
@@ -267,7 +273,7 @@ def _decode_plain(
 def _batch_table(
     buffer: BytesLike, batches: list[tuple[int, BatchHeader]]
 ) -> tuple[Any, BytesLike]:
-    """One row per batch for `scan`, and the bytes that it is to walk over."""
+    """Returns one row per batch for `scan`, and the bytes that it walks over."""
     rows = []
     bodies: list[BytesLike] = []
     compressed = any(header.compression != "none" for _, header in batches)
@@ -362,7 +368,7 @@ def _headers(data: Any, fields: Any, count: int, totals: Any) -> pa.Array:
 
 
 def _texts(count: int, offsets: Any, data: Any) -> pa.Array:
-    """A string array; what is no UTF-8 is read as Java does."""
+    """Returns a string array; invalid UTF-8 is decoded as Java does it."""
     _, columns = _kernels()
     texts: pa.Array = columns.binary_array(pa.string(), count, offsets, data, None, 0)
     try:

@@ -1,6 +1,7 @@
-"""Arrow arrays as the kernels see them, and Arrow arrays made of what kernels filled. No copies.
+"""Arrow arrays as kernels take them, and Arrow arrays over memory that kernels filled; nothing is
+copied.
 
-A column for the kernels is (offsets int32, data, validity bitmap, first bit); see
+For the kernels a column is (offsets int32, data, validity bitmap, first bit); see
 `tidemark.records.kernels.codec`. Bitmaps are Arrow's: least significant bit first.
 """
 
@@ -25,7 +26,9 @@ NULL_COLUMN: Column = (_EMPTY_OFFSETS, _EMPTY_BYTES, _EMPTY_BYTES, ALL_NULL)
 
 
 def one_array(values: Any, wanted: pa.DataType) -> pa.Array:
-    """A single array of the wanted type; chunks are combined, other types cast (ArrowInvalid)."""
+    """Returns a single array of the wanted type: chunks combined, other types cast. Raises
+    ArrowInvalid.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.ExtensionArray):
@@ -44,7 +47,7 @@ def _offsets_of(array: pa.Array, buffer: pa.Buffer | None) -> Any:
 
 
 def binary_column(values: Any) -> Column:
-    """A column of any binary or string type; None is all null."""
+    """Returns the column of a binary or string array of any kind; None is all null."""
     if values is None:
         return NULL_COLUMN
     array = one_array(values, pa.binary())
@@ -56,7 +59,9 @@ def binary_column(values: Any) -> Column:
 
 
 def header_columns(values: Any, list_type: pa.DataType) -> tuple[Column, Column, Column]:
-    """The list column, and its keys and values; ValueError for a header without a key."""
+    """Returns the columns of the list, its keys and its values. Raises ValueError for a header
+    without a key.
+    """
     if values is None:
         return NULL_COLUMN, NULL_COLUMN, NULL_COLUMN
     array = one_array(values, list_type)
@@ -78,14 +83,14 @@ def header_columns(values: Any, list_type: pa.DataType) -> tuple[Column, Column,
 
 
 def size_of(column: Column, first: int, last: int) -> int:
-    """The bytes of the values [first:last]; of those that are null, too, where they have some."""
+    """Returns the bytes of the values [first:last], including those under null values."""
     begin, end = bounds_of(column, first, last)
     return end - begin
 
 
 def bounds_of(column: Column, first: int, last: int) -> tuple[int, int]:
-    """Among which bytes the values [first:last] lie, or lists among which items; none for a column
-    that is all null.
+    """Returns the range of bytes that the values [first:last] occupy, or of items for lists. The
+    range of a column that is all null is empty.
     """
     offsets, _, _, first_bit = column
     return (0, 0) if first_bit == ALL_NULL else (int(offsets[first]), int(offsets[last]))
@@ -94,19 +99,19 @@ def bounds_of(column: Column, first: int, last: int) -> tuple[int, int]:
 def binary_array(
     data_type: pa.DataType, count: int, offsets: Any, data: Any, bitmap: Any, nulls: int
 ) -> pa.Array:
-    """A binary or string array over what a kernel filled."""
+    """Returns a binary or string array over memory that a kernel filled."""
     validity = pa.py_buffer(bitmap) if nulls else None
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(data_type, count, buffers, nulls)
 
 
 def list_array(data_type: pa.DataType, count: int, offsets: Any, items: pa.Array) -> pa.Array:
-    """A list array without nulls."""
+    """Returns a list array without nulls."""
     return pa.Array.from_buffers(data_type, count, [None, pa.py_buffer(offsets)], 0, 0, [items])
 
 
 def empty_lists(data_type: pa.DataType, count: int) -> pa.Array:
-    """`count` empty lists."""
+    """Returns an array of `count` empty lists."""
     return list_array(data_type, count, np.zeros(count + 1, np.int32), _no_items(data_type))
 
 
@@ -116,5 +121,5 @@ def _no_items(data_type: pa.DataType) -> pa.Array:
 
 
 def bitmap_of(count: int) -> Any:
-    """A validity bitmap of zeros."""
+    """Returns a validity bitmap of zeros."""
     return np.zeros((count + 7) // 8, np.uint8)

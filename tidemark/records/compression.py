@@ -1,11 +1,14 @@
 """The five codecs of a record batch, framed as Kafka's Java clients frame them.
 
-gzip (RFC 1952), lz4 frames of independent 64 KiB blocks (the Java clients refuse blocks that
-depend on each other, which lz4's own frame compressor makes by default), zstd frames (RFC 8878),
-and snappy in the xerial framing (8 bytes of magic, version, compatible version, then blocks with a
-big-endian length each); raw snappy is read as well, other clients write it, and several members or
-frames one after the other. Decompression is bounded: what a batch claims is never believed. gzip is
-Python's zlib; Arrow's codecs do the rest, and Arrow is loaded on first use.
+- gzip: RFC 1952, by Python's zlib. Arrow's codecs, loaded on first use, do the rest.
+- lz4: frames of independent 64 KiB blocks. The Java clients refuse blocks that depend on each
+  other, which lz4's own frame compressor makes by default.
+- zstd: frames of RFC 8878.
+- snappy: xerial framing, which is 8 bytes of magic, a version, a compatible version, then blocks
+  with a big-endian length each. Raw snappy, which other clients write, is read as well.
+
+Several members or frames in sequence are read. Decompression is bounded: no size that a batch
+claims is trusted.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ from typing import Any
 from tidemark.errors import CorruptMessageError, UnsupportedCompressionTypeError
 from tidemark.records.header import COMPRESSION_NAMES, BytesLike
 
-# Of one batch; a bomb stops here. Small batches grow a thousandfold at most, or to what is little.
+# Limits for one batch, against decompression bombs. A batch grows at most a thousandfold, or up to
+# an amount that is always allowed.
 MAX_DECOMPRESSED_BYTES = 512 * 1024 * 1024
 MAX_GROWTH = 1000
 ANY_GROWTH_BYTES = 64 * 1024 * 1024
 
 _CHUNK_BYTES = 1024 * 1024
 
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's word for: with gzip's header and trailer
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's number for a stream with gzip's header and trailer
 _GZIP_LEVEL = 6  # Kafka's default: compression.gzip.level -1 is zlib's 6
 _ZSTD_LEVEL = 3  # Kafka's compression.zstd.level
 
@@ -36,7 +40,7 @@ _LENGTH = struct.Struct(">i")
 # Magic; version 1, independent blocks, no checksums; blocks of 64 KiB at most; header checksum.
 _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
-_LZ4_STORED = 1 << 31  # in a block's size: the block is not compressed
+_LZ4_STORED = 1 << 31  # flag in a block's size: the block is not compressed
 _LZ4_SIZE = struct.Struct("<I")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES_MAX = 18
@@ -44,7 +48,9 @@ _SNAPPY_RATIO_MAX = 64  # a three-byte copy yields at most 64 bytes
 
 
 def compression_id(name: str) -> int:
-    """The codec's number in the attributes; UnsupportedCompressionTypeError for an unknown name."""
+    """Returns the codec's number in the attributes. Raises UnsupportedCompressionTypeError for an
+    unknown name.
+    """
     try:
         return COMPRESSION_NAMES.index(name)
     except ValueError:
@@ -62,7 +68,7 @@ def _codec(name: str) -> Any:
 
 
 def compress(name: str, data: BytesLike) -> bytes:
-    """The records of a batch, compressed by `name`; "none" gives the same bytes."""
+    """Compresses the records of a batch by the codec `name`; "none" returns them unchanged."""
     compression_id(name)
     if name == "none":
         return bytes(data)
@@ -100,10 +106,10 @@ def _compress_lz4(view: memoryview) -> bytes:
 
 
 def decompress(name: str, data: BytesLike, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> BytesLike:
-    """The plain bytes of compressed records.
+    """Decompresses the records of a batch.
 
     Raises CorruptMessageError for data that the codec refuses, or that grows beyond `max_bytes`, or
-    a thousandfold beyond 64 MiB.
+    beyond both 64 MiB and a thousandfold.
     """
     compression_id(name)
     if name == "none":
@@ -143,21 +149,21 @@ def _decompress_gzip(data: BytesLike, max_bytes: int) -> bytes:
 
 
 def _decompress_sized_zstd(view: memoryview, max_bytes: int) -> bytes | None:
-    """The plain bytes of a single frame that rightly says how many they are, as ours do; None for
-    all others. Half of a stream's time, and less.
+    """Decompresses a single frame whose header gives the right size, as ours do; None for all
+    others. Takes at most half the time of a stream.
     """
     size = _zstd_size(view)
     if size is None or size > min(max_bytes, MAX_GROWTH * len(view)):
         return None
     try:
         plain: bytes = _codec("zstd").decompress(view, decompressed_size=size, asbytes=True)
-    except (OSError, ValueError):  # it lies, or something follows: the stream knows
+    except (OSError, ValueError):  # wrong size, or more data follows: the stream decides
         return None
     return plain
 
 
 def _zstd_size(view: memoryview) -> int | None:
-    """The plain size in a frame's header (RFC 8878, 3.1.1.1); None where it does not say."""
+    """Returns the plain size in a frame's header (RFC 8878, 3.1.1.1); None if there is none."""
     if len(view) < _ZSTD_HEADER_BYTES_MAX or view[:4] != _ZSTD_MAGIC:
         return None
     flags = view[4]
@@ -195,7 +201,7 @@ def _decompress_snappy(view: memoryview, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     total = 0
     while position < len(view):
-        if view[position : position + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:  # a stream begins
+        if view[position : position + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:  # begin of a stream
             position += len(_XERIAL_HEADER)
             if position > len(view):
                 raise CorruptMessageError("a snappy header is cut off")
@@ -225,7 +231,7 @@ def _decompress_block(block: memoryview, max_bytes: int) -> bytes:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """The varint before a raw block: its plain size."""
+    """Returns the plain size of a raw block, a varint before it."""
     size = 0
     for index, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * index)

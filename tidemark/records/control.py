@@ -1,8 +1,9 @@
-"""Control batches: what the log says about itself, in Kafka's own encoding.
+"""Control batches in Kafka's own encoding: transaction markers and the messages of Raft.
 
 A control record's key is a version and a type, both int16. Its value is an end-of-transaction
-marker (KIP-98), or one of the Raft messages (KIP-595 LeaderChange, KIP-630 SnapshotHeader and
-SnapshotFooter, KIP-853 KRaftVersion and Voters) in the flexible encoding of KIP-482, version first.
+marker (KIP-98) or a message of Raft, version first, in the flexible encoding of KIP-482. The
+messages are LeaderChange (KIP-595), SnapshotHeader and SnapshotFooter (KIP-630), KRaftVersion and
+Voters (KIP-853).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EndTransactionMarker:
 
 @dataclass(slots=True, frozen=True)
 class VoterId:
-    """A voter as LeaderChange names it; the directory id is written from version 1 on (KIP-853)."""
+    """A voter in a LeaderChange; the directory id is written from version 1 on (KIP-853)."""
 
     voter_id: int
     voter_directory_id: UUID = ZERO_UUID
@@ -52,7 +53,9 @@ class VoterId:
 
 @dataclass(slots=True, frozen=True)
 class LeaderChange:
-    """The first record of a leader's epoch: who leads, who may vote, who voted for it."""
+    """The first record of a leader's epoch: the leader, the voters, and the voters that granted the
+    vote.
+    """
 
     leader_id: int
     voters: tuple[VoterId, ...] = ()
@@ -62,7 +65,7 @@ class LeaderChange:
 
 @dataclass(slots=True, frozen=True)
 class SnapshotHeader:
-    """Opens a checkpoint; the append time of the last log record it contains, in ms."""
+    """The begin of a checkpoint, with the append time of the last log record in it, in ms."""
 
     last_contained_log_timestamp_ms: int
     version: int = 0
@@ -70,14 +73,14 @@ class SnapshotHeader:
 
 @dataclass(slots=True, frozen=True)
 class SnapshotFooter:
-    """Closes a checkpoint: without it the file is not whole."""
+    """The end of a checkpoint; a file without it is not whole."""
 
     version: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class KRaftVersion:
-    """The Raft protocol's feature level: 0 static voters, 1 voters in the log."""
+    """The feature level of the Raft protocol: 0 is static voters, 1 is voters in the log."""
 
     kraft_version: int
     version: int = 0
@@ -85,7 +88,7 @@ class KRaftVersion:
 
 @dataclass(slots=True, frozen=True)
 class VoterEndpoint:
-    """Where a voter's listener answers."""
+    """The address of a voter's listener."""
 
     name: str
     host: str
@@ -94,7 +97,7 @@ class VoterEndpoint:
 
 @dataclass(slots=True, frozen=True)
 class Voter:
-    """One voter, its endpoints and the Raft feature levels it supports."""
+    """One voter with its endpoints and the Raft feature levels that it supports."""
 
     voter_id: int
     voter_directory_id: UUID
@@ -127,7 +130,7 @@ class ControlRecord:
 
 
 def control_type_of(message: ControlMessage) -> ControlType:
-    """The type that a message's key carries."""
+    """Returns the type for a message's key."""
     match message:
         case EndTransactionMarker(committed=committed):
             return ControlType.COMMIT if committed else ControlType.ABORT
@@ -144,7 +147,7 @@ def control_type_of(message: ControlMessage) -> ControlType:
 
 
 def encode_control_key(control_type: ControlType) -> bytes:
-    """Version and type, two int16."""
+    """Returns version and type, two int16."""
     writer = Writer()
     writer.int16(_KEY_VERSION)
     writer.int16(control_type)
@@ -152,7 +155,7 @@ def encode_control_key(control_type: ControlType) -> bytes:
 
 
 def encode_control_value(message: ControlMessage) -> bytes:
-    """A message's bytes as Kafka writes them."""
+    """Encodes a message as Kafka does."""
     writer = Writer()
     writer.int16(message.version)
     match message:
@@ -202,7 +205,7 @@ def _write_voter(writer: Writer, voter: Voter) -> None:
 
 
 def decode_control_type(key: bytes | None) -> ControlType:
-    """The type of a control record's key; CorruptMessageError for an unknown one."""
+    """Decodes the type of a control record's key. Raises CorruptMessageError for an unknown one."""
     if key is None:
         raise CorruptMessageError("a control record without a key")
     reader = Reader(key)
@@ -215,7 +218,7 @@ def decode_control_type(key: bytes | None) -> ControlType:
 
 
 def decode_control_value(control_type: ControlType, value: bytes | None) -> ControlMessage:
-    """A control record's message; CorruptMessageError for anything malformed."""
+    """Decodes a control record's message. Raises CorruptMessageError for a malformed one."""
     if value is None:
         raise CorruptMessageError(f"a {control_type.name} record without a value")
     reader = Reader(value)
@@ -276,7 +279,9 @@ def encode_control_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
 ) -> bytes:
-    """One control batch; an end-of-transaction marker makes it transactional, as in Kafka."""
+    """Encodes one control batch, a transactional one for an end-of-transaction marker, as
+    in Kafka.
+    """
     records = [
         Record(
             base_offset + position,
@@ -298,7 +303,7 @@ def encode_control_batch(
 
 
 def decode_control_records(buffer: BytesLike, position: int = 0) -> list[ControlRecord]:
-    """The records of the control batch at `position`; CorruptMessageError."""
+    """Decodes the control batch at `position`. Raises CorruptMessageError."""
     header = read_header(buffer, position)
     if not header.is_control:
         raise CorruptMessageError(f"batch {header.base_offset} is no control batch")
@@ -311,9 +316,9 @@ def decode_control_records(buffer: BytesLike, position: int = 0) -> list[Control
 
 
 def end_transaction(buffer: BytesLike, position: int) -> EndTransactionMarker | None:
-    """The marker in the control batch at `position`; None where it ends no transaction.
+    """Returns the marker in the control batch at `position`; None if it ends no transaction.
 
-    Raises CorruptMessageError for records that can not be read.
+    Raises CorruptMessageError if the records can not be decoded.
     """
     for record in decode_batch(buffer, position):
         key, value = record.key or b"", record.value or b""

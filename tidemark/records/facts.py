@@ -1,9 +1,9 @@
-"""What a leader must know of a batch's records before it appends them, without making any of them.
+"""The facts that a leader needs of a batch's records before an append, without record objects.
 
-Kafka's LogValidator walks over every record: its offset must follow the one before it, its
-timestamp decides whether it is taken and what the batch's maximum is, and a compacted topic asks
-for keys. The walk is a bounds-checked kernel; the first batches of a process are decoded plainly
-instead, so that a short-lived one never loads numba.
+Kafka's LogValidator walks over every record. Its offset must follow the one before it, its
+timestamp must be allowed and decides the batch's maximum, and a compacted topic needs its key. The
+walk is a bounds-checked kernel. The first batches of a process are decoded plainly instead, so that
+a short-lived process never loads numba.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _WALK_KERNEL = "tidemark.records.kernels.walk"
 
 
 class RecordFacts(NamedTuple):
-    """Of all records of one batch; timestamps in ms. The least one is of those that have one, and
-    NO_TIMESTAMP_MS where none has.
+    """Facts of all records of a batch. The least timestamp is of the records that have one,
+    NO_TIMESTAMP_MS if none has; timestamps in ms.
     """
 
     min_timestamp_ms: int
@@ -44,7 +44,7 @@ class RecordFacts(NamedTuple):
 
 
 def _kernel(count: int) -> Any:
-    """The kernels, for a batch of `count` records; None: it is decoded plainly."""
+    """Returns the kernels for a batch of `count` records; None if it is decoded plainly."""
     global _arrow, _walk_kernel
     if _arrow is None:
         from tidemark.records import arrow
@@ -60,8 +60,8 @@ def _kernel(count: int) -> Any:
 
 
 def append_kernel() -> Any:
-    """`tidemark.records.kernels.append`, which checks a whole batch in one call; None while this
-    process has no use for kernels yet.
+    """Returns `tidemark.records.kernels.append`, which checks a whole batch in one call; None while
+    this process has no use for kernels.
     """
     global _append_kernel
     if _append_kernel is None and _WALK_KERNEL in sys.modules:
@@ -72,11 +72,11 @@ def append_kernel() -> Any:
 
 
 def record_facts(buffer: BytesLike, header: BatchHeader) -> RecordFacts:
-    """Walks over the records of the batch at `header.position`, decompressing them where they are.
-    Its CRC is not looked at: whoever may append it has done so.
+    """Walks over the records of the batch at `header.position`, decompressing them first if need
+    be. The caller has checked the CRC.
 
-    CorruptMessageError for records that can not be read; InvalidRecordError where their offsets do
-    not go up by one from the batch's first.
+    Raises CorruptMessageError if the records can not be read, InvalidRecordError if their offsets
+    do not rise by one from the batch's first.
     """
     if header.record_count <= 0:
         raise InvalidRecordError("a batch without records")
@@ -112,8 +112,9 @@ def _of_kernel(kernel: Any, buffer: BytesLike, header: BatchHeader) -> RecordFac
 def first_record_at_or_after(
     buffer: BytesLike, position: int, header: BatchHeader, timestamp_ms: int, min_offset: int
 ) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record at or above both bounds of the batch at `position`,
-    whose header is given; None where there is none. CorruptMessageError, its CRC included.
+    """Returns (timestamp, offset) of the first record at or above both bounds in the batch at
+    `position`; None if there is none. `header` is the batch's. Raises CorruptMessageError, also for
+    a wrong CRC.
     """
     verify_crc(buffer, position, header)
     kernel = _kernel(header.record_count)
@@ -125,7 +126,7 @@ def first_record_at_or_after(
     check_counts(header)
     least_ms = timestamp_ms
     append_time = header.attributes & TIMESTAMP_TYPE_FLAG
-    if append_time:  # what the records say of their timestamps does not count
+    if append_time:  # the records' own timestamps do not count
         if header.max_timestamp_ms < timestamp_ms:
             return None
         least_ms = MIN_TIMESTAMP_MS
@@ -150,11 +151,12 @@ def first_record_at_or_after(
 def find_in_plain_batch(
     data: memoryview, timestamp_ms: int, min_offset: int
 ) -> tuple[int, int] | None:
-    """As `first_record_at_or_after` of the batch that `data` begins with, an uncompressed one with
-    the records' own timestamps; its header is checked, too.
+    """Does the work of `first_record_at_or_after` in a third of its time, for the first batch of
+    `data`, with a check of its header.
 
-    None also where the batch is another, is damaged, or this process has no use for kernels yet:
-    `first_record_at_or_after` then says more. A third of its time.
+    Applies to an uncompressed batch with the records' own timestamps. None also if the batch is of
+    another kind or damaged, or this process has no use for kernels; `first_record_at_or_after`
+    decides then.
     """
     global _find_kernel
     if _find_kernel is None:
@@ -170,7 +172,7 @@ def find_in_plain_batch(
 def _plain_body(
     buffer: BytesLike, position: int, header: BatchHeader
 ) -> tuple[BytesLike, int, int]:
-    """The bytes that hold the batch's plain records, and from where to where in them."""
+    """Returns the bytes that hold the batch's plain records, and their begin and end."""
     begin, end = position + HEADER_BYTES, position + header.size_bytes
     if header.attributes & CODEC_MASK:
         source = decompressed(header, memoryview(buffer)[begin:end])

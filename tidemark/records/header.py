@@ -1,8 +1,9 @@
-"""The 61-byte header of a record batch v2: read, checked and patched without decoding records.
+"""The 61-byte header of a record batch v2: its one home.
 
-This is the node's hot path: `struct` and the CRC-32C package only, no numpy, Arrow or numba.
-Layout: Kafka's DefaultRecordBatch (KIP-98). The CRC covers everything from `attributes` on, so a
-leader may rewrite base offset and leader epoch, which lie before it, without touching it.
+Sizes, positions, flags, readers and writers; no record is decoded. This is the node's hot path:
+only `struct` and the CRC-32C package, no numpy, Arrow or numba. Layout: Kafka's DefaultRecordBatch
+(KIP-98). The CRC covers everything from `attributes` on. Base offset and leader epoch lie before
+it, so a leader rewrites them without a new CRC.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from tidemark.errors import (
 BytesLike = bytes | bytearray | memoryview
 
 HEADER_BYTES = 61
-OVERHEAD_BYTES = 12  # base offset and length field: not counted by batch_length
-PATCH_BYTES = 16  # base offset, length, leader epoch: all that an append changes
+OVERHEAD_BYTES = 12  # base offset and length field, which batch_length does not count
+PATCH_BYTES = 16  # base offset, length and leader epoch, all that an append changes
 MAGIC = 2
 
 # Positions of the fields in a header.
 LENGTH_AT = 8
 MAGIC_AT = 16
 CRC_AT = 17
-ATTRIBUTES_AT = 21  # from here on the CRC covers the batch
+ATTRIBUTES_AT = 21  # also the begin of the bytes that the CRC covers
 LAST_OFFSET_DELTA_AT = 23
 BASE_TIMESTAMP_AT = 27
 MAX_TIMESTAMP_AT = 35
@@ -43,8 +44,8 @@ MIN_RECORD_BYTES = (
     7  # length, attributes, two deltas, null key, null value, no headers: one byte each
 )
 MAX_OFFSET_DELTA = 2**31 - 1
-NO_TIMESTAMP_MS = -1  # of a record that has none
-MAX_OFFSET = 2**63 - 2  # the next offset must exist
+NO_TIMESTAMP_MS = -1  # timestamp of a record without one
+MAX_OFFSET = 2**63 - 2  # the offset after it must exist
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_FLAG = 0x08
@@ -63,17 +64,18 @@ _LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
 _TIMES = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
 
 patch: Callable[[int, int, int], bytes] = struct.Struct(">qii").pack
-"""The first PATCH_BYTES of a batch, from base offset, length and leader epoch; the CRC does not
-cover them."""
+"""Returns the first PATCH_BYTES of a batch, from base offset, length and leader epoch. The CRC does
+not cover them.
+"""
 
 
-_new_header = tuple.__new__  # what `_make` calls, without its check of the length
+_new_header = tuple.__new__  # `_make` without its check of the length
 
 
 class BatchHeader(NamedTuple):
-    """A batch's header as it stands in the file; times in ms, -1 where Kafka writes -1.
+    """A batch's header as stored; times in ms, -1 where Kafka writes -1.
 
-    `position` is no part of it: where the batch begins in the buffer or file it was read from.
+    `position` is not stored: the begin of the batch in the buffer or file that it was read from.
     """
 
     base_offset: int
@@ -93,22 +95,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def packed(self) -> bytes:
-        """Its 61 bytes."""
+        """The header's 61 bytes."""
         return HEADER.pack(*self[:-1])
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, header included."""
+        """Size of the whole batch, header included."""
         return self.batch_length + OVERHEAD_BYTES
 
     @property
     def end_position(self) -> int:
-        """Where the next batch begins."""
+        """Position of the next batch."""
         return self.position + self.batch_length + OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record; it stays when compaction removes that record."""
+        """Offset of the last record; stays the same if compaction removes that record."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -117,7 +119,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> str:
-        """none, gzip, snappy, lz4 or zstd; CorruptMessageError for an unknown number."""
+        """none, gzip, snappy, lz4 or zstd. Raises CorruptMessageError for an unknown number."""
         number = self.attributes & CODEC_MASK
         if number >= len(COMPRESSION_NAMES):
             raise CorruptMessageError(f"batch {self.base_offset}: unknown compression {number}")
@@ -125,7 +127,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def timestamp_type(self) -> str:
-        """CreateTime or LogAppendTime; with the latter every record has `max_timestamp_ms`."""
+        """CreateTime or LogAppendTime; with LogAppendTime every record has `max_timestamp_ms`."""
         return LOG_APPEND_TIME if self.attributes & TIMESTAMP_TYPE_FLAG else CREATE_TIME
 
     @property
@@ -138,12 +140,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When its tombstones may go (KIP-534); it takes the place of the base timestamp."""
+        """Time from which on tombstones may be deleted (KIP-534); stored in place of the base
+        timestamp.
+        """
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_FLAG else None
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record, wrapping after 2^31 - 1 to 0; -1 without a producer."""
+        """Sequence of the last record; 0 follows 2^31 - 1. -1 without a producer."""
         if self.base_sequence == -1:
             return -1
         last = self.base_sequence + self.last_offset_delta
@@ -151,10 +155,10 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(buffer: BytesLike, position: int = 0, start: int = 0) -> BatchHeader:
-    """The header at `position` of a buffer; the batch's body need not be there.
+    """Reads the header at `position` of a buffer; the batch's body need not be there.
 
-    `start` is the position of the buffer in its file: the header's own position counts from there.
-    Raises CorruptMessageError when fewer than 61 bytes are left, or for a size, magic, offset or
+    `start` is the position of the buffer in its file, which the header's own position counts from.
+    Raises CorruptMessageError if fewer than 61 bytes are left, or for a size, magic, offset or
     record count that no batch has.
     """
     try:
@@ -181,7 +185,7 @@ def _malformed(header: BatchHeader) -> CorruptMessageError:
 
 
 def whole_header(buffer: BytesLike, position: int = 0) -> BatchHeader:
-    """The header of the batch at `position`, all of which is there; else CorruptMessageError."""
+    """Reads the header of a batch that must be whole. Raises CorruptMessageError."""
     header = read_header(buffer, position)
     end = position + header.batch_length + OVERHEAD_BYTES
     if end > len(buffer):
@@ -197,18 +201,17 @@ def _cut_off(header: BatchHeader, position: int, size: int) -> CorruptMessageErr
 
 
 def claimed_size(buffer: BytesLike, position: int = 0) -> int:
-    """Bytes of the batch at `position` by its length field; the first 12 of them must be there.
-
-    The claim of damaged bytes may be any number.
+    """Returns the size of the batch at `position` by its length field, of which any number may be
+    damage. The first 12 bytes of the batch must be there.
     """
     length: int = _LENGTH.unpack_from(buffer, position)[0]
     return length + OVERHEAD_BYTES
 
 
 def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch; a torn tail ends it.
+    """Yields position and header of each whole batch, and ends at a torn tail.
 
-    Raises CorruptMessageError when a whole batch has a bad size or magic.
+    Raises CorruptMessageError if a whole batch has a header that no batch has.
     """
     position = 0
     size = len(buffer)
@@ -222,8 +225,9 @@ def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def whole_batches(buffer: BytesLike, max_offset: int | None = None) -> tuple[int, int, int]:
-    """The extent of the whole batches that a buffer begins with: bytes, first base offset, next
-    offset; (0, -1, -1) without any. Ends before a batch whose last offset is `max_offset` or more.
+    """Returns the extent of the whole batches that a buffer begins with: bytes, first base offset,
+    next offset; (0, -1, -1) without any. Ends before a batch whose last offset is `max_offset` or
+    more.
     """
     end, size, first, following = 0, len(buffer), -1, -1
     unpack = _BOUNDS.unpack_from
@@ -242,10 +246,11 @@ def whole_batches(buffer: BytesLike, max_offset: int | None = None) -> tuple[int
 
 
 def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], int, bool]:
-    """Positions of the whole, undamaged batches that a view begins with; the end of the last one;
-    whether a damaged batch follows, not just one that is cut off.
+    """Finds the whole, undamaged batches that a view begins with, by size, magic and (`check_crc`)
+    CRC.
 
-    Checks size, magic and, with `check_crc`, the CRC.
+    Returns their positions, the end of the last one, and whether a damaged batch follows. A batch
+    that is only cut off is not damaged.
     """
     positions: list[int] = []
     at, size = 0, len(view)
@@ -266,12 +271,12 @@ def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], i
 
 
 def compute_crc(buffer: BytesLike, position: int, size_bytes: int) -> int:
-    """CRC-32C of the batch at `position`, over all from its attributes on."""
+    """Returns the CRC-32C of the batch at `position`, over everything from its attributes on."""
     return int(crc32c(memoryview(buffer)[position + ATTRIBUTES_AT : position + size_bytes]))
 
 
 def crc_is_valid(buffer: BytesLike, position: int, header: BatchHeader) -> bool:
-    """Whether the CRC of the whole batch at `position` agrees with its header."""
+    """Returns whether the CRC of the whole batch at `position` agrees with its header."""
     return compute_crc(buffer, position, header.size_bytes) == header.crc
 
 
@@ -289,9 +294,9 @@ def verify_crc(buffer: BytesLike, position: int, header: BatchHeader) -> None:
 
 
 def check_counts(header: BatchHeader) -> None:
-    """Raises CorruptMessageError for counts that no batch of this size can have.
+    """Checks the counts against the size. Raises CorruptMessageError if no batch can have them.
 
-    A compacted batch may hold fewer records than its offsets span, even none; never more.
+    A compacted batch may hold fewer records than its offsets span, even none, but never more.
     """
     delta, count = header.last_offset_delta, header.record_count
     if not 0 <= header.base_offset <= MAX_OFFSET - max(delta, 0):
@@ -310,10 +315,10 @@ def check_counts(header: BatchHeader) -> None:
 def validate_batches(
     buffer: BytesLike, max_message_bytes: int, *, from_client: bool = False
 ) -> list[tuple[int, BatchHeader]]:
-    """Checks every batch of a buffer: size, magic, CRC, codec and counts; no record is decoded.
+    """Checks size, magic, CRC, codec and counts of every batch of a buffer; no record is decoded.
 
-    With `from_client` also what Kafka asks of a producer's batch: no control batch, at least one
-    record, and offsets without gaps. Raises CorruptMessageError (a torn tail included),
+    With `from_client` also Kafka's rules for a producer's batch: no control batch, at least one
+    record, offsets without gaps. Raises CorruptMessageError (also for a torn tail),
     MessageTooLargeError for a batch above `max_message_bytes`, InvalidRecordError.
     """
     result = []
@@ -362,7 +367,8 @@ def _check_client_batch(header: BatchHeader) -> None:
 
 
 def patch_header(header: BytesLike, base_offset: int, leader_epoch: int) -> bytes:
-    """The first 16 bytes of a batch with another base offset and leader epoch; the CRC still holds.
+    """Returns the first 16 bytes of a batch with another base offset and leader epoch; the CRC
+    stays valid.
 
     `header` is the batch or at least its first 12 bytes.
     """
@@ -370,13 +376,13 @@ def patch_header(header: BytesLike, base_offset: int, leader_epoch: int) -> byte
 
 
 def sign(head: bytearray, body: BytesLike) -> None:
-    """Writes into a packed header the CRC of itself and its batch's body."""
+    """Writes the CRC of a packed header and its batch's body into the header."""
     crc = crc32c(body, crc32c(memoryview(head)[ATTRIBUTES_AT:]))
     head[CRC_AT:ATTRIBUTES_AT] = crc.to_bytes(4, "big")
 
 
 def signed(packed: bytes, body: BytesLike) -> bytes:
-    """The batch of a packed header and its body, with the CRC that fits."""
+    """Returns the batch of a packed header and its body, with the right CRC."""
     head = bytearray(packed)
     sign(head, body)
     return b"".join((head, body))
@@ -385,8 +391,8 @@ def signed(packed: bytes, body: BytesLike) -> bytes:
 def restamp(
     buffer: BytesLike, header: BatchHeader, *, log_append_time: bool, max_timestamp_ms: int
 ) -> bytes:
-    """What follows the first PATCH_BYTES in the header of the batch at `header.position`, with
-    another timestamp type and maximum, and the CRC that fits.
+    """Returns bytes 16 to 60 of the batch at `header.position` with another timestamp type and
+    maximum, and the right CRC.
     """
     attributes = header.attributes & ~TIMESTAMP_TYPE_FLAG
     if log_append_time:
@@ -400,5 +406,5 @@ def restamp(
 
 
 def sequence_after(sequence: int, delta: int) -> int:
-    """Kafka's sequence arithmetic: after 2^31 - 1 comes 0."""
+    """Returns the sequence `delta` after `sequence`; 0 follows 2^31 - 1, as in Kafka."""
     return (sequence + delta) & MAX_SEQUENCE

@@ -1,8 +1,8 @@
-"""Kafka's primitive types: what control records and the tier's metadata records are written with.
+"""Kafka's primitive types, for control records and the tier's metadata records.
 
 Big-endian integers, zigzag varints, and the flexible encodings of KIP-482 (compact strings, compact
-arrays, tagged fields). A reader checks every bound and raises CorruptMessageError; unknown tagged
-fields are stepped over.
+arrays, tagged fields). A reader checks every bound, skips unknown tagged fields, and raises
+CorruptMessageError.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_VARLONG_BYTES = 10
 
 
 def zigzag(value: int) -> int:
-    """A signed 64-bit integer as an unsigned one: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    """Maps a signed 64-bit integer to an unsigned one: 0, -1, 1, -2 become 0, 1, 2, 3."""
     return ((value << 1) ^ (value >> 63)) & 0xFFFFFFFFFFFFFFFF
 
 
 def unzigzag(value: int) -> int:
-    """The inverse of `zigzag`."""
+    """Reverses `zigzag`."""
     return (value >> 1) ^ -(value & 1)
 
 
@@ -49,8 +49,8 @@ def append_varint(out: bytearray, value: int) -> None:
 def read_uvarint(
     data: bytes | memoryview, position: int, end: int, max_bytes: int = MAX_VARINT_BYTES
 ) -> tuple[int, int]:
-    """The unsigned varint of data[position:end] and where it ends; of 32 bits, or of 64 with
-    MAX_VARLONG_BYTES. CorruptMessageError where it is cut off or too long.
+    """Reads the unsigned varint of data[position:end] and returns it with its end. It has 32 bits,
+    or 64 with MAX_VARLONG_BYTES. Raises CorruptMessageError if it is cut off or too long.
     """
     begin = position
     value = shift = 0
@@ -67,7 +67,7 @@ def read_uvarint(
 
 
 class Writer:
-    """Appends values in Kafka's encoding; `getvalue()` gives the bytes."""
+    """A buffer of values in Kafka's encoding; `getvalue()` returns the bytes."""
 
     __slots__ = ("_out",)
 
@@ -113,7 +113,7 @@ class Writer:
     varlong = varint
 
     def compact_array_length(self, count: int | None) -> None:
-        """Opens a compact array; None is null."""
+        """Begins a compact array; None is null."""
         append_uvarint(self._out, 0 if count is None else count + 1)
 
     def compact_bytes(self, value: bytes | None) -> None:
@@ -127,7 +127,7 @@ class Writer:
         self.compact_bytes(None if value is None else value.encode())
 
     def string(self, value: str | None) -> None:
-        """A string of the older encoding: int16 length, -1 for null."""
+        """Appends a string of the older encoding: int16 length, -1 for null."""
         if value is None:
             self.int16(-1)
             return
@@ -136,7 +136,7 @@ class Writer:
         self._out += raw
 
     def tagged_fields(self, fields: Mapping[int, bytes] | None = None) -> None:
-        """Closes a flexible structure; tags ascend."""
+        """Ends a flexible structure; tags must ascend."""
         fields = fields or {}
         append_uvarint(self._out, len(fields))
         for number in sorted(fields):
@@ -146,7 +146,9 @@ class Writer:
 
 
 class Reader:
-    """Reads values in Kafka's encoding from `data[position:end]`; CorruptMessageError beyond it."""
+    """A reader of Kafka's encoding over `data[position:end]`. Raises CorruptMessageError beyond its
+    end.
+    """
 
     __slots__ = ("_data", "_end", "position")
 
@@ -164,11 +166,11 @@ class Reader:
         return self._end - self.position
 
     def raw(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Reads the next `size` bytes."""
         return bytes(self.view(size))
 
     def view(self, size: int) -> memoryview:
-        """The next `size` bytes, not copied."""
+        """Reads the next `size` bytes without a copy."""
         begin = self.position
         if size < 0 or size > self._end - begin:
             raise CorruptMessageError(
@@ -213,7 +215,9 @@ class Reader:
         return unzigzag(self.unsigned_varint(MAX_VARLONG_BYTES))
 
     def compact_array_length(self) -> int | None:
-        """Elements of a compact array, None for null; refuses more than there are bytes left."""
+        """Reads the number of elements of a compact array, None for null. Refuses more than bytes
+        are left.
+        """
         count = self.unsigned_varint() - 1
         if count > self.remaining:
             raise CorruptMessageError(f"an array of {count} elements in {self.remaining} bytes")
@@ -227,12 +231,12 @@ class Reader:
         return self._text(self.compact_bytes())
 
     def string(self) -> str | None:
-        """A string of the older encoding: int16 length, negative for null."""
+        """Reads a string of the older encoding: int16 length, negative for null."""
         size = self.int16()
         return None if size < 0 else self._text(self.raw(size))
 
     def tagged_fields(self) -> dict[int, bytes]:
-        """Closes a flexible structure; gives the raw tagged fields, which a caller may ignore."""
+        """Ends a flexible structure; returns the raw tagged fields, which a caller may ignore."""
         count = self.unsigned_varint()
         fields = {}
         for _ in range(count):
@@ -241,14 +245,14 @@ class Reader:
         return fields
 
     def non_null_string(self) -> str:
-        """A compact string that must not be null."""
+        """Reads a compact string that must not be null."""
         value = self.compact_string()
         if value is None:
             raise CorruptMessageError(f"a string before {self.position} is null")
         return value
 
     def non_null_array_length(self) -> int:
-        """Elements of a compact array that must not be null."""
+        """Reads the number of elements of a compact array that must not be null."""
         count = self.compact_array_length()
         if count is None:
             raise CorruptMessageError(f"an array before {self.position} is null")

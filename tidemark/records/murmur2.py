@@ -1,7 +1,7 @@
-"""The hash by which Kafka's default partitioner sends a key to its partition.
+"""The hash of Kafka's default partitioner.
 
-Murmur2 (Austin Appleby, public domain), 32 bits, seed 0x9747b28c, as Kafka's clients use it: a key
-lands in the same partition whichever client wrote it.
+Murmur2 (Austin Appleby, public domain), 32 bits, seed 0x9747b28c, as in Kafka's clients: every
+client sends a key to the same partition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash as an unsigned 32-bit integer."""
+    """Returns the hash as an unsigned 32-bit integer."""
     size = len(key)
     value = (SEED ^ size) & _MASK
     whole = size & ~3
@@ -27,5 +27,5 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Kafka's choice for a key: the hash without its sign bit, modulo the partitions."""
+    """Returns Kafka's partition for a key: the hash without its sign bit, modulo the count."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

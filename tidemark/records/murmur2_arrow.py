@@ -11,9 +11,10 @@ import numpy.typing as npt
 def partitions_for_keys(
     keys: Any, partition_count: int, null_partition: int = 0
 ) -> npt.NDArray[np.int32]:
-    """The partition of each key of a binary or string array; `null_partition` for a null key.
+    """Returns the partition of each key of a binary or string array; `null_partition` for a null
+    key.
 
-    The same as `partition_for_key` one by one. Raises ValueError for a count below 1.
+    Equals `partition_for_key` of each. Raises ValueError for a count below 1.
     """
     if partition_count < 1:
         raise ValueError(f"{partition_count} partitions")

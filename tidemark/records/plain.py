@@ -1,6 +1,6 @@
-"""Batches of plain Python records: for small batches, where no kernel is worth loading.
+"""Batches of plain Python records, for small batches: no kernel is worth loading for them.
 
-The metadata quorum, tests and tools encode a handful of records at a time; this path is pure Python
+The metadata quorum, tests and tools encode a handful of records at a time. This path is pure Python
 and needs neither Arrow nor numba unless the batch is compressed. Layout of a record: Kafka's
 DefaultRecord (zigzag varints; KIP-98).
 """
@@ -49,7 +49,7 @@ MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -(2**63), 2**63 - 1
 
 @dataclass(slots=True)
 class Record:
-    """One record; `key` and `value` may be null, a null value is a tombstone."""
+    """One record; `key` and `value` may be null. A null value is a tombstone."""
 
     offset: int
     timestamp_ms: int
@@ -60,7 +60,7 @@ class Record:
 
 @dataclass(slots=True, frozen=True)
 class BatchOptions:
-    """The fields of a batch's header that a caller chooses; see `encode_batch`."""
+    """The header fields that a caller chooses; see `encode_batch`."""
 
     base_offset: int = 0
     compression: str = "none"
@@ -73,7 +73,7 @@ class BatchOptions:
     timestamp_type: str = CREATE_TIME
 
     def attributes(self) -> int:
-        """The attribute bits; ValueError for an unknown timestamp type."""
+        """Returns the attribute bits. Raises ValueError for an unknown timestamp type."""
         if self.timestamp_type not in (CREATE_TIME, LOG_APPEND_TIME):
             raise ValueError(f"timestamp type {self.timestamp_type!r}")
         return (
@@ -94,9 +94,9 @@ def assemble(
     max_timestamp_ms: int,
     delete_horizon: bool = False,
 ) -> bytes:
-    """Header and plain records as one batch: compresses, counts, signs with the CRC.
+    """Assembles a batch from plain records: compresses them, adds the header and the CRC.
 
-    Raises MessageTooLargeError for what a batch can not hold.
+    Raises MessageTooLargeError if it is too large for a batch.
     """
     if options.compression != "none":
         body = codecs.compress(options.compression, body)
@@ -140,13 +140,15 @@ def encode_batch(
     base_timestamp_ms: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """One batch of `records`, which may be empty only when `last_offset` says what it spans.
+    """Encodes one batch; `records` may be empty only if `last_offset` gives its span.
 
-    Offsets are `base_offset`, `base_offset + 1`, ...; with `keep_offsets` those of the records (a
-    compacted batch has gaps). `base_timestamp_ms` is the first record's unless given, and
-    `max_timestamp_ms` the largest. `delete_horizon_ms` takes the base timestamp's place (KIP-534).
-    Raises ValueError for offsets that do not ascend or times 2^63 ms or more from the base,
-    MessageTooLargeError, and UnsupportedCompressionTypeError.
+    Offsets are `base_offset`, `base_offset + 1`, ...; with `keep_offsets` those of the records, as
+    a compacted batch has gaps. `base_timestamp_ms` defaults to the first record's,
+    `max_timestamp_ms` to the largest. `delete_horizon_ms` is stored in place of the base timestamp
+    (KIP-534).
+
+    Raises ValueError if offsets do not ascend or times are 2^63 ms or more from the base,
+    MessageTooLargeError, UnsupportedCompressionTypeError.
     """
     if not records and last_offset is None:
         raise ValueError("a batch without records needs last_offset")
@@ -189,7 +191,7 @@ def encode_batch(
 def _append_record(out: bytearray, record: Record, timestamp_delta: int, delta: int) -> None:
     if not MIN_TIMESTAMP_MS <= timestamp_delta <= MAX_TIMESTAMP_MS:
         raise ValueError("timestamps of one batch are 2^63 ms or more apart")
-    body = bytearray(1)  # attributes: none in use
+    body = bytearray(1)  # attributes: no bit is in use
     append_varint(body, timestamp_delta)
     append_varint(body, delta)
     _append_nullable(body, record.key)
@@ -213,7 +215,7 @@ def _append_nullable(out: bytearray, value: bytes | None) -> None:
 def records_body(
     buffer: BytesLike, position: int, header: BatchHeader, *, check_crc: bool = True
 ) -> BytesLike:
-    """The plain records of a batch: checked by CRC and decompressed. CorruptMessageError."""
+    """Checks the CRC of a batch and decompresses its records. Raises CorruptMessageError."""
     check_counts(header)
     if check_crc:
         verify_crc(buffer, position, header)
@@ -222,10 +224,10 @@ def records_body(
 
 
 def decompressed(header: BatchHeader, body: BytesLike) -> BytesLike:
-    """The plain records of a batch's body; CorruptMessageError where they can not be as many as the
-    header claims.
+    """Decompresses a batch's body. Raises CorruptMessageError if it is too small for the records
+    that the header claims.
     """
-    if not body and not header.record_count:  # nothing is also what no codec has made anything of
+    if not body and not header.record_count:  # an empty batch may lack even the codec's frame
         return body
     plain = codecs.decompress(header.compression, body)
     if header.record_count * MIN_RECORD_BYTES > len(plain):
@@ -236,9 +238,10 @@ def decompressed(header: BatchHeader, body: BytesLike) -> BytesLike:
 
 
 def decode_batch(buffer: BytesLike, position: int = 0, *, check_crc: bool = True) -> list[Record]:
-    """The records of the batch at `position`, control records included; CorruptMessageError.
+    """Decodes the records of the batch at `position`, control records included. Raises
+    CorruptMessageError.
 
-    `check_crc=False` where the caller did that already.
+    `check_crc=False` if the caller has checked it.
     """
     return list(iter_records(buffer, position, check_crc=check_crc))
 
@@ -246,7 +249,9 @@ def decode_batch(buffer: BytesLike, position: int = 0, *, check_crc: bool = True
 def iter_records(
     buffer: BytesLike, position: int = 0, *, check_crc: bool = True
 ) -> Iterator[Record]:
-    """`decode_batch` one by one: of a damaged batch the records before the damage come first."""
+    """Yields the records of `decode_batch` one by one; of a damaged batch those before the
+    damage.
+    """
     header = read_header(buffer, position)
     body = bytes(records_body(buffer, position, header, check_crc=check_crc))
     cursor = _Cursor(body)
@@ -260,7 +265,7 @@ def iter_records(
 
 
 class _Cursor:
-    """Walks over the plain records of a batch; CorruptMessageError beyond their end."""
+    """A position in the plain records of a batch. Raises CorruptMessageError beyond their end."""
 
     __slots__ = ("_data", "_end", "position")
 
@@ -305,7 +310,7 @@ class _Cursor:
             key = self._nullable()
             if key is None:
                 raise CorruptMessageError("a header's key is null")
-            headers.append((key.decode("utf-8", "replace"), self._nullable()))  # as Java reads it
+            headers.append((key.decode("utf-8", "replace"), self._nullable()))  # as Java does
         return tuple(headers)
 
     def _take(self, size: int) -> bytes:

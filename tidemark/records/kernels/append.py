@@ -1,9 +1,8 @@
-"""All that a leader checks of a plain client's batch before it appends it, in one compiled call:
-shape, CRC, and the walk over the records.
+"""All checks of a leader on a plain client's batch, in one compiled call: shape, CRC, records.
 
-It is the short way of an append, and says yes only where all is as it mostly is; what is wrong
-with any other batch, or that it is right after all, the long way says (`commitlog.log.validation`,
-with which this module's answers agree). Reads foreign bytes: every bound is checked.
+This is the fast path of an append. It accepts only the usual case. The slow path
+(`commitlog.log.validation`) decides on all other batches, and agrees with this module on the usual
+ones. Reads foreign bytes: every bound is checked.
 """
 
 from __future__ import annotations
@@ -41,12 +40,13 @@ KEYS_UNKNOWN = -1
 
 @kernel(types.UniTuple(INT64, 4)(readable(UINT8), INT64))
 def check(data: Bytes, at: int) -> tuple[int, int, int, int]:
-    """Of the batch that begins at `at`: where it ends, its least and greatest timestamp, and how
-    many records have no key. -1 for the end where the long way has to be gone: the batch is
-    damaged or cut off, a control batch, transactional, or not with CreateTime, or its header says
-    what a client's does not, or not what its records say.
+    """Checks the batch that begins at `at`. Returns its end, its least and greatest timestamp, and
+    how many records have no key.
 
-    A compressed batch is not walked over: its timestamps are the header's, its keys KEYS_UNKNOWN.
+    An end of -1 leaves the batch to the slow path. It is damaged, cut off, a control batch,
+    transactional, or not with CreateTime. Or its header has what no client sends, or disagrees with
+    its records. A compressed batch is not walked over: its timestamps are the header's, the keys
+    KEYS_UNKNOWN.
     """
     size = len(data) - at
     if at < 0 or size < HEADER_BYTES or data[at + MAGIC_AT] != MAGIC:

@@ -1,8 +1,7 @@
-"""The walk from batch to batch, compiled: shape and CRC of every batch of a buffer in one call; and
-the index entries of batches.
+"""The walk from batch to batch, compiled; and the index entries of batches.
 
-For recovery and the cleaner, which look at all bytes of a log. Reads foreign bytes: every length is
-checked before it is followed.
+One call checks size, magic and CRC of all batches of a buffer. Recovery and the cleaner use it,
+which read all bytes of a log. Reads foreign bytes: every length is checked before it is followed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from tidemark.records.kernels.codec import Bytes, Ints64, wide
 from tidemark.records.kernels.crc import crc_of
 from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable, writable
 
-# What `walk_batches` notes.
+# Notes of `walk_batches`.
 END, DAMAGED = range(2)
 
 
 @helper
 def big_endian(data: Bytes, at: int, size: int) -> int:
-    """A signed number of `size` bytes."""
+    """Returns the signed number in `size` bytes."""
     value = wide(0)
     for index in range(size):
         value = (value << 8) | wide(data[at + index])
@@ -44,7 +43,8 @@ def big_endian(data: Bytes, at: int, size: int) -> int:
 
 @kernel(INT64(readable(UINT8), INT64, writable(INT64), writable(INT64)))
 def walk_batches(data: Bytes, check_crc: int, positions: Ints64, notes: Ints64) -> int:
-    """Notes where whole, undamaged batches begin, from the first byte on; how many there are.
+    """Notes the positions of the whole, undamaged batches from the first byte on; returns their
+    number.
 
     Stops before a batch that is cut off, before a damaged one, and when `positions` is full.
     """
@@ -71,8 +71,8 @@ def walk_batches(data: Bytes, check_crc: int, positions: Ints64, notes: Ints64) 
 
 
 def sound_batches(view: memoryview, check_crc: bool) -> tuple[Any, int, bool]:
-    """Where the batches begin (int64 array), where the last one ends, and whether a damaged one
-    follows.
+    """Returns the positions of the batches (int64 array), the end of the last one, and whether a
+    damaged batch follows.
     """
     positions = np.empty(len(view) // HEADER_BYTES, np.int64)
     notes = np.zeros(2, np.int64)
@@ -81,7 +81,7 @@ def sound_batches(view: memoryview, check_crc: bool) -> tuple[Any, int, bool]:
     return positions[:found], end, bool(damaged)
 
 
-# What `note_entries` notes of a batch that an index entry is due for.
+# Notes of `note_entries` on a batch that an index entry is due for.
 LAST_OFFSET, POSITION, TIMESTAMP, TIMESTAMP_OFFSET = range(4)
 ENTRY_FIELDS = 4
 
@@ -106,11 +106,11 @@ def note_entries(
     greatest: Ints64,
     entries: Ints64,
 ) -> int:
-    """Notes the entries that are due for the batches at `positions`, `data` being at `start` of a
-    file; how many, or -1 where a header is not there.
+    """Notes the index entries that are due for the batches at `positions`; `data` is at `start` of
+    a file. Returns their number, or -1 if a header is not there.
 
-    `greatest` is the greatest timestamp before them and its offset, and afterwards with them; its
-    third number becomes the greatest producer id.
+    `greatest` is the greatest timestamp before the batches and its offset; both are updated, and
+    its third number becomes the greatest producer id.
     """
     timestamp, timestamp_offset, producer, due = greatest[0], greatest[1], wide(-1), 0
     for row in range(len(positions)):
@@ -141,8 +141,8 @@ def entries_of(
     interval_bytes: int,
     greatest: tuple[int, int],
 ) -> tuple[Any, tuple[int, int], bool]:
-    """The entries that are due, a row per field of them, the greatest timestamp and its offset with
-    these batches, and whether one has a producer; the arguments as `note_entries` has them.
+    """Returns the entries that are due, one row per field, then the greatest timestamp with its
+    offset, then whether a batch has a producer. The arguments are those of `note_entries`.
     """
     entries = np.empty((ENTRY_FIELDS, len(positions)), np.int64)
     most = np.array((*greatest, -1), np.int64)

@@ -1,10 +1,10 @@
-"""The two passes of a cleaning over a buffer of whole batches, each one compiled call: the map of
-keys, and what stays.
+"""The two passes of a cleaning over a buffer of whole batches, one compiled call each: the map of
+keys, and the choice of records.
 
-Both go from batch to batch and do all there is to do with one while it lies in the processor's
-cache: shape, CRC and records, and in the second pass the new batch with its CRC. What they can not
-decide is left to the caller: compressed batches, control batches, those of transactions. They read
-foreign bytes: every bound is checked (`compact_kernels`).
+Both finish one batch after the other, while it lies in the processor's cache: size, magic, CRC and
+records. The second pass also writes the new batch with its CRC. Compressed batches, control batches
+and those of transactions are left to the caller. Reads foreign bytes: every bound is checked
+(`tidemark.records.kernels.compact`).
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable,
 _NO_PLAIN_DATA = CODEC_MASK | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 FAULT_DAMAGED = -101  # wrong size, magic or CRC
-FAULT_ROOM = -102  # `out` is too small; a larger one goes on where this one ended
+FAULT_ROOM = -102  # `out` is too small; a call with a larger one continues here
 
-# What `map_batches` notes: where the whole batches end, how many there are, how many of them are
-# left to the caller, and the entries of the map.
+# Notes of `map_batches`: end of the whole batches, their number, how many are left to the caller,
+# and the entries of the map.
 END, BATCHES, SPECIALS, ENTRIES = range(4)
 NOTES = 4
 
-# What `filter_batches` is told. KEEPS_LAST: a batch that ends where the data ends stays at least as
-# an empty one. HORIZON is the time that tombstones without one are given.
+# Orders to `filter_batches`. KEEPS_LAST: a batch that ends where the data ends stays, if need be as
+# an empty one. HORIZON: the time that tombstones without one are given.
 NOW, HORIZON, KEEPS_LAST = range(3)
 ORDERS = 3
 
-# How far `filter_batches` is: position in the data, batches seen; bytes and batches of `out`; is it
-# anything else than the data; and the caller's decision on the batch at AT.
+# State of `filter_batches`: position in the data, batches seen; bytes and batches of `out`; whether
+# `out` differs from the data; and the caller's decision on the batch at AT.
 AT, SEEN, USED, WRITTEN, CHANGED, DECISION = range(6)
 STATE = 6
-UNDECIDED, PLAIN, WHOLE, DROP, REPLACE, REWRITE = range(6)  # the last is the kernel's own
+UNDECIDED, PLAIN, WHOLE, DROP, REPLACE, REWRITE = range(6)  # REWRITE is the kernel's own
 
-# Why `filter_batches` came back.
+# Reasons why `filter_batches` returns.
 DONE, SPECIAL, EMPTY = range(10, 13)
 
 
 @helper
 def _whole_end(data: Bytes, at: int) -> int:
-    """Where the batch at `at` ends; 0 where the data cuts it off, or FAULT_DAMAGED."""
+    """Returns the end of the batch at `at`; 0 if the data cuts it off, or FAULT_DAMAGED."""
     if len(data) - at < HEADER_BYTES:
         return 0
     length = big_endian(data, at + LENGTH_AT, 4)
@@ -88,7 +88,7 @@ def _whole_end(data: Bytes, at: int) -> int:
 
 @helper
 def _is_possible(data: Bytes, at: int, end: int) -> bool:
-    """Can a batch have these offsets, and as many records?"""
+    """Returns whether a batch can have these offsets and so many records."""
     count = big_endian(data, at + RECORD_COUNT_AT, 4)
     last_delta = big_endian(data, at + LAST_OFFSET_DELTA_AT, 4)
     return (
@@ -106,7 +106,7 @@ def _is_special(data: Bytes, at: int) -> bool:
 
 @helper
 def _crc_fits(data: Bytes, at: int, end: int, crc: int, summed: int) -> bool:
-    """Is the batch's CRC right? `crc` was taken up to `summed`."""
+    """Returns whether the batch's CRC is right; `crc` covers the bytes up to `summed`."""
     crc = crc_more(crc, data, summed, end) ^ CRC_BEGIN
     return crc == big_endian(data, at + CRC_AT, 4) & 0xFFFFFFFF
 
@@ -135,12 +135,11 @@ def map_batches(
     specials: Ints64,
     notes: Ints64,
 ) -> int:
-    """Checks the CRC of every whole batch, and puts the keys of all plain records at or above
-    `start_offset` into the map; 0, or a fault.
+    """Checks the CRC of every whole batch, and maps the keys of all plain records at or above
+    `start_offset`. Returns 0, or a fault.
 
-    Where the batches begin that are left to the caller is put into `specials`. With FAULT_FULL a
-    call with a larger map does everything again. No fault but FAULT_DAMAGED speaks of a batch whose
-    CRC is wrong; the map is of no use then.
+    The positions of the batches left to the caller go into `specials`. After FAULT_FULL, a call
+    with a larger map starts over. Only FAULT_DAMAGED means a wrong CRC; the map is useless then.
     """
     hashes = np.empty((_BLOCK, 3), np.int64)
     at, batches, left, waiting = wide(0), 0, 0, wide(0)
@@ -212,13 +211,13 @@ def _put_batch(
     out: Bytes,
     used: int,
 ) -> int:
-    """Writes a plain batch with its marked records only to out[used:], where there is room for it;
-    where it ends, or a fault. It keeps its header but for times, attributes, count and CRC.
+    """Writes the marked records of a plain batch to out[used:], which has room for them. Returns
+    their end, or a fault. The header keeps all but times, attributes, count and CRC.
     """
     attributes = big_endian(data, at + ATTRIBUTES_AT, 2)
     base_time = big_endian(data, at + BASE_TIMESTAMP_AT, 8)
     has_append_time = attributes & TIMESTAMP_TYPE_FLAG != 0
-    if has_append_time:  # every record's timestamp is the greatest one
+    if has_append_time:  # every record has the greatest timestamp
         first_time = max_time = big_endian(data, at + MAX_TIMESTAMP_AT, 8)
     new_base_time = first_time
     if attributes & DELETE_HORIZON_FLAG:
@@ -263,8 +262,8 @@ def _decide(
     live: Bytes,
     keep: Bytes,
 ) -> tuple[int, int, int, int, int]:
-    """What becomes of a plain batch: (WHOLE, DROP, REWRITE, EMPTY or a fault, and of the records
-    that stay how many there are, how many are tombstones, the first and the greatest timestamp).
+    """Decides on a plain batch: WHOLE, DROP, REWRITE, EMPTY or a fault. Then come number,
+    tombstones, first and greatest timestamp of the records that stay.
     """
     if not _is_possible(data, at, end):
         return FAULT_OFFSET, 0, 0, 0, 0
@@ -293,7 +292,7 @@ def _decide(
         return WHOLE, kept, 0, 0, 0
     if summed == NEVER:
         summed = at + ATTRIBUTES_AT
-    if not _crc_fits(data, at, end, crc, summed):  # it is never signed anew, and never dropped
+    if not _crc_fits(data, at, end, crc, summed):  # damage is neither signed nor dropped
         return FAULT_DAMAGED, 0, 0, 0, 0
     if kept:
         return REWRITE, kept, tombstones, first_time, max_time
@@ -305,8 +304,8 @@ def _decide(
 
 @helper
 def _begin_out(data: Bytes, out: Bytes, size: int, state: Ints64) -> bool:
-    """From here on `out` differs from the data, and takes `size` bytes more; False: there is no
-    room.
+    """Makes `out` differ from the data from here on, with room for `size` more bytes; False if
+    there is no room.
     """
     used = state[USED]
     if used + size > len(out):
@@ -343,13 +342,13 @@ def filter_batches(
     positions: Ints64,
     state: Ints64,
 ) -> int:
-    """Writes what is left of the whole batches to `out`, once that is CHANGED: something else than
-    the data. DONE behind the last one, or a fault, with `state` where it is.
+    """Writes what remains of the whole batches to `out`, once that is CHANGED, that is, differs
+    from the data. Returns DONE after the last one, or a fault with its place in `state`.
 
-    Comes back for a batch that the caller must decide on: SPECIAL, or EMPTY, one of which no
-    records stay and whose CRC is right. The next call carries DECISION out: PLAIN (its records are
-    what they seem), WHOLE, DROP, or REPLACE by `replacement`. `positions` gets where each batch
-    begins. A batch that does not stay whole has a right CRC, or is a fault: FAULT_DAMAGED.
+    Returns also for a batch that the caller must decide on: SPECIAL, or EMPTY, whose CRC is right
+    and no record of which stays. The next call obeys DECISION: PLAIN (the records are plain),
+    WHOLE, DROP, or REPLACE by `replacement`. `positions` gets the begin of each batch. A batch that
+    does not stay whole has a right CRC, else FAULT_DAMAGED is returned.
     """
     while True:
         at, used, decision = state[AT], state[USED], state[DECISION]

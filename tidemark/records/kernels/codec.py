@@ -1,14 +1,13 @@
 """The loops between Arrow buffers and records, compiled by numba.
 
-Encoding is one pass: `write` finds each record's size and writes it, into a buffer that is large
-enough for the worst case. Decoding is two passes: `scan` walks over the bytes, checks every bound
-and notes where fields lie, `fill_*` copy what `scan` found. Only `scan` reads untrusted bytes; it
-returns a negative code (see `FAULTS`) and never looks beyond a batch's end. Layout: DefaultRecord
-(KIP-98).
+Encoding is one pass: `write` sizes and writes each record, into a buffer large enough for the worst
+case. Decoding is two passes. `scan` walks over the bytes, checks every bound and notes the fields;
+`fill_*` copy the fields. Only `scan` reads untrusted bytes. It returns a negative code (see
+`FAULTS`) and never reads beyond a batch's end. Layout: DefaultRecord (KIP-98).
 
 Integers are int64 throughout: in numba a mix of signed and unsigned becomes a float. A column is
-offsets, data, validity bitmap and `first_bit`: where its bitmap begins, or one of two marks. Inner
-loops go by addresses (`tidemark.records.kernels.words`).
+offsets, data, validity bitmap and `first_bit`: the begin of its bitmap, or one of two marks. Inner
+loops use addresses (`tidemark.records.kernels.words`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ BATCH_FIELDS = 8
 KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT, HEADER_COUNT = range(6)
 FIELDS = 6
 
-# What `scan` sums up.
+# Sums of `scan`.
 KEY_BYTES, KEY_NULLS, VALUE_BYTES, VALUE_NULLS = range(4)
 HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, BAD_BATCH = range(4, 8)
 TOTALS = 8
@@ -77,19 +76,19 @@ FAULTS = {
 }
 
 # Most bytes of a record beside its fields and headers: length, attributes, time, offset, two
-# fields' lengths, header count; and of a header beside its key and value.
+# fields' lengths, header count. Then those of a header beside its key and value.
 RECORD_EXTRA_BYTES = 5 * MAX_VARINT_BYTES + MAX_VARLONG_BYTES + 1
 HEADER_EXTRA_BYTES = 2 * MAX_VARINT_BYTES
 
 WRITE_FULL = -1
 WRITE_TIME = -2
 
-_COPY_BYTES_MIN = 16  # below it a loop beats the call
+_COPY_BYTES_MIN = 16  # for fewer bytes a loop is faster than a call
 
 
 @helper
 def _copy(to: Bytes, at: int, source: Bytes, begin: int, size: int) -> None:
-    """Copies source[begin : begin + size] to to[at:], and not a byte more."""
+    """Copies source[begin : begin + size] to `to[at:]`, and no byte more."""
     target, origin = address_of(to) + at, address_of(source) + begin
     if size < _COPY_BYTES_MIN:
         for index in range(size):
@@ -100,20 +99,22 @@ def _copy(to: Bytes, at: int, source: Bytes, begin: int, size: int) -> None:
 
 @helper
 def _varint_size(value: int) -> int:
-    """Bytes of a zigzag varint."""
+    """Returns the size of a zigzag varint."""
     return varint_size(value)
 
 
 @helper
 def _put_varint(out: Bytes, at: int, value: int) -> int:
-    """Writes a zigzag varint to out[at:]; gives where it ends."""
+    """Writes a zigzag varint to out[at:]; returns its end."""
     begin = address_of(out)
     return put_varint(begin + at, value) - begin
 
 
 @helper
 def _get_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """The 32-bit zigzag varint of data[at:end] and where it ends; -1 when it is malformed."""
+    """Reads the 32-bit zigzag varint of data[at:end]; returns it with its end, -1 if it is
+    malformed.
+    """
     begin = address_of(data)
     value, after = get_varint(begin + at, begin + end)
     return value, after - begin if after >= 0 else -1
@@ -121,7 +122,7 @@ def _get_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @helper
 def _get_varlong(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """As `_get_varint`, of 64 bits."""
+    """Reads a 64-bit varint as `_get_varint` does."""
     begin = address_of(data)
     value, after = get_varlong(begin + at, begin + end)
     return value, after - begin if after >= 0 else -1
@@ -132,7 +133,7 @@ _COLUMN = types.Tuple((readable(types.int32), readable(UINT8), readable(UINT8), 
 
 @inlined
 def _located(column: Any) -> tuple[int, int, int, int, int]:
-    """A column by addresses: its offsets, its data, where that ends, its bitmap; and first_bit."""
+    """Returns a column by addresses: offsets, data, end of the data, bitmap; and first_bit."""
     offsets, data, bitmap, first_bit = column
     begin = address_of(data)
     return address_of(offsets), begin, begin + len(data), address_of(bitmap), first_bit
@@ -140,7 +141,9 @@ def _located(column: Any) -> tuple[int, int, int, int, int]:
 
 @inlined
 def _length(column: Any, index: int) -> int:
-    """Bytes of a value, or items of a list; -1 for null. Of a column that is `_located`."""
+    """Returns the bytes of a value, or the items of a list; -1 for null. The column is
+    `_located`.
+    """
     offsets, _, _, bitmap, first_bit = column
     if first_bit == ALL_NULL:
         return -1
@@ -158,7 +161,7 @@ def _field_size(length: int) -> int:
 
 @inlined
 def _put_field(to: int, column: Any, index: int, length: int) -> int:
-    """Writes a value of a column that is `_located`, its length first; gives where it ends."""
+    """Writes a value of a `_located` column, its length first; returns its end."""
     offsets, data, data_end, _, _ = column
     to = put_varint(to, length)
     if length > 0:
@@ -204,10 +207,10 @@ def write(
     timestamps: Ints64,
     out: Bytes,
 ) -> int:
-    """Writes the records into `out` from its first byte on; gives where they end.
+    """Writes the records into `out` from its first byte on; returns their end.
 
-    WRITE_FULL where there is no room for them, the worst of a length, and SLACK_BYTES; WRITE_TIME
-    where a time is 2^63 ms or more from the first.
+    Returns WRITE_FULL unless there is room for them, for the longest varint of a length, and for
+    SLACK_BYTES. Returns WRITE_TIME if a time is 2^63 ms or more from the first.
     """
     keys, values, lists = _located(key), _located(value), _located(header_lists)
     names, contents = _located(header_keys), _located(header_values)
@@ -226,7 +229,7 @@ def write(
         if size > last - to:
             return WRITE_FULL
         to = put_varint(to, size)
-        put_byte(to, 0)  # attributes: none in use
+        put_byte(to, 0)  # attributes: no bit is in use
         to = put_varint(put_varint(to + 1, delta), index)
         to = _put_field(to, keys, index, key_length)
         to = _put_field(to, values, index, value_length)
@@ -240,8 +243,8 @@ def write(
 
 @helper
 def _skip_headers(at: int, end: int, count: int) -> tuple[int, int, int]:
-    """Steps over the `count` headers at an address: (where they end or a fault, bytes of their
-    keys, bytes of their values).
+    """Skips the `count` headers at an address. Returns their end or a fault, and the bytes of their
+    keys and of their values.
     """
     keys = values = 0
     for _ in range(count):
@@ -261,7 +264,7 @@ def _skip_headers(at: int, end: int, count: int) -> tuple[int, int, int]:
 
 @helper
 def _scan_headers(data: Bytes, at: int, end: int, count: int, totals: Ints64, add: int) -> int:
-    """Steps over `count` headers and adds up their bytes; where they end, or a fault."""
+    """Skips `count` headers and adds up their bytes; returns their end, or a fault."""
     begin = address_of(data)
     at, keys, values = _skip_headers(begin + at, begin + end, count)
     if at < 0:
@@ -273,8 +276,8 @@ def _scan_headers(data: Bytes, at: int, end: int, count: int, totals: Ints64, ad
 
 @inlined
 def _get_head(at: int, batch_end: int) -> tuple[int, int, int, int]:
-    """(where its key's length is or a fault, where it ends, time delta, offset delta) of the record
-    at an address.
+    """Reads the begin of the record at an address. Returns the position of its key's length or a
+    fault, the record's end, time delta and offset delta.
     """
     size, at = get_varint(at, batch_end)
     if at < 0:
@@ -293,7 +296,9 @@ def _get_head(at: int, batch_end: int) -> tuple[int, int, int, int]:
 
 @inlined
 def _get_field(at: int, end: int) -> tuple[int, int]:
-    """(length or -1 for null, where it begins or a fault) of the key or value at an address."""
+    """Reads the key or value at an address. Returns its length (-1 for null), and its begin or a
+    fault.
+    """
     length, at = get_varint(at, end)
     if at < 0:
         return 0, FAULT_VARINT
@@ -304,8 +309,8 @@ def _get_field(at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _get_fields(at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """(where its headers are or a fault, how many, where the key is, its length, where the value
-    is, its length) of the record that ends at an address, from its key's length on.
+    """Reads the fields of a record from its key's length on; the record ends at an address. Returns
+    the begin of its headers or a fault, their number, then begin and length of key and value.
     """
     key_length, key_at = _get_field(at, end)
     if key_at < 0:
@@ -345,8 +350,8 @@ def scan(
 ) -> int:
     """Checks all records of `batches` and notes those with min_offset <= offset < max_offset.
 
-    `offsets`, `timestamps` and `fields` hold as many rows as the batches claim records. Gives the
-    number of records noted, or a fault, and then the batch in totals[BAD_BATCH].
+    `offsets`, `timestamps` and `fields` have a row for each record that the batches claim. Returns
+    the number of records noted; or a fault, with the batch in totals[BAD_BATCH].
     """
     begin = address_of(data)
     found = key_bytes = key_nulls = value_bytes = value_nulls = headers = 0
@@ -422,10 +427,11 @@ def fill_column(
     out: Bytes,
     bitmap: Bytes,
 ) -> int:
-    """Copies the keys (`column` KEY_AT) or values (VALUE_AT) that `scan` noted; gives their bytes.
+    """Copies the keys (`column` KEY_AT) or values (VALUE_AT) that `scan` noted; returns their
+    bytes.
 
-    `out` has SLACK_BYTES more than `scan` counted. `bitmap` comes in as zeros, and has no bytes
-    where nothing is null.
+    `out` has SLACK_BYTES more than `scan` counted. `bitmap` begins as zeros, and is empty if
+    nothing is null.
     """
     source, target, size = address_of(data), address_of(out), len(data)
     with_nulls = len(bitmap) > 0
@@ -466,9 +472,10 @@ def fill_headers(
     values: Bytes,
     bitmap: Bytes,
 ) -> int:
-    """Copies the headers of the noted records; gives the null values. `scan` checked the bounds.
+    """Copies the headers of the noted records; returns the number of null values. `scan` checked
+    the bounds.
 
-    `keys` and `values` have SLACK_BYTES more than `scan` counted; `bitmap` comes in as zeros.
+    `keys` and `values` have SLACK_BYTES more than `scan` counted; `bitmap` begins as zeros.
     """
     begin, end = address_of(data), address_of(data) + len(data)
     key_begin, value_begin = address_of(keys), address_of(values)
@@ -500,7 +507,7 @@ def fill_headers(
 
 @kernel(types.void(_COLUMN, INT64, INT64, writable(types.int32)))
 def partition_keys(keys: Any, partitions: int, null_partition: int, out: Ints32) -> None:
-    """Kafka's partition of each key by murmur2; `null_partition` for a null key."""
+    """Computes Kafka's partition of each key by murmur2; `null_partition` for a null key."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
     column = _located(keys)
     for index in range(len(out)):

@@ -1,15 +1,14 @@
-"""The loops of log compaction over the records of one batch, compiled by numba: a map of keys to
-their last offsets, the choice of records, and their rewriting.
+"""The loops of log compaction over the records of one batch.
 
-A map is an int64 table of (hash, hash, offset + 1) rows, 24 bytes each, open addressing with linear
-probing; a row with a last column of 0 is free. The hash is SipHash-2-4 with 128 bits (Aumasson and
-Bernstein, 2012): keyed, so that nobody who may choose keys can make two of them meet.
+They are the map of keys to their last offsets, the choice of records, and their rewriting. The map
+is an int64 table of (hash, hash, offset + 1) rows, 24 bytes each. Addressing is open with linear
+probing; a last column of 0 marks a free row. The hash is SipHash-2-4 with 128 bits (Aumasson and
+Bernstein, 2012). It is keyed, so that no one who chooses keys can make two of them collide.
 
-A body is the plain (decompressed) records of a batch. `clean_kernels` goes over whole batches with
-the helpers that are here; they take a CRC along, a strip of STRIP_BYTES at a time, so that what
-they look at lies in the processor's nearest cache already. Every bound is checked, a fault is a
-negative code of `kernels.FAULTS`. Numba's cache notices changes per file: one in `kernels` or
-`crc_kernel` asks for a touch here, one here for a touch of `clean_kernels`.
+A body is the plain (decompressed) records of a batch. `tidemark.records.kernels.clean` handles
+whole batches with the helpers here. They update a CRC along the way, a strip of STRIP_BYTES at a
+time: the bytes they read are in the nearest cache then. Every bound is checked; a fault is a
+negative code of `tidemark.records.kernels.codec.FAULTS`.
 """
 
 from __future__ import annotations
@@ -39,29 +38,29 @@ from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable,
 Ints64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-# What the kernels take of a batch whose records lie alone in an array.
+# A batch whose records lie alone in an array, as kernels take it.
 BASE_OFFSET, LAST_DELTA, BASE_TIME, COUNT, DROP_DELETES = range(5)
 SHAPE_FIELDS = 5
 
-# What `mark` says of a batch.
+# Outcome of `mark` for a batch.
 KEPT, TOMBSTONES, FIRST_TIME, MAX_TIME = range(4)
 OUTCOME_FIELDS = 4
 
-# What the map is asked with; `LATEST` is the last offset that it speaks for.
+# A question to the map; `LATEST` is the last offset that the map covers.
 KEY0, KEY1, LATEST, LIVE_FROM = range(4)
 QUESTION_FIELDS = 4
 
-FAULT_FULL = -100  # the map takes no more keys
+FAULT_FULL = -100  # the map is full
 
-# Worst growth of a record whose timestamp is written anew: a varlong and a longer length.
+# Most that a record grows by when its timestamp is rewritten: a varlong and a longer length.
 GROWTH_BYTES_MAX = 14
 RECORD_BYTES_MIN = 6  # no record is shorter: length, attributes, two deltas, two lengths
 
 STRIP_BYTES = 3 * LONG_LANE_BYTES  # a whole step of `crc_more`, and room for it in the cache
-NEVER = 1 << 62  # as `summed`: no CRC is wanted
+NEVER = 1 << 62  # value of `summed` if no CRC is wanted
 
 _MAP = types.Array(INT64, 2, "C")
-_BLOCK = 64  # keys that are looked up one right after the other, so that cache misses overlap
+_BLOCK = 64  # keys that are looked up in a row, so that cache misses overlap
 
 
 @helper
@@ -86,7 +85,9 @@ def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 @helper
 def _siphash(data: Bytes, at: int, size: int, key0: int, key1: int) -> tuple[int, int]:
-    """SipHash-2-4-128 of data[at : at + size]; int64 arithmetic wraps as the hash wants it."""
+    """Computes SipHash-2-4-128 of data[at : at + size]; int64 arithmetic wraps as the hash needs
+    it.
+    """
     v0 = wide(0x736F6D6570736575) ^ key0
     v1 = wide(0x646F72616E646F6D) ^ key1 ^ 0xEE
     v2 = wide(0x6C7967656E657261) ^ key0
@@ -117,13 +118,13 @@ def _siphash(data: Bytes, at: int, size: int, key0: int, key1: int) -> tuple[int
 
 @kernel(types.void(readable(UINT8), INT64, INT64, writable(INT64)))
 def siphash(data: Bytes, key0: int, key1: int, out: Ints64) -> None:
-    """The two 64-bit halves of the hash of `data`."""
+    """Computes the two 64-bit halves of the hash of `data`."""
     out[0], out[1] = _siphash(data, 0, len(data), key0, key1)
 
 
 @helper
 def _slot_of(table: Ints64, first: int, second: int) -> int:
-    """The row of a key, or the free row where it belongs. The table is never full."""
+    """Returns the row of a key, or the free row for it. The table is never full."""
     slots = len(table)
     slot = (((first >> 32) & 0xFFFFFFFF) * slots) >> 32  # less than 2^31 slots
     while table[slot, 2] != 0 and (table[slot, 0] != first or table[slot, 1] != second):
@@ -135,7 +136,9 @@ def _slot_of(table: Ints64, first: int, second: int) -> int:
 
 @helper
 def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, int, int]:
-    """(where the record ends or a fault, time delta, offset delta, key at, key length)."""
+    """Reads the begin of a record. Returns its end or a fault, time delta, offset delta, key's
+    begin and length.
+    """
     size, at = _get_varint(data, at, batch_end)
     if at < 0:
         return FAULT_VARINT, 0, 0, 0, 0
@@ -158,7 +161,7 @@ def _record_head(data: Bytes, at: int, batch_end: int) -> tuple[int, int, int, i
 
 @helper
 def _sum_strip(crc: int, data: Bytes, summed: int, at: int, end: int) -> tuple[int, int]:
-    """Takes the CRC from `summed` on ahead of `at`; it, and how far it got."""
+    """Advances the CRC from `summed` beyond `at`; returns it and its new end."""
     strips = (at - summed) // STRIP_BYTES + 1
     upto = min(end, summed + strips * STRIP_BYTES)
     return crc_more(crc, data, summed, upto), upto
@@ -166,7 +169,9 @@ def _sum_strip(crc: int, data: Bytes, summed: int, at: int, end: int) -> tuple[i
 
 @helper
 def _put_hashes(hashes: Ints64, count: int, table: Ints64, entries: int, entries_max: int) -> int:
-    """Puts hashes with their offsets + 1 into the map; the number of entries, or FAULT_FULL."""
+    """Adds hashes with their offsets + 1 to the map; returns the number of entries, or
+    FAULT_FULL.
+    """
     for index in range(count):
         first, second = hashes[index, 0], hashes[index, 1]
         slot = _slot_of(table, first, second)
@@ -176,7 +181,7 @@ def _put_hashes(hashes: Ints64, count: int, table: Ints64, entries: int, entries
             table[slot, 0] = first
             table[slot, 1] = second
             entries += 1
-        # plain batches of a chunk may come after later, compressed ones
+        # plain batches of a chunk may be added after later, compressed ones
         table[slot, 2] = max(table[slot, 2], hashes[index, 2])
     return entries
 
@@ -200,8 +205,8 @@ def _put_records(
     hashes: Ints64,
     waiting: int,
 ) -> tuple[int, int, int, int, int]:
-    """Puts the keys of a batch's records into the map: (0 or a fault, entries, keys that wait in
-    `hashes`, the CRC, how far it got).
+    """Adds the keys of a batch's records to the map. Returns 0 or a fault, the entries, the number
+    of keys that wait in `hashes`, the CRC and its end.
     """
     for _ in range(count):
         if at >= summed:
@@ -239,9 +244,9 @@ def put_keys(
     entries: int,
     entries_max: int,
 ) -> int:
-    """Puts the keys of all records at or above `start_offset` into the map, with their offsets.
+    """Adds the keys of all records at or above `start_offset` to the map, with their offsets.
 
-    Gives the number of entries after it; FAULT_FULL beyond `entries_max`, or another fault.
+    Returns the new number of entries; FAULT_FULL beyond `entries_max`, or another fault.
     """
     hashes = np.empty((_BLOCK, 3), np.int64)
     fault, entries, waiting, _, _ = _put_records(
@@ -269,7 +274,7 @@ def put_keys(
 
 @kernel(INT64(_MAP, _MAP))
 def rehash(table: Ints64, larger: Ints64) -> int:
-    """Moves all entries into a larger, empty table; gives their number."""
+    """Moves all entries into a larger, empty table; returns their number."""
     entries = 0
     for row in range(len(table)):
         if table[row, 2] != 0:
@@ -282,7 +287,9 @@ def rehash(table: Ints64, larger: Ints64) -> int:
 
 @kernel(INT64(_MAP, INT64, writable(UINT8)))
 def note_live(table: Ints64, first_offset: int, live: Bytes) -> int:
-    """Sets the bits of the last offsets of all keys, bit 0 being `first_offset`; how many."""
+    """Sets the bits of the last offsets of all keys, bit 0 being `first_offset`; returns their
+    number.
+    """
     noted = 0
     for row in range(len(table)):
         bit = table[row, 2] - 1 - first_offset
@@ -302,7 +309,9 @@ def _is_last(
     table: Ints64,
     live: Bytes,
 ) -> bool:
-    """Is no later record of this key known? From LIVE_FROM on the bits say it without the key."""
+    """Returns whether the map has no later record of this key. From LIVE_FROM on the bits answer
+    that without the key.
+    """
     bit = offset - question[LIVE_FROM]
     if 0 <= bit < 8 * len(live):
         return bool((live[bit >> 3] >> (bit & 7)) & 1 != 0)
@@ -327,10 +336,11 @@ def _mark_records(
     live: Bytes,
     keep: Bytes,
 ) -> tuple[int, int, int, int, int, int]:
-    """Marks the records that stay in `keep`: (how many or a fault, tombstones among them, their
-    first and greatest timestamp, the CRC, how far it got).
+    """Marks in `keep` the records that stay. Returns their number or a fault, the tombstones among
+    them, their first and greatest timestamp, the CRC and its end.
 
-    The CRC is taken from `crc_from` on once a record goes; it got nowhere (NEVER) if none does.
+    The CRC is computed from `crc_from` on as soon as a record is dropped. Its end is NEVER if none
+    is.
     """
     kept, tombstones, first_time, max_time, summed = 0, 0, wide(0), wide(0), wide(NEVER)
     if count > len(keep):
@@ -389,10 +399,10 @@ def mark(
     keep: Bytes,
     outcome: Ints64,
 ) -> int:
-    """Marks in `keep` the records that stay; 0, or a fault.
+    """Marks in `keep` the records that stay; returns 0, or a fault.
 
-    A record stays when the map does not reach it (its offset is above LATEST), or when it is the
-    last of its key and no tombstone whose time is over (DROP_DELETES).
+    A record stays if its offset is above LATEST, so that the map does not cover it. Else it stays
+    if it is the last of its key and no tombstone whose time is over (DROP_DELETES).
     """
     kept, tombstones, first_time, max_time, _, _ = _mark_records(
         body,
@@ -421,8 +431,8 @@ def mark(
 def _rewrite_record(
     data: Bytes, inside: int, end: int, shift: int, is_fixed: bool, out: Bytes, used: int
 ) -> int:
-    """Copies a record with another timestamp delta, `shift` or (unless `is_fixed`) its own plus
-    that; where it ends, or a fault.
+    """Copies a record with another timestamp delta: `shift`, added to its own unless `is_fixed`.
+    Returns its end, or a fault.
     """
     delta, rest = _get_varlong(data, inside + 1, end)
     if rest < 0:
@@ -452,8 +462,8 @@ def _rewrite_records(
     crc: int,
     summed: int,
 ) -> tuple[int, int, int]:
-    """Copies the marked records to out[used:]: (where they end or a fault, their CRC, how far it
-    got). Their timestamp deltas change by `shift`, or become that (`is_fixed`).
+    """Copies the marked records to out[used:]. Returns their end or a fault, the CRC and its end.
+    Timestamp deltas change by `shift`, or become `shift` (`is_fixed`).
     """
     for index in range(count):
         size, inside = _get_varint(data, at, batch_end)
@@ -488,10 +498,11 @@ def rewrite(
     keep: Bytes,
     out: Bytes,
 ) -> int:
-    """Copies the marked records with timestamps relative to `new_base_time`; bytes, or a fault.
+    """Copies the marked records with timestamps relative to `new_base_time`; returns bytes, or a
+    fault.
 
     With `has_append_time` every record's timestamp is `append_time` (LogAppendTime). Offset deltas
-    stay: the base offset does.
+    stay, since the base offset does.
     """
     old_time = append_time if has_append_time else shape[BASE_TIME]
     used, _, _ = _rewrite_records(
@@ -513,5 +524,5 @@ def rewrite(
 def shape_of(
     base_offset: int, last_delta: int, base_time: int, count: int, drop_deletes: bool
 ) -> Any:
-    """What the kernels take of a batch."""
+    """Returns a batch as the kernels take it."""
     return np.array((base_offset, last_delta, base_time, count, drop_deletes), np.int64)

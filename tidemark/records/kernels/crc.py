@@ -1,12 +1,14 @@
-"""CRC-32C for kernels: the checksum of batches, without a call from Python for each of them.
+"""CRC-32C for kernels: the checksum of batches, without a call from Python for each.
 
-The processor's own instruction where it has one (SSE 4.2, ARMv8 CRC), tables of slicing-by-8
-otherwise. In front of it, where the processor multiplies wide vectors without carry (AVX-512 and
-VPCLMULQDQ), FOLD_BYTES are folded onto the next ones: a product with x^n mod P moves bytes n bits
-on without changing the sum (Gopal et al., Intel 2009). Elsewhere three parts of a buffer go side by
-side, since the instruction gives its result three cycles after it can take the next word; their
-sums are joined by a table that says what a sum becomes when a lane of zeros follows (the polynomial
-is linear: Adler, crc32c.c, zlib). For single buffers of Python the crc32c package does the same.
+The sum is computed by the processor's own instruction if there is one (SSE 4.2, ARMv8 CRC), else by
+tables of slicing-by-8. Two ways are faster for long data. Some processors multiply wide vectors
+without carry (AVX-512 and VPCLMULQDQ). There FOLD_BYTES are folded onto the next ones. A product
+with x^n mod P moves bytes by n bits without changing the sum (Gopal et al., Intel 2009).
+
+Elsewhere three parts of a buffer are summed side by side. The instruction gives its result three
+cycles after it can take the next word. A table joins the three sums: it maps a sum to the sum with
+a lane of zeros after it. The polynomial is linear (Adler, crc32c.c, zlib). For single buffers of
+Python the crc32c package does the same.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from tidemark.records.kernels.codec import Bytes, wide
 from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable
 
 LANE_BYTES = 512
-LONG_LANE_BYTES = 8192  # of large buffers: joining the sums takes a fifth of the short ones' time
+LONG_LANE_BYTES = 8192  # of large buffers: sums are joined in a fifth of the time
 _POLYNOMIAL = 0x82F63B78  # reversed
 CRC_BEGIN = 0xFFFFFFFF
 
 
 def _instruction() -> tuple[str, int]:
-    """LLVM's name of the instruction and the bits of its sum; ("", 0) where there is none."""
+    """Returns LLVM's name of the instruction and the bits of its sum; ("", 0) without one."""
     if config.CPU_NAME or config.CPU_FEATURES:
-        return "", 0  # numba compiles for another processor than this one
+        return "", 0  # numba compiles for another processor
     features = binding.get_host_cpu_features()
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64") and features.get("sse4.2"):
@@ -49,7 +51,7 @@ _NAME, _BITS = _instruction()
 
 
 def _can_fold() -> bool:
-    """May vectors of 512 bits be multiplied without carry?"""
+    """Returns whether vectors of 512 bits can be multiplied without carry."""
     features = binding.get_host_cpu_features()
     wanted = ("avx512f", "vpclmulqdq")
     return _BITS == 64 and bool(config.ENABLE_AVX) and all(map(features.get, wanted))
@@ -60,7 +62,7 @@ FOLD_BYTES = 256  # four vectors
 
 
 def _tables() -> npt.NDArray[np.int64]:
-    """Row k: what a byte becomes when k bytes follow it."""
+    """Returns the tables; row k maps a byte to its sum with k bytes after it."""
     tables = np.zeros((8, 256), np.int64)
     row = np.arange(256, dtype=np.int64)
     for _ in range(8):
@@ -72,7 +74,7 @@ def _tables() -> npt.NDArray[np.int64]:
 
 
 def _shifts(tables: npt.NDArray[np.int64], zeros: int) -> npt.NDArray[np.int64]:
-    """Row k: what byte k of a sum becomes when `zeros` zeros follow."""
+    """Returns tables; row k maps byte k of a sum to its sum with `zeros` zeros after it."""
     sums = np.arange(256, dtype=np.int64) << (8 * np.arange(4, dtype=np.int64))[:, None]
     for _ in range(zeros):
         sums = tables[0][sums & 0xFF] ^ (sums >> 8)
@@ -86,7 +88,7 @@ _LONG_SHIFTS = _shifts(_TABLES, LONG_LANE_BYTES)
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def load_word(_context: Any, data: Any, at: Any) -> Any:
-    """Eight bytes as a little-endian number; the caller has checked the bounds."""
+    """Reads eight bytes as a little-endian number; the caller has checked the bounds."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -99,7 +101,7 @@ def load_word(_context: Any, data: Any, at: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def _by_instruction(_context: Any, crc: Any, word: Any) -> Any:
-    """The sum with eight bytes more."""
+    """Adds eight bytes to the sum."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide, own = ir.IntType(64), ir.IntType(_BITS)
@@ -125,9 +127,11 @@ _step: Callable[[int, int], int] = _by_instruction if _NAME else helper(_by_tabl
 
 
 def _fold_factors(size_bytes: int) -> list[int]:
-    """What the lower and the upper half of 16 bytes are multiplied with to lie `size_bytes` further
-    on: x^(n + 63) and x^(n - 1) mod P, bits reversed (the product of two reversed numbers lacks one
-    factor x).
+    """Returns the factors of the lower and the upper half of 16 bytes that move them by
+    `size_bytes`.
+
+    They are x^(n + 63) and x^(n - 1) mod P, bits reversed (the product of two reversed numbers
+    lacks one factor x).
     """
     factors = []
     for power in (8 * size_bytes + 63, 8 * size_bytes - 1):
@@ -140,7 +144,7 @@ def _fold_factors(size_bytes: int) -> list[int]:
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def _by_folding(_context: Any, crc: Any, data: Any, at: Any, end: Any) -> Any:
-    """The sum with data[at:end] more: a multiple of FOLD_BYTES, and not 0 of them."""
+    """Adds data[at:end] to the sum: a multiple of FOLD_BYTES, not 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, byte = ir.IntType(64), ir.IntType(8)
@@ -212,7 +216,7 @@ def _shifted(shifts: npt.NDArray[np.int64], crc: int) -> int:
 def _by_lanes(
     data: Bytes, at: int, end: int, crc: int, lane: int, shifts: npt.NDArray[np.int64]
 ) -> tuple[int, int]:
-    """Takes three lanes of this size as often as they fit: the sum, and where it ends."""
+    """Adds three lanes of this size as often as they fit; returns the sum and its end."""
     while end - at >= 3 * lane:
         second, third = wide(0), wide(0)
         for _ in range(lane // 8):
@@ -238,7 +242,7 @@ def _by_words(crc: int, data: Bytes, at: int, end: int) -> int:
 
 @helper
 def more_by_lanes(crc: int, data: Bytes, at: int, end: int) -> int:
-    """`crc_more` on any processor."""
+    """Does the work of `crc_more` on any processor."""
     crc, at = _by_lanes(data, at, end, crc, LONG_LANE_BYTES, _LONG_SHIFTS)
     crc, at = _by_lanes(data, at, end, crc, LANE_BYTES, _SHIFTS)
     return _by_words(crc, data, at, end)
@@ -253,19 +257,20 @@ def _more_by_folding(crc: int, data: Bytes, at: int, end: int) -> int:
 
 
 crc_more: Callable[[int, Bytes, int, int], int] = _more_by_folding if CAN_FOLD else more_by_lanes
-"""An unfinished sum (`CRC_BEGIN` at first, inverted at last) with data[at:end] more; the caller has
-checked the bounds."""
+"""Adds data[at:end] to an unfinished sum, which is `CRC_BEGIN` at first and inverted at last. The
+caller has checked the bounds.
+"""
 
 
 @helper
 def crc_of(data: Bytes, at: int, end: int) -> int:
-    """The CRC-32C of data[at:end]; the caller has checked the bounds."""
+    """Computes the CRC-32C of data[at:end]; the caller has checked the bounds."""
     return crc_more(wide(CRC_BEGIN), data, at, end) ^ CRC_BEGIN
 
 
 @kernel(INT64(readable(UINT8), INT64, INT64))
 def crc32c(data: Bytes, begin: int, end: int) -> int:
-    """The CRC-32C of data[begin:end]; -1 where those are no bounds of it."""
+    """Computes the CRC-32C of data[begin:end]; -1 if those are no bounds of it."""
     if begin < 0 or begin > end or end > len(data):
         return -1
     return crc_of(data, begin, end)

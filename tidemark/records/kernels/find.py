@@ -1,9 +1,8 @@
 """A record by its timestamp in a batch just read: shape, CRC and walk in one compiled call.
 
-It is the short way of a look-up by timestamp, and gives an answer only where all is as it mostly
-is; whatever else there is to say of a batch (compressed, damaged, too large) the long way says
-(`tidemark.records.facts`, which this module's answers agree with). Reads foreign bytes: every bound
-is checked.
+This is the fast path of a look-up by timestamp, and answers only in the usual case. For all other
+batches (compressed, damaged, too large) the slow path decides (`tidemark.records.facts`), which
+agrees with this module on the usual ones. Reads foreign bytes: every bound is checked.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from tidemark.records.kernels.crc import crc_of
 from tidemark.records.kernels.jit import INT64, UINT8, kernel, readable
 from tidemark.records.kernels.walk import seek
 
-_NO_PLAIN_DATA = CODEC_MASK | TIMESTAMP_TYPE_FLAG  # timestamps that are not the records' own
+_NO_PLAIN_DATA = CODEC_MASK | TIMESTAMP_TYPE_FLAG  # timestamps not the records' own
 
 
 @kernel(types.UniTuple(INT64, 2)(readable(UINT8), INT64, INT64))
 def find(data: Bytes, least_time: int, least_offset: int) -> tuple[int, int]:
-    """(offset, timestamp) of the first record at or above both bounds of the batch that `data`
-    begins with; (-1, 0) where the batch has none, or is not plain, whole and sound.
+    """Returns (offset, timestamp) of the first record at or above both bounds in the batch that
+    `data` begins with. (-1, 0) if there is none, or the batch is not plain, whole and sound.
     """
     if len(data) < HEADER_BYTES:
         return -1, 0

@@ -1,11 +1,12 @@
-"""How kernels are compiled: by numba, once per machine, kept on disk where that is possible.
+"""Compilation of kernels by numba, once per machine, kept on disk if possible.
 
-A kernel has one explicit signature, so that it is compiled (or loaded from the cache) when its
-module is imported and never again because an argument came from `bytes` instead of `bytearray`. The
-cache lies where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's
-cache directory. Where none can be written, a kernel is compiled in memory: slower to start, never
-an error. numba takes a kernel from the cache while the file that it stands in is as it was; here
-the files of its helpers and the values of its constants count, too.
+A kernel has one explicit signature. It is compiled (or loaded from the cache) when its module is
+imported, and never again because an argument came from `bytes` instead of `bytearray`. The cache is
+where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's cache
+directory. If none can be written, a kernel is compiled in memory: slower to start, never an error.
+
+numba reuses a cached kernel while the kernel's own file is unchanged. Here the files of its helpers
+and the values of its constants must be unchanged too.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ UINT8 = types.uint8
 
 
 def readable(dtype: Any) -> Any:
-    """A contiguous array that a kernel only reads: what `bytes` and Arrow buffers give."""
+    """Returns the type of a contiguous array that a kernel only reads: `bytes` and Arrow
+    buffers.
+    """
     return types.Array(dtype, 1, "C", readonly=True)
 
 
 def writable(dtype: Any) -> Any:
-    """A contiguous array that a kernel fills."""
+    """Returns the type of a contiguous array that a kernel fills."""
     return types.Array(dtype, 1, "C")
 
 
@@ -39,7 +42,7 @@ def kernel(signature: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         try:
             return _compiled(function, signature, cache=True)
-        except (OSError, RuntimeError):  # no place for the cache, or the disk refuses it
+        except (OSError, RuntimeError):  # the cache has no place, or the disk refuses it
             return _compiled(function, signature, cache=False)
 
     return decorate
@@ -57,8 +60,8 @@ def _compiled(function: F, signature: Any, cache: bool) -> F:
 
 
 def _stamps_of_inputs(function: Any) -> tuple[tuple[Any, ...], ...]:
-    """Time and size of the files of all helpers that go into a kernel, and the constants in them:
-    a constant may come from a file without helpers.
+    """Returns time and size of the files of all helpers that go into a kernel, and the constants in
+    them. A constant may come from a file without helpers.
     """
     seen, waiting, constants = {function}, [function], set()
     while waiting:
@@ -76,12 +79,12 @@ def _stamps_of_inputs(function: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 def helper(function: F) -> F:
-    """A function that kernels call; compiled into them."""
+    """Makes a function callable by kernels; it is compiled into them."""
     compiled: F = numba.njit(nogil=True, error_model="numpy", inline="never")(function)
     return compiled
 
 
 def inlined(function: F) -> F:
-    """A small helper that becomes part of each kernel's loop: no call, no array taken apart."""
+    """Makes a small function part of each kernel's loop: no call, no array taken apart."""
     compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
     return compiled

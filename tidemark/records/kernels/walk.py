@@ -1,8 +1,9 @@
-"""The walk over a batch's records that a leader makes before it appends them, compiled by numba.
+"""A leader's walk over a batch's records before an append, compiled by numba.
 
-It notes nothing but the least and greatest timestamp and whether a key is null, and checks every
-bound: of records, fields and headers. So it costs a few nanoseconds a record; the decoder's `scan`
-(`tidemark.records.kernels.codec`, whose fault codes these are) also notes where everything lies.
+It notes only the least and greatest timestamp and whether a key is null, and checks every bound of
+records, fields and headers. It costs a few nanoseconds a record. The decoder's `scan`
+(`tidemark.records.kernels.codec`, which defines the fault codes) also notes the place of each
+field.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from tidemark.records.kernels.jit import INT64, UINT8, kernel, readable
 
 __all__ = ["FAULTS", "FAULT_OFFSET", "NONE_FOUND", "bytes_of", "seek", "walk"]
 
-NONE_FOUND = -200  # what `seek` gives where no record fits; no fault
+NONE_FOUND = -200  # returned by `seek` if no record fits; no fault
 
 
 @kernel(types.UniTuple(INT64, 4)(readable(UINT8), INT64, INT64, INT64, INT64))
 def walk(
     data: Bytes, at: int, batch_end: int, count: int, base_time: int
 ) -> tuple[int, int, int, int]:
-    """Walks over `count` records in data[at:batch_end]; 0, or a fault of `kernels.FAULTS`, then
-    the least and the greatest timestamp, and how many records have no key. A record without a
-    timestamp counts as the least one only where none has one.
+    """Walks over `count` records in data[at:batch_end]. Returns 0 or a fault of `codec.FAULTS`, the
+    least and the greatest timestamp, and how many records have no key.
 
-    FAULT_OFFSET also where offsets do not go up by one from the first. Timestamps are the records'
-    own: the base's plus their deltas.
+    A record without a timestamp counts as the least one only if none has one. FAULT_OFFSET is
+    returned also if offsets do not rise by one from the first. Timestamps are the records' own: the
+    base's plus their deltas.
     """
-    totals = np.empty(0, np.int64)  # the sums of headers, which nobody asks for
+    totals = np.empty(0, np.int64)  # sums of headers, which are not needed
     least, most, keyless = 0x7FFFFFFFFFFFFFFF, -0x7FFFFFFFFFFFFFFF, 0
     for index in range(count):
         if at < batch_end and data[at] < 0x80:
@@ -119,10 +120,10 @@ def seek(
     least_time: int,
     least_delta: int,
 ) -> tuple[int, int]:
-    """(offset delta, timestamp) of the first record at or above both bounds.
+    """Returns (offset delta, timestamp) of the first record at or above both bounds.
 
-    (NONE_FOUND, 0) where there is none, or a fault of `kernels.FAULTS` and 0. What lies behind the
-    record is not looked at.
+    Returns (NONE_FOUND, 0) if there is none, or a fault of `codec.FAULTS` and 0. Bytes after the
+    record are not read.
     """
     for _ in range(count):
         size, at = _get_varint(data, at, batch_end)
@@ -149,5 +150,5 @@ def seek(
 
 
 def bytes_of(data: Any) -> Bytes:
-    """The bytes of a buffer as the kernels take them, not copied."""
+    """Returns the bytes of a buffer as kernels take them, without a copy."""
     return np.frombuffer(data, np.uint8)

@@ -1,9 +1,9 @@
 """Bytes, varints and copies at addresses, for kernels.
 
-numba asks of every index whether it is negative, and counts references to every array that a helper
-is given; in loops of a few instructions a record that is most of the time. So inner loops take an
-array's address once (`address_of`) and go on with plain integers. Nothing here checks a bound that
-it is not given: a kernel keeps its arrays alive and its addresses within them.
+numba checks every index for a negative number, and counts references to every array passed to a
+helper. In loops of a few instructions per record that is most of the time. So inner loops take an
+array's address once (`address_of`) and continue with plain integers. No bound is checked here
+unless it is an argument: a kernel keeps its arrays alive and its addresses within them.
 
 Varints are Kafka's (KIP-98, Protocol Buffers' zigzag): low seven bits first, the sign in bit 0.
 """
@@ -22,8 +22,8 @@ from tidemark.records.kernels.jit import helper, inlined
 
 MAX_VARINT_BYTES = 5
 MAX_VARLONG_BYTES = 10
-CHUNK_BYTES = 16  # what `copy_chunk` copies: a vector register
-SLACK_BYTES = CHUNK_BYTES  # what `copy_loosely` may write too much
+CHUNK_BYTES = 16  # copied by `copy_chunk`: a vector register
+SLACK_BYTES = CHUNK_BYTES  # most that `copy_loosely` writes beyond its size
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _CHUNK = ir.VectorType(_BYTE, CHUNK_BYTES)
@@ -31,14 +31,16 @@ _LOW_63 = 0x7FFFFFFFFFFFFFFF
 
 
 def _instructions(function: Callable[..., Any]) -> Callable[..., int]:
-    """An intrinsic of numba: `function` gives its signature and what makes its instructions."""
+    """Makes an intrinsic of numba; `function` returns its signature and the generator of its
+    instructions.
+    """
     made: Callable[..., int] = intrinsic(function)
     return made
 
 
 @_instructions
 def address_of(_context: Any, array: Any) -> Any:
-    """Where an array's first item lies, as an int64."""
+    """Returns the address of an array's first item, as an int64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -49,7 +51,7 @@ def address_of(_context: Any, array: Any) -> Any:
 
 @_instructions
 def get_byte(_context: Any, at: Any) -> Any:
-    """The byte at an address, as an int64."""
+    """Reads the byte at an address, as an int64."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.zext(builder.load(builder.inttoptr(args[0], _BYTE.as_pointer())), _WORD)
@@ -59,7 +61,7 @@ def get_byte(_context: Any, at: Any) -> Any:
 
 @_instructions
 def get_int32(_context: Any, at: Any) -> Any:
-    """The item of an int32 array at an address, as an int64."""
+    """Reads the item of an int32 array at an address, as an int64."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
@@ -94,7 +96,7 @@ def copy_chunk(_context: Any, to: Any, at: Any) -> Any:
 
 @_instructions
 def copy_bytes(_context: Any, to: Any, at: Any, size: Any) -> Any:
-    """memcpy."""
+    """Copies `size` bytes by memcpy."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         target, origin = (builder.inttoptr(arg, _BYTE.as_pointer()) for arg in args[:2])
@@ -106,7 +108,7 @@ def copy_bytes(_context: Any, to: Any, at: Any, size: Any) -> Any:
 
 @_instructions
 def bit_length(_context: Any, value: Any) -> Any:
-    """The bits of an int64 read as unsigned; 1 for 0."""
+    """Returns the bits of an int64 read as unsigned; 1 for 0."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         zeros = builder.ctlz(builder.or_(args[0], _WORD(1)), ir.IntType(1)(1))
@@ -117,10 +119,10 @@ def bit_length(_context: Any, value: Any) -> Any:
 
 @inlined
 def copy_loosely(to: int, at: int, size: int, left: int) -> None:
-    """Copies `size` bytes of the `left` ones at `at`, and perhaps what follows them: up to
-    SLACK_BYTES more, which the caller writes later or has to spare.
+    """Copies `size` of the `left` bytes at `at`, and up to SLACK_BYTES more of what follows them.
+    The caller overwrites the excess later, or has room for it.
 
-    A short field costs a few instructions so, not a loop or a call.
+    A short field thus costs a few instructions, not a loop or a call.
     """
     if size <= CHUNK_BYTES <= left:
         copy_chunk(to, at)
@@ -133,7 +135,7 @@ def copy_loosely(to: int, at: int, size: int, left: int) -> None:
 
 @inlined
 def varint_size(value: int) -> int:
-    """Bytes of a varint: one for each seven bits that are begun."""
+    """Returns the size of a varint: one byte for each seven bits begun."""
     return (bit_length((value << 1) ^ (value >> 63)) * 9 + 64) >> 6
 
 
@@ -149,7 +151,7 @@ def _put_long_varint(to: int, bits: int) -> int:
 
 @inlined
 def put_varint(to: int, value: int) -> int:
-    """Writes a varint; gives where it ends."""
+    """Writes a varint; returns its end."""
     bits = (value << 1) ^ (value >> 63)
     if bits & ~0x7F == 0:
         put_byte(to, bits)
@@ -169,7 +171,7 @@ def _get_long_varint(at: int, end: int, bits_max: int) -> tuple[int, int]:
         at += 1
         bits |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if byte >> min(bits_max - shift, 7):  # bits that the number has not
+            if byte >> min(bits_max - shift, 7):  # bits beyond the number's size
                 return 0, -1
             return ((bits >> 1) & _LOW_63) ^ -(bits & 1), at
         shift += 7
@@ -191,13 +193,13 @@ def _get_any_varint(at: int, end: int, bits_max: int) -> tuple[int, int]:
 
 @inlined
 def get_varint(at: int, end: int) -> tuple[int, int]:
-    """The 32-bit varint at `at` and where it ends; an end of -1 when it is malformed, or not over
-    before `end`.
+    """Reads the 32-bit varint at `at` and returns it with its end; -1 if it is malformed or does
+    not end before `end`.
     """
     return _get_any_varint(at, end, 32)
 
 
 @inlined
 def get_varlong(at: int, end: int) -> tuple[int, int]:
-    """As `get_varint`, of 64 bits."""
+    """Reads a 64-bit varint as `get_varint` does."""
     return _get_any_varint(at, end, 64)
