@@ -1,8 +1,8 @@
-"""Which checkpoints go: the oldest, as long as log and checkpoints together are too large or it is
-too old (KIP-630 "When to Delete Snapshots").
+"""The choice of checkpoints to delete, and their removal (KIP-630 "When to Delete Snapshots").
 
-Pure choice, then plain removal. The newest checkpoint always stays. The log begins at its earliest
-checkpoint: those before it go first, the segments below it last.
+The oldest checkpoint is deleted while log and checkpoints together are too large, or it is too old.
+The newest always stays. The log begins at its earliest checkpoint: checkpoints before that are
+deleted first, the segments below it last. The choice is pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def first_to_keep(
     retention_ms: int,
     now_ms: int,
 ) -> SnapshotId | None:
-    """The checkpoint that the log may begin at from now on; None when nothing has to go.
+    """Returns the checkpoint at which the log is to begin; None if nothing is to be deleted.
 
     `snapshots` are oldest first; -1 switches a limit off (metadata.max.retention.bytes / .ms).
     """
@@ -49,14 +49,14 @@ def first_to_keep(
 
 
 def delete_snapshot(directory: Directory, snapshot_id: SnapshotId) -> None:
-    """Removes a checkpoint; one that is gone already is no error."""
+    """Removes a checkpoint; a missing one is no error."""
     name = file_name(directory, snapshot_id)
     if name is not None:
         directory.remove(name)
 
 
 def remove_leftovers(directory: Directory) -> list[str]:
-    """Removes what an interrupted write or removal left behind; gives the names."""
+    """Removes the remains of an interrupted write or removal; returns their names."""
     left = [name for name in directory.list() if name.endswith((PART_SUFFIX, DELETED_SUFFIX))]
     for name in left:
         directory.remove(name)

@@ -1,8 +1,8 @@
-"""The batches of the metadata log and of its checkpoints: values in, values out.
+"""The batches of the metadata log and of its checkpoints, as values.
 
 A metadata record is a value without key or headers; all records of a batch share one timestamp. The
-control batches are Kafka's LeaderChange, SnapshotHeader and SnapshotFooter (`tidemark.records` owns
-the encoding).
+control batches are Kafka's LeaderChange, SnapshotHeader and SnapshotFooter, encoded by
+`tidemark.records`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class ControlBatch(NamedTuple):
-    """A control batch; named by its first record."""
+    """A control batch, typed by its first record."""
 
     type: ControlType
     record: ControlRecord
@@ -67,7 +67,9 @@ def encode_header(
     last_contained_log_timestamp_ms: int,
     quorum: Sequence[ControlMessage] = (),
 ) -> bytes:
-    """The control batch that opens a checkpoint; `quorum` are KRaftVersion and Voters (KIP-853)."""
+    """Encodes the control batch that begins a checkpoint; `quorum` are KRaftVersion and Voters
+    (KIP-853).
+    """
     return encode_control_batch(
         [SnapshotHeader(last_contained_log_timestamp_ms), *quorum],
         base_offset=base_offset,
@@ -77,7 +79,7 @@ def encode_header(
 
 
 def encode_footer(base_offset: int, epoch: int, timestamp_ms: int) -> bytes:
-    """The control batch that closes a checkpoint."""
+    """Encodes the control batch that ends a checkpoint."""
     return encode_control_batch(
         [SnapshotFooter()],
         base_offset=base_offset,
@@ -97,10 +99,10 @@ def encode_leader_change(
     directory_ids: Mapping[int, UUID] | None = None,
     quorum: Sequence[ControlMessage] = (),
 ) -> bytes:
-    """The control batch that opens a leader's epoch.
+    """Encodes the control batch that begins a leader's epoch.
 
-    `directory_ids` are given (and written, version 1) where voters come from the log; `quorum` are
-    the KRaftVersion and Voters records that a first leader adds.
+    `directory_ids` are given if the voters come from the log, and are written then (version 1).
+    `quorum` are the KRaftVersion and Voters records that a first leader adds.
     """
     known = {} if directory_ids is None else directory_ids
     message = LeaderChange(
@@ -115,7 +117,7 @@ def encode_leader_change(
 def encode_quorum(
     base_offset: int, epoch: int, timestamp_ms: int, messages: Sequence[ControlMessage]
 ) -> bytes:
-    """A control batch of Raft's own records."""
+    """Encodes a control batch of Raft's own records."""
     return encode_control_batch(
         messages,
         base_offset=base_offset,
@@ -125,7 +127,7 @@ def encode_quorum(
 
 
 def decode_batch_at(raw: bytes | memoryview, position: int = 0) -> ControlBatch | list[bytes]:
-    """The batch at `position`, CRC-checked; CorruptMessageError."""
+    """Decodes the batch at `position` after a check of its CRC. Raises CorruptMessageError."""
     if read_header(raw, position).is_control:
         records = decode_control_records(raw, position)
         if not records:
@@ -135,7 +137,7 @@ def decode_batch_at(raw: bytes | memoryview, position: int = 0) -> ControlBatch 
 
 
 def header_timestamp_ms(batch: ControlBatch) -> int:
-    """The last contained log timestamp of a SnapshotHeader."""
+    """Returns the last contained log timestamp of a SnapshotHeader, in ms."""
     message = batch.record.message
     if not isinstance(message, SnapshotHeader):
         raise CorruptMessageError(f"{batch.type.name} where a snapshot header belongs")
@@ -143,7 +145,9 @@ def header_timestamp_ms(batch: ControlBatch) -> int:
 
 
 def decode_batches(records: bytes | memoryview) -> list[DecodedBatch]:
-    """All whole batches of a buffer, CRC-checked; CorruptMessageError."""
+    """Decodes all whole batches of a buffer after a check of their CRCs. Raises
+    CorruptMessageError.
+    """
     found = []
     for position, header in iter_batches(records):
         batch = decode_batch_at(records, position)

@@ -1,5 +1,5 @@
-"""Reading a checkpoint, with every check there is: framing, CRC of each batch, header first, footer
-last, nothing after.
+"""The reader of a checkpoint, with every check: framing, CRC of each batch, header first, footer
+last, nothing after it.
 
 Memory is bounded by the largest batch; a whole file is never loaded. Source: KIP-630 "Snapshot
 Format".
@@ -19,7 +19,7 @@ from tidemark.records.header import HEADER_BYTES, OVERHEAD_BYTES, claimed_size, 
 
 
 class SnapshotReader(Protocol):
-    """What a state machine sees of a checkpoint."""
+    """A checkpoint as a state machine reads it."""
 
     @property
     def id(self) -> SnapshotId: ...
@@ -28,12 +28,12 @@ class SnapshotReader(Protocol):
     def last_contained_log_timestamp_ms(self) -> int: ...
 
     def batches(self) -> Iterator[list[bytes]]:
-        """The values of each data batch, in order; raises CorruptMessageError."""
+        """Yields the values of each data batch, in order. Raises CorruptMessageError."""
         ...
 
 
 def file_name(directory: Directory, snapshot_id: SnapshotId) -> str | None:
-    """The checkpoint's name in the directory, with 10 or with 20 digits of epoch."""
+    """Returns the checkpoint's file name in the directory, with 10 or with 20 digits of epoch."""
     long_name = f"{snapshot_id.end_offset:020d}-{snapshot_id.epoch:020d}{SUFFIX}"
     for name in (snapshot_id.name, long_name):
         if directory.exists(name):
@@ -42,14 +42,14 @@ def file_name(directory: Directory, snapshot_id: SnapshotId) -> str | None:
 
 
 class FileSnapshotReader:
-    """A checkpoint file. Each pass opens the file anew, so that a reader can be kept and
-    dropped.
-    """
+    """A checkpoint file. Each pass opens the file anew, so that an unused reader holds no file."""
 
     def __init__(
         self, directory: Directory, snapshot_id: SnapshotId, *, name: str | None = None
     ) -> None:
-        """Reads the header batch. SnapshotNotFoundError, CorruptMessageError, StorageError."""
+        """Reads the header batch. Raises SnapshotNotFoundError, CorruptMessageError,
+        StorageError.
+        """
         self._directory = directory
         self._id = snapshot_id
         found = name if name is not None else file_name(directory, snapshot_id)
@@ -74,12 +74,12 @@ class FileSnapshotReader:
 
     @property
     def last_contained_log_timestamp_ms(self) -> int:
-        """Append time of the last record that the checkpoint contains."""
+        """Append time in ms of the last record in the checkpoint."""
         return self._timestamp_ms
 
     @property
     def quorum(self) -> tuple[ControlMessage, ...]:
-        """KRaftVersion and Voters behind the header, in its batch; none with static voters."""
+        """KRaftVersion and Voters after the header, in its batch; none with static voters."""
         return self._quorum
 
     def _corrupt(self, reason: str) -> CorruptMessageError:
@@ -92,7 +92,7 @@ class FileSnapshotReader:
             while position < size:
                 raw = self._read_batch(file, position, size)
                 header = read_header(raw)
-                # Base offset and epoch are outside of the CRC; a checkpoint counts from 0 on.
+                # The CRC does not cover base offset and epoch; a checkpoint counts from 0 on.
                 expected = (offset, self._id.epoch)
                 if (header.base_offset, header.partition_leader_epoch) != expected:
                     raise self._corrupt(
@@ -116,7 +116,9 @@ class FileSnapshotReader:
         return raw
 
     def batches(self) -> Iterator[list[bytes]]:
-        """The values of each data batch, in order; CorruptMessageError at the first flaw."""
+        """Yields the values of each data batch, in order. Raises CorruptMessageError at the first
+        flaw.
+        """
         ended = False
         for number, batch in enumerate(self._raw_batches()):
             if ended:
@@ -131,13 +133,13 @@ class FileSnapshotReader:
             raise self._corrupt("it has no snapshot footer")
 
     def verify(self) -> int:
-        """Reads everything; gives the number of data records. CorruptMessageError."""
+        """Reads everything; returns the number of data records. Raises CorruptMessageError."""
         return sum(len(batch) for batch in self.batches())
 
 
 def list_snapshots(directory: Directory) -> list[SnapshotId]:
-    """The frozen checkpoints of a directory, oldest first (whether they are whole is not looked
-    at).
+    """Returns the frozen checkpoints of a directory, oldest first; does not check that they are
+    whole.
     """
     found = (parse_name(name) for name in directory.list())
     return sorted({snapshot_id for snapshot_id in found if snapshot_id is not None})

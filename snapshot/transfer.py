@@ -1,9 +1,8 @@
-"""Fetching a checkpoint by pieces (KIP-630 "FetchSnapshot"): what the receiver writes, what the
-sender reads.
+"""The transfer of a checkpoint in pieces (KIP-630 "FetchSnapshot"), for receiver and sender.
 
 The receiver trusts nothing: pieces must come in order, and the whole is verified (framing, CRCs,
-header, footer) before it is frozen. The sender opens the file for each piece; a checkpoint cleaned
-meanwhile is SNAPSHOT_NOT_FOUND.
+header, footer) before it is frozen. The sender opens the file for each piece. If the checkpoint was
+cleaned meanwhile, the answer is SNAPSHOT_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from tidemark.errors import PositionOutOfRangeError, SnapshotNotFoundError
 def read_piece(
     directory: Directory, snapshot_id: SnapshotId, position: int, max_bytes: int
 ) -> bytes:
-    """Up to `max_bytes` of a frozen checkpoint. SnapshotNotFoundError, PositionOutOfRangeError."""
+    """Reads up to `max_bytes` of a frozen checkpoint. Raises SnapshotNotFoundError,
+    PositionOutOfRangeError.
+    """
     name = file_name(directory, snapshot_id)
     if name is None:
         raise SnapshotNotFoundError(f"there is no {snapshot_id.name} here (any more)")
@@ -32,8 +33,8 @@ def read_piece(
 
 
 def write_piece(directory: Directory, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
-    """Adds a piece to the part file; position 0 begins it anew. PositionOutOfRangeError for a
-    gap.
+    """Adds a piece to the part file; position 0 starts it anew. Raises PositionOutOfRangeError for
+    a gap.
     """
     if position == 0:
         directory.remove(snapshot_id.part_name)
@@ -49,8 +50,8 @@ def write_piece(directory: Directory, snapshot_id: SnapshotId, position: int, da
 
 
 def install_part(directory: Directory, snapshot_id: SnapshotId) -> None:
-    """Verifies the fetched file and freezes it; CorruptMessageError removes it. FatalError
-    (fsync).
+    """Verifies the fetched file and freezes it. Raises CorruptMessageError after removing a bad
+    one, FatalError if an fsync fails.
     """
     try:
         reader = FileSnapshotReader(directory, snapshot_id, name=snapshot_id.part_name)

@@ -1,9 +1,9 @@
 """The records of a metadata batch: values only, without key, headers or a timestamp of their own.
 
-A checkpoint of a large cluster has a million of them, so the records that this version writes are
-written and read without an object for each. A batch that is different anywhere is left to
-`tidemark.records`, which also knows what to say about a damaged one. Layout of a record: Kafka's
-DefaultRecord (zigzag varints; KIP-98).
+A checkpoint of a large cluster has a million of them. So records as this version writes them are
+written and read without an object for each. A batch with any other record is left to
+`tidemark.records`, which also reports damage. Layout of a record: Kafka's DefaultRecord (zigzag
+varints; KIP-98).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemark.records.kafka_codec import append_uvarint
 from tidemark.records.plain import BatchOptions, assemble, records_body
 
 MAX_BATCH_RECORDS = 4_096
-"""What a checkpoint's batch holds at most; a batch of the log may hold more."""
+"""Limit for a batch of a checkpoint; a batch of the log may have more."""
 
 
 def _zigzag(number: int) -> bytes:
@@ -25,7 +25,7 @@ def _zigzag(number: int) -> bytes:
 
 
 def _head(offset_delta: int) -> bytes:
-    """What stands before a record's value: no attributes, no timestamp delta, a null key."""
+    """Returns the bytes before a record's value: no attributes, no timestamp delta, a null key."""
     return b"\0\0%b\x01" % _zigzag(offset_delta)
 
 
@@ -35,7 +35,7 @@ _NO_HEADERS = b"\0"
 
 
 class ValuesBatch:
-    """One data batch being gathered. Each value is encoded when it is added, so that finishing the
+    """One data batch being filled. Each value is encoded when it is added, so that finishing the
     batch is only a copy and a checksum.
     """
 
@@ -47,7 +47,7 @@ class ValuesBatch:
 
     @property
     def size_bytes(self) -> int:
-        """What the records take so far."""
+        """Bytes of the records so far."""
         return len(self._body)
 
     def add(self, value: bytes) -> None:
@@ -65,7 +65,7 @@ class ValuesBatch:
         self.count = delta + 1
 
     def finish(self) -> bytes:
-        """The batch; it has to hold a value. MessageTooLargeError."""
+        """Returns the batch, which must have a value. Raises MessageTooLargeError."""
         return assemble(
             self._body,
             self._options,
@@ -79,7 +79,7 @@ class ValuesBatch:
 def encode_values(
     values: Sequence[bytes], base_offset: int, epoch: int, timestamp_ms: int
 ) -> bytes:
-    """One data batch; `values` are one at least."""
+    """Encodes one data batch of at least one value."""
     batch = ValuesBatch(base_offset, epoch, timestamp_ms)
     for value in values:
         batch.add(value)
@@ -87,7 +87,9 @@ def encode_values(
 
 
 def decode_values(raw: bytes | memoryview, position: int = 0) -> list[bytes]:
-    """The values of the data batch at `position`, CRC-checked; CorruptMessageError."""
+    """Decodes the values of the data batch at `position`, after a check of its CRC. Raises
+    CorruptMessageError.
+    """
     header = read_header(raw, position)
     values = None
     if header.last_offset_delta == header.record_count - 1:
@@ -98,12 +100,12 @@ def decode_values(raw: bytes | memoryview, position: int = 0) -> list[bytes]:
 
 
 def _plain_values(body: bytes, count: int) -> list[bytes] | None:
-    """The values of records as `ValuesBatch` writes them; None when one is different."""
+    """Returns the values of records as `ValuesBatch` writes them; None if any record differs."""
     values = []
     position = 0
     try:
         for delta in range(count):
-            # Lengths are varints of one byte or two; zigzag: twice the number.
+            # Lengths are varints of one byte or two, zigzag: twice the number.
             doubled = body[position]
             position += 1
             if doubled >= 0x80:
@@ -117,7 +119,7 @@ def _plain_values(body: bytes, count: int) -> list[bytes] | None:
             position += 1
             if size >= 0x80:
                 size, position = size & 0x7F | body[position] << 7, position + 1
-            # A longer varint, a null or a negative length does not end there.
+            # The record does not end there after a longer varint, a null or a negative length.
             if position + (size >> 1) != end or body[end] or (size | doubled) & 1:
                 return None
             values.append(body[position:end])

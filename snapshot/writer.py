@@ -1,9 +1,12 @@
-"""Writing a checkpoint: header, data batches, footer; then frozen (KIP-630 "Snapshot Format").
+"""The writer of a checkpoint: header, data batches, footer; then frozen (KIP-630 "Snapshot
+Format").
 
-A checkpoint under way is `NAME.checkpoint.part`. `freeze` makes it durable and gives it its name:
+An unfinished checkpoint is `NAME.checkpoint.part`. `freeze` makes it durable and gives it its name:
 fsync of the file, rename, fsync of the directory. So a file with a checkpoint's name is whole,
-unless the disk broke it later. Offsets within the file count from 0; every record carries the
-timestamp of the last record contained, so that replicas with the same state write the same bytes.
+unless the disk damaged it later.
+
+Offsets within the file count from 0. Every record has the timestamp of the last record contained,
+so that replicas with the same state write the same bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from snapshot.values import MAX_BATCH_RECORDS, ValuesBatch
 from tidemark.records import ControlMessage
 
 DEFAULT_MAX_BATCH_BYTES = 1 << 20
-_RECORD_OVERHEAD_BYTES = 21  # the most that a record adds to its value
+_RECORD_OVERHEAD_BYTES = 21  # most that a record adds to its value
 
 
 class SnapshotWriter:
-    """One checkpoint under way. Blocking: runs on a worker thread. Ends with `freeze` or
+    """One unfinished checkpoint. Blocks, so it runs on a worker thread. Ends with `freeze` or
     `abort`.
     """
 
@@ -33,8 +36,10 @@ class SnapshotWriter:
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
         quorum: Sequence[ControlMessage] = (),
     ) -> None:
-        """Begins the part file anew; StorageError. `quorum`: KRaftVersion and Voters as of the
-        checkpoint's end (none with static voters)."""
+        """Starts the part file anew. Raises StorageError.
+
+        `quorum` are KRaftVersion and Voters as of the checkpoint's end (none with static voters).
+        """
         self.id = snapshot_id
         self._directory = directory
         self._timestamp_ms = last_contained_log_timestamp_ms
@@ -57,7 +62,7 @@ class SnapshotWriter:
         self._offset += records
 
     def append(self, values: Iterable[bytes]) -> None:
-        """Adds records; a batch is written whenever `max_batch_bytes` are gathered.
+        """Adds records, and writes a batch whenever `max_batch_bytes` are collected. Raises
         StorageError.
         """
         pending = self._pending
@@ -76,7 +81,9 @@ class SnapshotWriter:
         return self._pending
 
     def freeze(self) -> None:
-        """Footer, fsync, rename, fsync of the directory. FatalError when an fsync fails."""
+        """Writes the footer, syncs, renames, and syncs the directory. Raises FatalError if an fsync
+        fails.
+        """
         if self._pending.count:
             self._flush_batch()
         self._write(encode_footer(self._offset, self.id.epoch, self._timestamp_ms), records=1)
@@ -87,7 +94,7 @@ class SnapshotWriter:
         freeze_part(self._directory, self.id)
 
     def abort(self) -> None:
-        """Removes what was written; after `freeze` nothing happens."""
+        """Removes the part file; does nothing after `freeze`."""
         if self._file is not None:
             self._file.close()
             self._file = None

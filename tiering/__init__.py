@@ -1,9 +1,17 @@
-"""Tiered storage (KIP-405): rolled segments of a log go to an object store, and are read back
-from there.
+"""Tiered storage (KIP-405): rolled segments of a log are copied to a store, and read from there.
 
-Where to look: `metadata` (what is known of a remote segment) and its `codec`; `storage` (the
-RemoteStorageManager protocol) with `directory_storage` and `s3_storage`; `metadata_manager` (the
-RemoteLogMetadataManager protocol) with `topic_metadata`; `planner` (every decision, pure);
-`manager` (the RemoteLogManager, what a node holds), whose tasks are `copier`, `expirer` and
-`reader`.
+- `manager`: the RemoteLogManager, one per node, with all that a node calls.
+- `errors`, `metrics`: the room's errors, with codes of Kafka's table, and its counters.
+- `metadata`: the state of every remote segment, in the topic `__remote_log_metadata`.
+- `store`: the bytes of remote segments, in a directory or on S3.
+- `tasks`: copy, expiration and deletion; the decisions are pure, in `tasks.planner`.
+- `reading`: reads by offset and timestamp, their caches, and the state a follower starts from.
+
+Outsiders import `manager`. To put a node together they import `metadata.topic_based`,
+`store.factory` and `reading.index_cache` too, and `metadata.codec` to dump records. Contracts hold
+the order: the manager above reading, then tasks, store, metadata.
+
+The room promises the very bytes that the local log had (RULES.md I10). Local retention deletes a
+segment only after its copy is recorded as finished (RULES.md rule 10). Calls of a store block only
+threads of bounded pools, never the event loop.
 """

@@ -1,8 +1,7 @@
-"""Errors of the remote storage and the remote log metadata (KIP-405's exceptions under their own
-names).
+"""Errors of the remote storage and the remote log metadata, named as KIP-405's exceptions.
 
-They are `ApiError`s, so that a read of the tier that fails reaches a client with a code of
-Kafka's table: what may pass by itself carries a retriable code, the rest does not.
+They are `ApiError`s, so that a failed read of the tier reaches a client with a code of Kafka's
+table. The code is retriable if the failure may pass by itself.
 """
 
 from __future__ import annotations
@@ -43,4 +42,4 @@ TRANSIENT: tuple[type[ApiError], ...] = (
     RemoteStorageNotReadyError,
     RemoteReadBusyError,
 )
-"""What a task retries with a wait instead of giving its work up."""
+"""Errors after which a task keeps its work and retries it after a wait."""

@@ -1,11 +1,12 @@
-"""RemoteLogManager: the tier of one node (KIP-405). What a node holds, and all it calls.
+"""RemoteLogManager: the tier of one node (KIP-405), and the room's face to the node.
 
-For every hosted partition with remote.storage.enable it runs tasks: a leader copies and expires, a
-follower learns. A task makes a pass each remote.log.manager.task.interval.ms, at once when a
-segment was rolled, and after a failure with a growing, jittered wait. Decisions are in `planner`,
-each task in its module. Logs are touched on the event loop only; every blocking call of the storage
-runs in a bounded pool: uploads, deletions and reads apart from each other and from the node's hot
-path.
+Every hosted partition with remote.storage.enable has tasks: a leader copies and expires, a follower
+follows the metadata. A task makes a pass each remote.log.manager.task.interval.ms, and at once
+after a segment was rolled. After a failure it waits for a growing, jittered time.
+
+Decisions are in `tiering.tasks.planner`. Logs are used on the event loop only. Every blocking call
+of the storage runs in a bounded pool. Uploads, deletions and reads have separate pools, so that
+none delays another or the node's hot path.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ __all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
 
 logger = logging.getLogger(__name__)
 
-_NOT_READY_POLL_MS = 200  # while the metadata is still being read after a start
+_NOT_READY_POLL_MS = 200  # while the metadata is read after a start
 
 
 class RemoteLogManager:
-    """See the module's docstring. All methods are called on one event loop."""
+    """The tier of a node; see the module's docstring. All methods are called on one event loop."""
 
     def __init__(
         self,
@@ -76,15 +77,15 @@ class RemoteLogManager:
         self._expirer = Expirer(config, metadata, self._copier, self._deleter, now_ms)
 
     async def start(self) -> None:
-        """Begins the tasks of the partitions it was told of; does not wait for the object store."""
+        """Starts the tasks of the known partitions; does not wait for the object store."""
         await self._metadata.start()
         self._running = True
         for hosted in self._hosted.values():
             self._begin(hosted)
 
     async def stop(self) -> None:
-        """Ends all tasks. An upload under way ends by itself; the next leader finds what is left of
-        it.
+        """Ends all tasks. An upload under way continues on its own; the next leader finds its
+        remains.
         """
         self._running = False
         for hosted in self._hosted.values():
@@ -101,10 +102,10 @@ class RemoteLogManager:
         leaders: Mapping[TopicIdPartition, tuple[Log, int]],
         followers: Mapping[TopicIdPartition, Log],
     ) -> None:
-        """These partitions are led (in this epoch) or followed here from now on.
+        """Starts the tasks of partitions that are led (in this epoch) or followed here.
 
-        Only partitions with remote.storage.enable are given. The same role again changes nothing;
-        another role or epoch replaces the tasks, while a copy under way is finished.
+        All partitions have remote.storage.enable. A known role and log keeps its tasks; only the
+        epoch changes. A new role or log gets new tasks; a copy under way is finished first.
         """
         self._metadata.on_partition_leadership_changes(leaders.keys(), followers.keys())
         for partition, (log, epoch) in leaders.items():
@@ -115,10 +116,10 @@ class RemoteLogManager:
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool
     ) -> None:
-        """These partitions are hosted here no more; afterwards no task touches their logs.
+        """Stops the tasks of partitions; afterwards none uses their logs.
 
-        With `delete_remote` (the topic was deleted, and this node led it) their remote segments are
-        deleted first; that raises what failed, after every partition was tried, and may be called
+        With `delete_remote` (the topic was deleted, and this node led it) deletes their remote
+        segments first. Raises the last failure after every partition was tried; may be called
         again.
         """
         failed: TidemarkError | None = None
@@ -142,7 +143,7 @@ class RemoteLogManager:
             raise failed
 
     def segment_copyable(self, partition: TopicIdPartition) -> None:
-        """A nudge: this partition has something new to copy (or to delete locally)."""
+        """Wakes a partition's tasks: there is something new to copy, or to delete locally."""
         hosted = self._hosted.get(partition)
         if hosted is not None:
             hosted.nudged.set()
@@ -150,37 +151,40 @@ class RemoteLogManager:
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
     ) -> bytes:
-        """Whole batches of one remote segment, the first of which holds `offset`.
+        """Reads whole batches of one remote segment, the first of which holds `offset`.
 
-        At least one batch, else at most `max_bytes`. Raises OffsetOutOfRangeError where the tier
-        has no such offset on this log's lineage, RemoteReadBusyError, RemoteStorageNotReadyError,
-        RetriableRemoteStorageError and RequestTimedOutError (all retriable), or RemoteStorageError.
-        When the caller is cancelled the loading goes on into the cache.
+        Returns at least one batch, else at most `max_bytes`. If the caller is cancelled, the load
+        continues into the cache. Raises OffsetOutOfRangeError if the tier lacks the offset on this
+        log's lineage, or RemoteStorageError. Retriable: RemoteReadBusyError,
+        RemoteStorageNotReadyError, RetriableRemoteStorageError, RequestTimedOutError.
         """
         return await self._reader.read(partition, log, offset, max_bytes)
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
     ) -> TimestampOffset | None:
-        """The first record with this timestamp (ms) or a later one among those that are only in the
-        tier.
+        """Finds the first record with this timestamp or a later one, among those only in the tier;
+        in ms.
         """
         return await self._reader.offset_for_timestamp(partition, log, timestamp_ms)
 
     async def fetch_aux_state(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteAuxState:
-        """What a follower needs to begin near the leader's local log start `offset` (KIP-405).
+        """Fetches the state from which a follower starts near the leader's local log start `offset`
+        (KIP-405).
 
-        `leader_epoch` is the epoch of the record before `offset` on the leader; that of `offset`
-        itself also does unless the tier has several older candidates. The follower goes on at the
-        result's `start_offset`. Raises RemoteResourceNotFoundError where the segment is not known
-        (yet), and the errors of `read`.
+        `leader_epoch` is the epoch of the record before `offset` on the leader. The epoch of
+        `offset` itself works too, unless the tier has several older candidates. The follower
+        continues at the result's `start_offset`. Raises RemoteResourceNotFoundError if the segment
+        is not known (yet), and the errors of `read`.
         """
         return await self._reader.fetch_aux_state(partition, leader_epoch, offset)
 
     async def remote_log_size(self, partition: TopicIdPartition) -> int:
-        """Bytes of the partition's finished remote segments (unreferenced copies too)."""
+        """Returns the bytes of the partition's finished remote segments, unreferenced copies
+        included.
+        """
         return sum(
             segment.segment_size_bytes
             for segment in await self._metadata.list_remote_log_segments(partition)
@@ -188,20 +192,18 @@ class RemoteLogManager:
         )
 
     def copy_lag(self, partition: TopicIdPartition) -> CopyLag:
-        """What is rolled but not copied, on a leader; nothing for a partition that is not led
-        here.
-        """
+        """Returns the lag of the copy of a partition that is led here; nothing for others."""
         hosted = self._hosted.get(partition)
         return self._copier.lag(hosted) if hosted is not None and hosted.is_leader else NO_LAG
 
     @property
     def partitions(self) -> frozenset[TopicIdPartition]:
-        """What it was told to look after."""
+        """The partitions with tasks."""
         return frozenset(self._hosted)
 
     async def run_once(self, partition: TopicIdPartition) -> None:
-        """One pass of each of the partition's tasks, now. Raises what stops a pass. For tests and
-        tools.
+        """Makes one pass of each of the partition's tasks; raises the error that stops it. For
+        tests and tools.
         """
         hosted = self._hosted[partition]
         if not hosted.is_leader:
@@ -237,7 +239,9 @@ class RemoteLogManager:
         work: Callable[[TieredPartition], Awaitable[None]],
         wakes: bool,
     ) -> None:
-        """Passes until the partition's role changes; `wakes`: a nudge begins one at once."""
+        """Makes passes until the partition's role changes. With `wakes` a nudge starts one
+        at once.
+        """
         failures = 0
         while self._hosted.get(hosted.partition) is hosted:
             if wakes:

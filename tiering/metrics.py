@@ -1,6 +1,4 @@
-"""Counters of the tier, as plain attributes (Kafka's names in snake_case; the node publishes
-them).
-"""
+"""Counters of the tier, as plain attributes: Kafka's names in snake_case, published by the node."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import NamedTuple
 
 
 class CopyLag(NamedTuple):
-    """What is rolled but not in the tier yet."""
+    """Rolled segments that are not in the tier yet."""
 
     bytes: int
     segments: int

@@ -1,14 +1,14 @@
 """RemoteLogMetadataCache: the remote segments of one partition, by leader epoch and offset.
 
 A pure fold of the partition's metadata records. For each leader epoch it keeps the finished
-segments that answer reads of that epoch, sorted by their first offset in the epoch. Two copies of
-the same offsets (a failover in the middle of a copy) hold the same records for the same epoch, so
-one is enough: a copy whose range lies wholly within another's is unreferenced. It is never read,
-and goes when retention reaches it. Source: KIP-405; org.apache.kafka...RemoteLogMetadataCache.
+segments that reads of that epoch use, sorted by their first offset in the epoch. A failover in the
+middle of a copy leaves two copies of the same offsets. They hold the same records for the same
+epoch, so a copy whose range lies within another's is unreferenced. It is never read, and retention
+deletes it in time. Source: KIP-405; org.apache.kafka...RemoteLogMetadataCache.
 
-Unlike Kafka, the highest offset of an epoch follows from the segments that reads would use: a
-segment that is being deleted does not count as copied, so its offsets would be copied again rather
-than lost.
+Unlike in Kafka, the highest offset of an epoch follows from the segments that reads would use. A
+segment that is being deleted does not count as copied. So its offsets are copied again rather than
+lost.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class RemoteLogMetadataCache:
         return len(self._segments)
 
     def get(self, identity: UUID) -> RemoteLogSegmentMetadata | None:
-        """The segment of this id, in whatever state."""
+        """Returns the segment of this id, in any state."""
         return self._segments.get(identity)
 
     def apply(self, record: RemoteLogMetadata) -> None:
-        """Folds a record of whatever kind in. RemoteStorageError for one that is refused."""
+        """Applies a record of any kind. Raises RemoteStorageError if it is refused."""
         if isinstance(record, RemoteLogSegmentMetadata):
             self.add(record)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
@@ -54,7 +54,9 @@ class RemoteLogMetadataCache:
             self.partition_delete = record
 
     def add(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """A new segment. RemoteStorageError for a state other than COPY_SEGMENT_STARTED."""
+        """Adds a new segment. Raises RemoteStorageError for a state other than
+        COPY_SEGMENT_STARTED.
+        """
         if metadata.state is not _S.COPY_SEGMENT_STARTED:
             raise RemoteStorageError(
                 f"{metadata.remote_log_segment_id} begins as {metadata.state.name}: "
@@ -69,7 +71,7 @@ class RemoteLogMetadataCache:
         self._segments[metadata.id] = metadata
 
     def update(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        """A segment's new state.
+        """Sets a segment's new state.
 
         Raises RemoteResourceNotFoundError for an unknown id, RemoteStorageError for an illegal
         transition.
@@ -93,18 +95,18 @@ class RemoteLogMetadataCache:
             self._unreference(changed)
 
     def segment_for(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
-        """The finished segment with `offset` written in `epoch`."""
+        """Returns the finished segment with `offset` written in `epoch`."""
         ranges = self._by_epoch.get(epoch)
         found = None if ranges is None else ranges.find(offset)
         return None if found is None else self._segments[found]
 
     def highest_offset_for_epoch(self, epoch: int) -> int | None:
-        """The last offset (inclusive) of `epoch` in finished segments."""
+        """Returns the last offset (inclusive) of `epoch` in finished segments."""
         ranges = self._by_epoch.get(epoch)
         return None if ranges is None else ranges.highest()
 
     def segments(self, epoch: int | None = None) -> list[RemoteLogSegmentMetadata]:
-        """All segments, or those with records of `epoch`; by start offset, then by age."""
+        """Returns all segments, or those with records of `epoch`; by start offset, then by age."""
         chosen = [
             segment
             for segment in self._segments.values()
@@ -113,12 +115,12 @@ class RemoteLogMetadataCache:
         return sorted(chosen, key=lambda segment: segment.start_offset)
 
     def finished_after(self, epoch: int, offset: int) -> list[RemoteLogSegmentMetadata]:
-        """The finished segments of `epoch` from the one that holds `offset` on, by offset."""
+        """Returns the finished segments of `epoch` from the one with `offset` on, by offset."""
         ranges = self._by_epoch.get(epoch)
         return [] if ranges is None else [self._segments[i] for i in ranges.ids_from(offset)]
 
     def size_bytes(self, epoch: int) -> int:
-        """Bytes of the finished segments with records of `epoch`."""
+        """Returns the bytes of the finished segments with records of `epoch`."""
         return sum(
             segment.segment_size_bytes
             for segment in self.segments(epoch)
@@ -144,9 +146,10 @@ class RemoteLogMetadataCache:
 
 
 class _EpochRanges:
-    """Ranges of one epoch: sorted by first offset, and by last too, since none lies within another.
+    """Ranges of one epoch, sorted by first offset, and so by last, since none lies within another.
 
-    A copy that lies within another one is kept aside: it answers again when the other one goes.
+    A copy that lies within another one is kept aside, and is used again when the other one is
+    removed.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Records of `__remote_log_metadata` in Kafka's own encoding, byte for byte (golden files hold it).
 
-A record's value is: frame version 1, api key, version 0 (unsigned varints), then the message in
+A record's value is frame version 1, api key, version 0 (unsigned varints), then the message in
 Kafka's flexible encoding. Sources: KIP-405 "Message Format", and Kafka's schemas
 RemoteLogSegmentMetadataRecord (api key 0), RemoteLogSegmentMetadataRecordUpdate (1) and
 RemotePartitionDeleteMetadataRecord (2).
@@ -29,7 +29,7 @@ _TAG_TXN_INDEX_EMPTY = 0
 
 
 def encode(metadata: RemoteLogMetadata) -> bytes:
-    """The value of the record that says `metadata`."""
+    """Encodes `metadata` as the value of a record."""
     out = Writer()
     out.unsigned_varint(_FRAME_VERSION)
     if isinstance(metadata, RemoteLogSegmentMetadata):
@@ -54,9 +54,9 @@ def encode(metadata: RemoteLogMetadata) -> bytes:
 
 
 def decode(value: bytes | memoryview) -> RemoteLogMetadata:
-    """The metadata in a record's value.
+    """Decodes the metadata in a record's value.
 
-    Raises RemoteStorageError for bytes that are none, and for those of a later version.
+    Raises RemoteStorageError for malformed bytes, and for those of a later version.
     """
     reader = Reader(value)
     try:
@@ -76,7 +76,7 @@ def decode(value: bytes | memoryview) -> RemoteLogMetadata:
 
 
 def format_metadata(metadata: RemoteLogMetadata) -> str:
-    """The text that Kafka's dump tool (--remote-log-metadata-decoder) prints for the record."""
+    """Formats the record as Kafka's dump tool does (--remote-log-metadata-decoder)."""
     if isinstance(metadata, RemotePartitionDeleteMetadata):
         return (
             f"RemotePartitionDeleteMetadata{{topicPartition={metadata.topic_id_partition}, "

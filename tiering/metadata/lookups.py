@@ -1,6 +1,4 @@
-"""The look-ups of a remote log metadata manager that keeps a `RemoteLogMetadataCache` per
-partition: the same wherever the caches come from.
-"""
+"""Queries of a remote log metadata manager that keeps a `RemoteLogMetadataCache` per partition."""
 
 from __future__ import annotations
 
@@ -12,11 +10,13 @@ from tiering.metadata.segments import RemoteLogSegmentMetadata
 
 
 class CacheLookups(ABC):
-    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
+    """Queries on caches; see `tiering.metadata.manager.RemoteLogMetadataManager`."""
 
     @abstractmethod
     def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
-        """The cache of a partition; RemoteStorageNotReadyError while there is none to ask."""
+        """Returns the cache of a partition. Raises RemoteStorageNotReadyError as long as there is
+        none.
+        """
 
     async def remote_log_segment_metadata(
         self, partition: TopicIdPartition, epoch: int, offset: int

@@ -1,7 +1,7 @@
-"""A RemoteLogMetadataManager in memory: the verified fake (it passes the contract tests of the
-topic-based one).
+"""A RemoteLogMetadataManager in memory: the verified fake, which passes the contract tests of the
+topic-based one.
 
-For tests and benches: nothing survives the object, and several managers may share one `history` as
+For tests and benches: nothing survives the object. Several managers may share one `history`, as
 brokers share a topic.
 """
 
@@ -22,14 +22,14 @@ from tiering.metadata.segments import (
 
 
 class MemoryHistory:
-    """The records of all partitions, as the metadata topic would hold them."""
+    """The records of all partitions, in place of the metadata topic."""
 
     def __init__(self) -> None:
         self.records: list[RemoteLogMetadata] = []
         self.caches: dict[TopicIdPartition, RemoteLogMetadataCache] = {}
 
     def append(self, record: RemoteLogMetadata) -> None:
-        """Folds a record in; a record the cache refuses is not kept."""
+        """Applies a record; a record that the cache refuses is not kept."""
         cache = self.caches.setdefault(record.topic_id_partition, RemoteLogMetadataCache())
         cache.apply(record)
         cache.validate()
@@ -37,14 +37,14 @@ class MemoryHistory:
 
 
 class MemoryRemoteLogMetadataManager(CacheLookups):
-    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
+    """A fake; see `tiering.metadata.manager.RemoteLogMetadataManager`."""
 
     def __init__(self, history: MemoryHistory | None = None) -> None:
         self.history = history or MemoryHistory()
         self._assigned: set[TopicIdPartition] = set()
 
     async def start(self) -> None:
-        """There is nothing to begin."""
+        """Does nothing: there is no background work."""
 
     async def close(self) -> None:
         self._assigned.clear()

@@ -1,13 +1,13 @@
-"""What is known of a remote segment, and the states it goes through.
+"""The metadata of remote segments, and their states.
 
     nothing -> COPY_SEGMENT_STARTED -> COPY_SEGMENT_FINISHED -> DELETE_SEGMENT_STARTED
     COPY_SEGMENT_STARTED -> DELETE_SEGMENT_STARTED -> DELETE_SEGMENT_FINISHED
     nothing -> DELETE_PARTITION_MARKED -> DELETE_PARTITION_STARTED -> DELETE_PARTITION_FINISHED
 
-Every change is a record of its own (an update names the segment and its new state), so the
-history of a segment is a fold of its records in the order of the metadata topic. A state may be
-repeated: records are written at least once. Source: KIP-405, "Remote Log Metadata State
-transitions"; org.apache.kafka.server.log.remote.storage.RemoteLogSegmentState.
+Every change is a record of its own: an update names the segment and its new state. The history of a
+segment is the fold of its records in the order of the metadata topic. A state may be repeated:
+records are written at least once. Source: KIP-405, "Remote Log Metadata State transitions";
+org.apache.kafka.server.log.remote.storage.RemoteLogSegmentState.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LEGAL: dict[RemoteLogSegmentState | None, frozenset[RemoteLogSegmentState]] = {
 def is_legal_transition(
     source: RemoteLogSegmentState | None, target: RemoteLogSegmentState
 ) -> bool:
-    """Whether a segment in state `source` (None: never heard of) may enter `target`."""
+    """Returns whether a segment in state `source` (None: unknown) may enter `target`."""
     return target in _LEGAL[source]
 
 
@@ -82,11 +82,11 @@ class RemoteLogSegmentId:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadata:
-    """A remote segment: its offsets (`end_offset` is inclusive), epochs, size in bytes, times in
-    ms, and state.
+    """A remote segment: offsets (`end_offset` is inclusive), epochs, size in bytes, times in ms,
+    state.
 
-    `segment_leader_epochs` are the epochs that have records in the segment, each with the first
-    offset it has there. Raises ValueError for values that contradict each other.
+    `segment_leader_epochs` are the epochs that have records in the segment, each with its first
+    offset there. Raises ValueError for values that contradict each other.
     """
 
     remote_log_segment_id: RemoteLogSegmentId
@@ -120,7 +120,7 @@ class RemoteLogSegmentMetadata:
         return self.end_offset + 1
 
     def epoch_range(self, epoch: int) -> tuple[int, int] | None:
-        """First and last offset (inclusive) that `epoch` has in this segment, or None."""
+        """Returns first and last offset (inclusive) of `epoch` in this segment, or None."""
         for position, entry in enumerate(self.segment_leader_epochs):
             if entry.epoch == epoch:
                 later = self.segment_leader_epochs[position + 1 :]
@@ -129,7 +129,9 @@ class RemoteLogSegmentMetadata:
         return None
 
     def updated(self, update: RemoteLogSegmentMetadataUpdate) -> RemoteLogSegmentMetadata:
-        """This segment after `update`; raises RemoteStorageError for an illegal transition."""
+        """Returns this segment after `update`. Raises RemoteStorageError for an illegal
+        transition.
+        """
         if not is_legal_transition(self.state, update.state):
             raise RemoteStorageError(
                 f"{self.remote_log_segment_id} is {self.state.name}: "
@@ -152,7 +154,7 @@ class RemoteLogSegmentMetadata:
         broker_id: int,
         custom_metadata: bytes | None = None,
     ) -> RemoteLogSegmentMetadataUpdate:
-        """The record that brings this segment into `state`."""
+        """Returns the record that moves this segment to `state`."""
         return RemoteLogSegmentMetadataUpdate(
             self.remote_log_segment_id, event_timestamp_ms, state, broker_id, custom_metadata
         )

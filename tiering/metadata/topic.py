@@ -1,9 +1,9 @@
 """`__remote_log_metadata` as a log of values by partition: the edge to `tidemark.client`.
 
-The topic is made where it does not exist (remote.log.metadata.topic.*). Client settings come from
-`rlmm.config.*`: bootstrap.servers, and, as in Kafka, `remote.log.metadata.common.client.`,
-`remote.log.metadata.producer.` and `remote.log.metadata.consumer.` before the client's own setting
-names.
+The topic is created if it does not exist (remote.log.metadata.topic.*). Client settings come from
+`rlmm.config.*`. These are bootstrap.servers and, as in Kafka, the client's own names after
+`remote.log.metadata.common.client.`, `remote.log.metadata.producer.` or
+`remote.log.metadata.consumer.`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 
 _PREFIX = "remote.log.metadata."
 _GROUPS = ("common.client.", "producer.", "consumer.")
-_POLL_MS = 200  # how soon a new assignment is noticed; data ends the wait at once
+_POLL_MS = 200  # until a new assignment is noticed; data ends the wait at once
 
 
 class MetadataRecord(NamedTuple):
-    """A value of the topic and where it stands."""
+    """A value of the topic with its partition and offset."""
 
     partition: int
     offset: int
@@ -34,30 +34,34 @@ class MetadataRecord(NamedTuple):
 
 
 class MetadataTopic(Protocol):
-    """A partitioned log of values. Every method raises TidemarkError where the cluster fails it."""
+    """A partitioned log of values. Every method raises TidemarkError if the cluster fails."""
 
     async def open(self) -> int:
-        """Makes sure that the topic is there; the number of its partitions. May be called again."""
+        """Creates the topic unless it exists; returns the number of its partitions. May be called
+        again.
+        """
         ...
 
     async def append(self, partition: int, value: bytes) -> int:
-        """Appends durably (acks=all); the value's offset."""
+        """Appends durably (acks=all); returns the value's offset."""
         ...
 
     async def assign(self, positions: Mapping[int, int]) -> None:
-        """From now on `poll` reads exactly these partitions, from these offsets on."""
+        """Makes `poll` read exactly these partitions, from these offsets on."""
         ...
 
     async def end_offsets(self, partitions: list[int]) -> dict[int, int]:
-        """The offset after the last committed value of each."""
+        """Returns the offset after the last committed value of each partition."""
         ...
 
     async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
-        """New values, and the next offset of each partition that moved; waits a moment for some."""
+        """Returns new values, and the next offset of each partition that advanced; waits briefly
+        for some.
+        """
         ...
 
     async def close(self) -> None:
-        """Lets connections go."""
+        """Closes connections."""
         ...
 
 
@@ -91,7 +95,7 @@ class ClientMetadataTopic:
                 wanted = NewTopic(
                     self._topic, self._partitions, self._replicas, self._topic_configs
                 )
-                with contextlib.suppress(TopicAlreadyExistsError):  # another node was faster
+                with contextlib.suppress(TopicAlreadyExistsError):  # another node created it first
                     await admin.create_topics([wanted])
                 known = await admin.describe_topics([self._topic])
             return len(known[self._topic].partitions)
@@ -142,7 +146,9 @@ class ClientMetadataTopic:
 
 
 def client_settings(client: type[Any], settings: Mapping[str, str], own: str) -> dict[str, Any]:
-    """The keyword arguments for `client` in `rlmm.config.*`; ConfigError for unknown ones."""
+    """Returns the keyword arguments for `client` in `rlmm.config.*`. Raises ConfigError for unknown
+    ones.
+    """
     parameters = inspect.signature(client).parameters
     defaults: dict[str, Any] = {"acks": "all", "linger_ms": 0, "auto_offset_reset": "earliest"}
     chosen = {name: value for name, value in defaults.items() if name in parameters}

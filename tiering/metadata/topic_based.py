@@ -1,14 +1,15 @@
 """TopicBasedRemoteLogMetadataManager: remote log metadata in the topic `__remote_log_metadata`
 (KIP-405).
 
-Every node that hosts a partition follows the metadata partition that Kafka's rule gives it, from
-its beginning, and folds the records into a `RemoteLogMetadataCache` per user partition. Reading is
-the only way a cache changes: what this node writes it reads back before the write returns, so all
-nodes see one history in one order, and a record that is illegal by then is refused on all of them
-alike.
+Kafka's rule maps each user partition to a metadata partition. Every node that hosts the user
+partition reads the metadata partition from its beginning. It folds the records into a
+`RemoteLogMetadataCache` per user partition. Only reading changes a cache: a node's own write
+returns after the node has read it back. So all nodes see one history in one order, and all refuse
+the same illegal records.
 
-A metadata partition is kept whole in memory (for all its user partitions): a partition assigned
-later is ready at once. One task reads; it never gives up: the cluster may come up after this node.
+A metadata partition is kept whole in memory, for all its user partitions: a partition assigned
+later is ready at once. One task reads. It retries without end, as the cluster may come up after
+this node.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, Metadata
 logger = logging.getLogger(__name__)
 
 CONSUME_WAIT_MS = 120_000
-"""How long a write waits for its own record to come back."""
+"""Longest wait of a write for its own record to be read back."""
 _BACKOFF_MS, _BACKOFF_MAX_MS = 100, 10_000
 
 
 def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int:
-    """The metadata partition of a user partition.
+    """Returns the metadata partition of a user partition.
 
-    Kafka's RemoteLogMetadataTopicPartitioner: murmur2 of the 4 big-endian bytes of a Java hash over
-    the topic id's lower half, its upper half, and the partition number.
+    Kafka's RemoteLogMetadataTopicPartitioner: murmur2 of the 4 big-endian bytes of a Java hash. The
+    hash is over the topic id's lower half, its upper half, and the partition number.
     """
     number = partition.topic_id.int
     low, high = number & 0xFFFF_FFFF_FFFF_FFFF, number >> 64
@@ -67,11 +68,11 @@ def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int
 
 @dataclass(slots=True)
 class _MetadataPartition:
-    """A metadata partition: how far it is read, and what was read."""
+    """A metadata partition with its records and the position of the reader."""
 
     position: int = 0
     ready_at: int | None = None
-    """The end it had when it was assigned."""
+    """End of the partition when it was assigned."""
     caches: dict[TopicIdPartition, RemoteLogMetadataCache] = field(default_factory=dict)
 
     @property
@@ -83,7 +84,7 @@ class _MetadataPartition:
 
 
 class TopicBasedRemoteLogMetadataManager(CacheLookups):
-    """See `tiering.metadata.manager.RemoteLogMetadataManager` for what the methods promise."""
+    """Metadata in a topic; see `tiering.metadata.manager.RemoteLogMetadataManager`."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self._topic = topic
         self._consume_wait_ms = consume_wait_ms
         self._random = rng or random.Random()
-        self._partition_count = 0  # 0: not known yet
+        self._partition_count = 0  # 0: unknown
         self._assigned: set[TopicIdPartition] = set()
         self._followed: dict[int, _MetadataPartition] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
@@ -131,7 +132,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         known = self._cache(update.topic_id_partition).get(update.remote_log_segment_id.id)
         if known is None:
             raise RemoteResourceNotFoundError(f"no remote segment {update.remote_log_segment_id}")
-        known.updated(update)  # raises for an illegal transition before anything is written
+        known.updated(update)  # raises for an illegal transition, before the write
         await self._write(update)
 
     async def put_remote_partition_delete_metadata(
@@ -176,7 +177,9 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 raise
             except (TidemarkError, OSError) as error:
                 failures += 1
-                level = logging.WARNING if failures > 3 else logging.DEBUG  # a cluster coming up
+                level = (
+                    logging.WARNING if failures > 3 else logging.DEBUG
+                )  # the cluster is coming up
                 logger.log(level, "remote log metadata: %s", error)
                 await asyncio.sleep(self._backoff_ms(failures) / 1000)
                 continue
@@ -187,7 +190,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         return self._random.uniform(longest / 2, longest)
 
     async def _follow_assignment(self) -> None:
-        """Brings what is read in line with what is assigned."""
+        """Adapts the partitions that are read to those assigned."""
         if self._assignment_changed.is_set():
             self._assignment_changed.clear()
             wanted = {metadata_partition(each, self._partition_count) for each in self._assigned}
@@ -201,7 +204,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                         {number: each.position for number, each in self._followed.items()}
                     )
                 except BaseException:
-                    self._followed = {}  # read anew: what the reader was told is not known
+                    self._followed = {}  # read anew: the state of the reader is unknown
                     self._assignment_changed.set()
                     raise
         unknown = [number for number, each in self._followed.items() if each.ready_at is None]
@@ -228,7 +231,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 followed.position = max(followed.position, position)
 
     async def _write(self, record: RemoteLogMetadata) -> None:
-        """Appends the record, and returns when this node has read it back and accepted it."""
+        """Appends the record; returns after this node has read it back and accepted it."""
         self._cache(record.topic_id_partition)
         number = metadata_partition(record.topic_id_partition, self._partition_count)
         try:
@@ -257,7 +260,9 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             self._waiting.pop((number, offset), None)
 
     def _check_applied(self, followed: _MetadataPartition, record: RemoteLogMetadata) -> None:
-        """The reader was faster than the answer to the append: was the record accepted?"""
+        """Checks whether the record was accepted; the reader was faster than the answer to the
+        append.
+        """
         if isinstance(record, RemotePartitionDeleteMetadata):
             return
         known = followed.cache(record.topic_id_partition).get(record.remote_log_segment_id.id)
@@ -277,7 +282,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
 
 
 def _apply(followed: _MetadataPartition, record: MetadataRecord) -> TidemarkError | None:
-    """Folds a record in; the error for one that is refused (every node refuses it alike)."""
+    """Applies a record; returns the error if it is refused (every node refuses it alike)."""
     try:
         metadata = decode(record.value)
         followed.cache(metadata.topic_id_partition).apply(metadata)
@@ -292,11 +297,11 @@ def _apply(followed: _MetadataPartition, record: MetadataRecord) -> TidemarkErro
 def create_metadata_manager(
     config: ServerConfig, bootstrap_servers: str
 ) -> RemoteLogMetadataManager:
-    """The metadata manager that `remote.log.metadata.manager.class.name` names.
+    """Creates the metadata manager that `remote.log.metadata.manager.class.name` names.
 
-    Empty: the topic-based one, whose clients begin at `rlmm.config.bootstrap.servers` or else at
-    `bootstrap_servers` (the node's own listener). `module:Class` is called with the same two
-    arguments. Raises ConfigError. Call it on the running event loop.
+    An empty name is the topic-based one. Its clients connect to `rlmm.config.bootstrap.servers`,
+    else to `bootstrap_servers` (the node's own listener). `module:Class` is called with the same
+    two arguments. Call it on the running event loop. Raises ConfigError.
     """
     name = config.remote_log_metadata_manager_class_name
     if not name:

@@ -1,1 +1,14 @@
-"""Reads of remote segments, and their caches."""
+"""Reads of remote segments, and their caches.
+
+- `reader`: reads by offset and by timestamp, and the state a follower starts from.
+- `segment_reader`: reads within one segment, and reading ahead.
+- `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.
+- `remote_indexes`: look-ups in the index files (pure).
+
+Outsiders import only the name of the cache's directory, from `index_cache`; `tiering.manager` uses
+the rest.
+
+A read returns whole batches, the very bytes of the local log. Every read has a deadline, and their
+number is bounded. Memory and disk of the caches are bounded. A cancelled read does not waste its
+load, which completes into the cache.
+"""

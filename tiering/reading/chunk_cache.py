@@ -1,7 +1,7 @@
 """Chunks of remote segments in memory: least recently used, bounded in bytes, each loaded once.
 
-A load belongs to the cache, not to the reader who asked first: when that reader leaves (a fetch
-that timed out) the load goes on and the next reader finds the chunk. Failed loads are not kept.
+A load belongs to the cache, not to its first reader. If that reader is cancelled or times out, the
+load continues, and the next reader finds the chunk. Failed loads are not kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ChunkKey = tuple[UUID, int]
 
 
 class ChunkCache:
-    """Chunks by (segment id, number). Used on one event loop."""
+    """Chunks by (segment id, number); used on one event loop."""
 
     def __init__(self, capacity_bytes: int, metrics: RemoteMetrics) -> None:
         self._capacity_bytes = capacity_bytes
@@ -31,11 +31,11 @@ class ChunkCache:
 
     @property
     def loading(self) -> int:
-        """Loads under way."""
+        """Number of loads under way."""
         return len(self._loading)
 
     async def get(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The chunk, loaded by `load` where it is not here; raises what `load` raises."""
+        """Returns the chunk, loading it by `load` if need be; raises its errors."""
         found = self._chunks.get(key)
         if found is not None:
             self._metrics.chunk_cache_hits += 1
@@ -45,7 +45,7 @@ class ChunkCache:
         return await asyncio.shield(self.start(key, load))
 
     def start(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> asyncio.Task[bytes]:
-        """Begins a load (or finds the one under way) without waiting for it."""
+        """Starts a load, or returns the one under way."""
         task = self._loading.get(key)
         if task is None:
             task = asyncio.ensure_future(self._load(key, load))
@@ -54,12 +54,12 @@ class ChunkCache:
         return task
 
     def drop(self, segment: UUID) -> None:
-        """Forgets the chunks of a segment (it was deleted, or proved corrupt)."""
+        """Drops the chunks of a segment that was deleted, or proved corrupt."""
         for key in [key for key in self._chunks if key[0] == segment]:
             self.size_bytes -= len(self._chunks.pop(key))
 
     async def close(self) -> None:
-        """Cancels the loads under way and forgets everything."""
+        """Cancels the loads under way and drops all chunks."""
         tasks = list(self._loading.values())
         for task in tasks:
             task.cancel()
@@ -80,6 +80,6 @@ class ChunkCache:
 
 
 def _retrieve(task: asyncio.Task[bytes]) -> None:
-    """Takes the error of a load whose readers have all left, so that asyncio does not report it."""
+    """Retrieves the error of a load without readers, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

@@ -1,11 +1,10 @@
 """RemoteIndexCache: index files of remote segments on local disk, least recently used, bounded in
 bytes.
 
-Files lie in `remote-log-index-cache` under the first log directory that can be used, as `<start
-offset>_<segment id>.index` and `.timeindex`. They can always be fetched again: they are not synced,
-a file that is missing, torn or corrupt is fetched anew, and what a restart finds is taken over. The
-parsed entries of the segments in use are kept in memory, bounded too. Source: Kafka's
-RemoteIndexCache.
+Files are in `remote-log-index-cache` under the first usable log directory, as `<start
+offset>_<segment id>.index` and `.timeindex`. They can always be fetched again, so they are not
+synced. A missing, torn or corrupt file is fetched anew; a restart keeps the others. The parsed
+entries of the segments in use are kept in memory, bounded too. Source: Kafka's RemoteIndexCache.
 
 `load` blocks and is called in the reader's pool; the lock is never held over IO.
 """
@@ -59,7 +58,7 @@ class RemoteIndexCache:
         return len(self._files)
 
     def peek(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes | None:
-        """The segment's indexes where they are in memory; never does IO."""
+        """Returns the segment's indexes if they are in memory; without IO."""
         with self._lock:
             found = self._parsed.get(segment.id)
             if found is not None:
@@ -69,8 +68,8 @@ class RemoteIndexCache:
             return found
 
     def load(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
-        """The segment's indexes: from memory, disk, or the remote storage (whose errors it
-        raises).
+        """Returns the segment's indexes from memory, disk, or the remote storage, whose errors it
+        raises.
         """
         found = self.peek(segment)
         if found is not None:
@@ -83,7 +82,7 @@ class RemoteIndexCache:
         return parsed
 
     def remove(self, identity: UUID) -> None:
-        """Forgets a segment that was deleted."""
+        """Removes a segment that was deleted."""
         with self._lock:
             self._forget_parsed(identity)
             self._forget_files(identity)
@@ -112,7 +111,7 @@ class RemoteIndexCache:
         try:
             for kind, content in zip(_KINDS, contents, strict=True):
                 self._write(_name(segment.start_offset, segment.id, kind), content)
-        except StorageError as error:  # the cache is a convenience: a full disk must not stop reads
+        except StorageError as error:  # the cache is optional: a full disk must not stop reads
             logger.warning("can not keep indexes of %s: %s", segment.remote_log_segment_id, error)
         return parsed
 
@@ -154,7 +153,7 @@ class RemoteIndexCache:
             self._directory.remove(_name(known[0], identity, kind))
 
     def _take_over(self) -> None:
-        """Finds what an earlier process left; half-written and unknown files are removed."""
+        """Adopts the files of an earlier process; removes half-written and unknown ones."""
         sizes: dict[UUID, tuple[int, int]] = {}
         for name in self._directory.list():
             parsed = _parse_name(name)

@@ -1,13 +1,13 @@
-"""Reads of the tier: by offset, by timestamp, and what a follower needs to begin above the tier.
+"""Reads of the tier: by offset, by timestamp, and the state a follower starts from above the tier.
 
-By offset: the leader epoch of the offset in the local lineage, the finished segment that holds it,
-the segment's offset index, a big range of its log. A reader that goes on where it stopped has the
-next chunks read ahead, across the border of a segment too. What is returned are whole batches, the
-very bytes the local log held (RULES.md I10).
+A read by offset takes four steps. The local lineage gives the leader epoch of the offset, and the
+metadata the finished segment with it. The segment's offset index gives a position, and the log a
+big range of bytes. A sequential reader has the next chunks read ahead, also those of the next
+segment. The result is whole batches, the very bytes of the local log (RULES.md I10).
 
-A read has its own deadline (remote.log.reader.timeout.ms). A caller that leaves earlier does not
-stop the loading, whose result waits in the cache. Too many reads at once are refused
-(remote.log.reader.max.pending.tasks), not queued without end.
+A read has its own deadline (remote.log.reader.timeout.ms). A caller that is cancelled earlier does
+not stop the load, whose result stays in the cache. Beyond remote.log.reader.max.pending.tasks reads
+are refused, not queued without end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RemoteAuxState:
-    """What a follower needs to begin at `start_offset`: lineage and producer state up to there."""
+    """The state from which a follower starts at `start_offset`: lineage and producers up to
+    there.
+    """
 
     epochs: tuple[EpochEntry, ...]
     producer_snapshot: bytes
@@ -50,12 +52,12 @@ class RemoteAuxState:
 
     @property
     def start_offset(self) -> int:
-        """The first offset that is not in the segment."""
+        """The first offset after the segment."""
         return self.segment.next_offset
 
 
 def lineage(log: Log) -> tuple[EpochEntry, ...]:
-    """The leader epochs of a log, oldest first."""
+    """Returns the leader epochs of a log, oldest first."""
     return tuple(EpochEntry(epoch, start) for epoch, start in log.epochs.entries())
 
 
@@ -78,27 +80,27 @@ class RemoteReader:
         self.segments = SegmentReader(config, storage, index_cache, metrics)
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the work under way."""
         await self.segments.close()
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
     ) -> bytes:
-        """Whole batches from the one that holds `offset` on; see `RemoteLogManager.read`."""
+        """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
         work = self._read(partition, log, offset, max_bytes)
         return await self._bounded(f"remote read of {partition} at {offset}", work)
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
     ) -> TimestampOffset | None:
-        """The first record below the local start with this timestamp or a later one."""
+        """Finds the first record below the local start with this timestamp or a later one."""
         work = self._search_timestamp(partition, log, timestamp_ms)
         return await self._bounded(f"remote look-up of {partition} by time", work)
 
     async def fetch_aux_state(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteAuxState:
-        """See `RemoteLogManager.fetch_aux_state`."""
+        """Fetches the state before an offset; see `RemoteLogManager.fetch_aux_state`."""
         self._metrics.build_remote_log_aux_state_requests += 1
         work = self._aux_state(partition, leader_epoch, offset)
         try:
@@ -111,7 +113,7 @@ class RemoteReader:
         """Runs `work` with the deadline, as one of a bounded number."""
         if self._metrics.reader_pending_tasks >= self._pending_max:
             self._metrics.remote_fetch_busy += 1
-            asyncio.ensure_future(work).cancel()  # never begun: a coroutine must be closed
+            asyncio.ensure_future(work).cancel()  # never started: a coroutine must be closed
             raise RemoteReadBusyError
         self._metrics.reader_pending_tasks += 1
         self._metrics.remote_fetch_requests += 1
@@ -148,7 +150,7 @@ class RemoteReader:
     async def _segment_at(
         self, partition: TopicIdPartition, log: Log, offset: int
     ) -> RemoteLogSegmentMetadata | None:
-        """The finished segment that holds `offset` as this log's lineage has it."""
+        """Returns the finished segment that holds `offset` on this log's lineage."""
         epoch = log.epochs.epoch_for_offset(offset)
         if epoch is None:
             return None
@@ -176,7 +178,7 @@ class RemoteReader:
     async def _search_segment(
         self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, first_offset: int
     ) -> TimestampOffset | None:
-        """The first record from `first_offset` on that is not older (KIP-33's rules)."""
+        """Finds the first record from `first_offset` on that is not older (KIP-33's rules)."""
         indexes = await self.segments.indexes(segment)
         offset = max(first_offset, indexes.offset_before(timestamp_ms), segment.start_offset)
         position, batch = await self.segments.find(segment, indexes.position_of(offset), offset)
@@ -209,10 +211,10 @@ class RemoteReader:
     async def _segment_before(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata:
-        """The segment with the record before `offset`, in `leader_epoch` or the one before it.
+        """Returns the segment with the record before `offset`, in `leader_epoch` or an older epoch.
 
-        Where `leader_epoch` itself begins at `offset`, the record before belongs to an older epoch.
-        Which one is only known when the tier has a single candidate: after unclean elections it may
+        If `leader_epoch` itself begins at `offset`, the record before belongs to an older epoch.
+        That epoch is known only if the tier has a single candidate: after unclean elections it may
         have several.
         """
         if not self._metadata.is_ready(partition):

@@ -19,7 +19,7 @@ _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 @dataclass(frozen=True, slots=True)
 class RemoteIndexes:
-    """Look-ups by binary search; offsets are absolute, positions are bytes within the log file."""
+    """Binary searches; offsets are absolute, positions are bytes within the log file."""
 
     base_offset: int
     offsets: Any
@@ -32,7 +32,9 @@ class RemoteIndexes:
     def parse(
         cls, base_offset: int, segment_size_bytes: int, offset_index: bytes, time_index: bytes
     ) -> RemoteIndexes:
-        """Raises CorruptMessageError for files that can not be the segment's indexes."""
+        """Parses the two files. Raises CorruptMessageError if they can not be the segment's
+        indexes.
+        """
         if len(offset_index) % 8 or len(time_index) % 12:
             raise CorruptMessageError("an index ends in the middle of an entry")
         by_offset = np.frombuffer(offset_index, _OFFSET_ENTRY)
@@ -52,16 +54,18 @@ class RemoteIndexes:
         return cls(base_offset, offsets, positions, timestamps, time_offsets, size)
 
     def position_of(self, offset: int) -> int:
-        """Where to begin looking for `offset`: at or before the batch that holds it."""
+        """Returns the position to search `offset` from: at or before the batch that holds it."""
         entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
         return int(self.positions[entry]) if entry >= 0 else 0
 
     def last_position_within(self, start: int, limit: int) -> int:
-        """The start of a batch in [start, limit]: the last one indexed, or `start` itself."""
+        """Returns the start of a batch in [start, limit]: the last one indexed, or `start`
+        itself.
+        """
         entry = int(np.searchsorted(self.positions, limit, side="right")) - 1
         return max(start, int(self.positions[entry])) if entry >= 0 else start
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """An offset up to which every record is older than `timestamp_ms`."""
+        """Returns an offset up to which every record is older than `timestamp_ms`."""
         entry = int(np.searchsorted(self.timestamps, timestamp_ms, side="left")) - 1
         return self.base_offset + (int(self.time_offsets[entry]) if entry >= 0 else 0)

@@ -1,8 +1,8 @@
 """Reads within one remote segment: chunks of its log, its indexes, and reading ahead.
 
-The log is read in big ranges (chunks) that a bounded cache keeps. What comes back from the store is
-checked for its length and, batch by batch, for possible headers; a segment that fails is dropped
-from the cache, so a retry asks the store again.
+The log is read in big ranges (chunks) that a bounded cache keeps. Bytes from the store are checked
+for their length and, batch by batch, for possible headers. A segment that fails is dropped from the
+cache, so that a retry fetches it again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_EXPECTED_MAX = 1024  # positions at which a sequential reader is expected next
+_EXPECTED_MAX = 1024  # next positions of sequential readers
 
 
 class SegmentReader:
-    """Used on one event loop; blocking calls run in the reader's own pool (hot reads never wait
-    here).
+    """Reads of all segments, on one event loop. Blocking calls run in the reader's own pool, where
+    no hot read waits.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class SegmentReader:
         self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the work under way."""
         await self._chunks.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], T]) -> T:
-        """A blocking call of the storage, in the pool."""
+        """Runs a blocking call of the storage in the pool."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except Exception:
@@ -69,7 +69,7 @@ class SegmentReader:
             raise
 
     async def indexes(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
-        """The segment's indexes, through the index cache."""
+        """Returns the segment's indexes, through the index cache."""
         found = self._index_cache.peek(segment)
         if found is not None:
             return found
@@ -78,17 +78,17 @@ class SegmentReader:
     async def read(
         self, segment: RemoteLogSegmentMetadata, offset: int, end_offset: int, max_bytes: int
     ) -> tuple[bytes, int]:
-        """Whole batches from the one that holds `offset` on, none that begins at or after
+        """Reads whole batches from the one with `offset` on, none that begins at or after
         `end_offset`.
 
-        At least one batch, else at most `max_bytes`. Gives the position behind them too.
+        Returns at least one batch, else at most `max_bytes`; and the position after them.
         """
         indexes = await self.indexes(segment)
         start, first = await self.find(segment, indexes.position_of(offset), offset)
         position = start + first.size_bytes
         limit = min(start + max_bytes, segment.segment_size_bytes)
         if end_offset > segment.end_offset and position < limit:
-            # All of it belongs to the lineage: the index leads close to the answer's end.
+            # All of it belongs to the lineage: the index leads close to the read's end.
             position = indexes.last_position_within(position, limit)
         while position + HEADER_BYTES <= limit:
             batch = await self.header(segment, position)
@@ -102,7 +102,7 @@ class SegmentReader:
     async def find(
         self, segment: RemoteLogSegmentMetadata, position: int, offset: int
     ) -> tuple[int, BatchHeader]:
-        """Position and header of the first batch from `position` on whose last offset is >=
+        """Returns position and header of the first batch from `position` on whose last offset is >=
         `offset`.
         """
         while position < segment.segment_size_bytes:
@@ -113,7 +113,7 @@ class SegmentReader:
         raise OffsetOutOfRangeError(f"{segment.remote_log_segment_id} ends before offset {offset}")
 
     async def header(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchHeader:
-        """The header of the batch at `position`."""
+        """Returns the header of the batch at `position`."""
         number, at = divmod(position, self._chunk_bytes)
         chunk = await self._chunk(segment, number)
         try:
@@ -125,7 +125,9 @@ class SegmentReader:
             raise
 
     async def slice(self, segment: RemoteLogSegmentMetadata, position: int, size: int) -> bytes:
-        """`size` bytes from `position`; CorruptMessageError where the log ends before."""
+        """Returns `size` bytes from `position`. Raises CorruptMessageError if the log ends
+        before.
+        """
         end = position + size
         if end > segment.segment_size_bytes:
             self._chunks.drop(segment.id)
@@ -134,7 +136,7 @@ class SegmentReader:
             )
         numbers = range(position // self._chunk_bytes, max(0, end - 1) // self._chunk_bytes + 1)
         if len(numbers) > 1:
-            for number in numbers:  # all ranges of one answer are fetched at the same time
+            for number in numbers:  # all ranges of one read are fetched at the same time
                 self._start(segment, number)
         pieces = []
         for number in numbers:
@@ -144,8 +146,8 @@ class SegmentReader:
         return b"".join(pieces)
 
     def continues(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> bool:
-        """Notes that a reader will want `end` next; whether `start` was expected so (or is a
-        beginning).
+        """Notes `end` as the next position of a reader; returns whether `start` was such,
+        or is 0.
         """
         expected = start == 0 or (segment.id, start) in self._expected
         self._expected.pop((segment.id, start), None)
@@ -155,7 +157,7 @@ class SegmentReader:
         return expected
 
     def read_ahead(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
-        """Begins to load the chunks from `position` on; returns how many lie beyond the segment's
+        """Starts to load the chunks from `position` on; returns how many lie beyond the segment's
         end.
         """
         number = position // self._chunk_bytes
@@ -172,7 +174,7 @@ class SegmentReader:
         return beyond
 
     def forget(self, segment: RemoteLogSegmentMetadata) -> None:
-        """Drops what is cached of a segment that was deleted."""
+        """Drops the cached parts of a segment that was deleted."""
         self._chunks.drop(segment.id)
         self._index_cache.remove(segment.id)
 

@@ -1,1 +1,11 @@
-"""Remote storage managers: where the bytes of remote segments are kept."""
+"""Remote storage managers: the bytes of remote segments.
+
+- `manager`: the protocol RemoteStorageManager, its types, and the names of files.
+- `directory`: a tier in a directory, on a network file system or for the quickstart.
+- `s3`: a tier on S3, MinIO, or another store of S3's protocol.
+- `factory`: the manager that a node's configuration names.
+
+Outsiders import `factory`; a manager of their own implements the protocol in `manager`. A store has
+no notion of offsets or epochs. Copies and deletions are idempotent, and a file appears whole or not
+at all. Files have the names of Apache Kafka's local tier.
+"""

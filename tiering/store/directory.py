@@ -1,9 +1,9 @@
 """A RemoteStorageManager over a directory: a tier on a network file system, and the quickstart's.
 
-It promises what an object store does: a file appears whole or not at all. A copy writes every file
-under a temporary name, syncs it, and renames it; the log file comes last, so a segment with a log
+It promises as much as an object store: a file appears whole or not at all. A copy writes every file
+under a temporary name, syncs it, and renames it. The log file comes last, so a segment with a log
 file has all of its files. Names are those of Apache Kafka's local tier (`tiering.store.manager`).
-It is bytes of a remote store, not of a log: a failed fsync here fails the copy, not the process.
+The bytes belong to a remote store, not to a log: a failed fsync fails the copy, not the process.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ class DirectoryRemoteStorageManager:
             if not root.is_directory(partition):
                 return
             directory = root.subdirectory(partition)
-            # The log goes first: a segment that still has one has all of its files.
+            # The log is deleted first: a segment that still has one has all of its files.
             for suffix in (LOG_SUFFIX, *(kind.value for kind in IndexType)):
                 directory.remove(file_name(metadata, suffix))
                 directory.remove(file_name(metadata, suffix) + _TEMPORARY)
             directory.fsync()
 
     def close(self) -> None:
-        """Files are opened for each call: there is nothing to let go."""
+        """Does nothing: files are opened for each call."""
 
     def list_files(self, partition: TopicIdPartition) -> list[str]:
-        """The names of a partition's files, for tools and tests."""
+        """Returns the names of a partition's files, for tools and tests."""
         name = partition_directory(partition)
         root = self._require()
         return root.subdirectory(name).list() if root.is_directory(name) else []
@@ -154,7 +154,9 @@ def _write(directory: Directory, name: str, source: ByteSource) -> None:
 
 @contextmanager
 def _translated(action: str, metadata: RemoteLogSegmentMetadata) -> Iterator[None]:
-    """A full or failing disk may recover, so it is retriable; a failed fsync is not repeated."""
+    """Translates errors. A full or failing disk may recover, so its error is retriable; a failed
+    fsync is not repeated.
+    """
     try:
         yield
     except FatalError as error:

@@ -1,4 +1,4 @@
-"""The remote storage manager that a node's configuration names."""
+"""The factory of remote storage managers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tiering.store.s3 import S3RemoteStorageManager, settings_with_environment
 def create_storage_manager(
     config: ServerConfig, environment: Mapping[str, str] | None = None
 ) -> RemoteStorageManager:
-    """The storage manager that `remote.log.storage.manager.class.name` names, configured.
+    """Creates and configures the manager that `remote.log.storage.manager.class.name` names.
 
-    `directory` (rsm.config.dir), `s3` (rsm.config.bucket, ... or TIDEMARK_S3_* and AWS_*
-    variables), or `module:Class`. An empty name is `directory` where rsm.config.dir is set and
-    `s3` where a bucket is. Raises ConfigError.
+    Names are `directory` (rsm.config.dir), `s3` (rsm.config.bucket, ... or TIDEMARK_S3_* and AWS_*
+    variables), or `module:Class`. An empty name is `directory` if rsm.config.dir is set, `s3` if a
+    bucket is. Raises ConfigError.
     """
     settings = dict(config.rsm_config)
     name = config.remote_log_storage_manager_class_name

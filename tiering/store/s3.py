@@ -1,11 +1,11 @@
-"""A RemoteStorageManager over S3, MinIO, and whatever speaks S3's protocol (package `minio`).
+"""A RemoteStorageManager over S3, MinIO, and other stores of S3's protocol (package `minio`).
 
 Objects are keyed `<key.prefix><topic>-<partition>-<topic id>/<file>` with the file names of
-`tiering.store.manager`; the log is put last. An object appears whole or not at all. What an
-overloaded store answers (5xx, SlowDown, time-outs, broken connections) is normal: it is retried
-with a random exponential wait, and is RetriableRemoteStorageError when it lasts. The bucket is
-looked at on use only: a node starts while its object store is down. One bounded connection pool
-serves all threads.
+`tiering.store.manager`; the log is put last. An object appears whole or not at all. Overload (5xx,
+SlowDown, time-outs, broken connections) is normal. Such requests are retried with a random
+exponential wait; RetriableRemoteStorageError is raised if it lasts. The bucket is checked on use
+only, so a node starts while its object store is down. One bounded connection pool serves all
+threads.
 """
 
 from __future__ import annotations
@@ -86,15 +86,13 @@ class S3Settings:
 def settings_with_environment(
     settings: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """`settings` and, where they are silent, the environment's TIDEMARK_S3_* and AWS_*
-    variables.
-    """
+    """Returns `settings`, completed from the environment's TIDEMARK_S3_* and AWS_* variables."""
     merged = {key: environment[name] for key, name in _ENVIRONMENT.items() if environment.get(name)}
     return {**merged, **settings}
 
 
 class S3RemoteStorageManager:
-    """See `tiering.store.manager.RemoteStorageManager` and the module's docstring."""
+    """A tier on S3; see `tiering.store.manager.RemoteStorageManager` and the module's docstring."""
 
     def __init__(self, sleep: Callable[[float], None] = tenacity.nap.sleep) -> None:
         self._sleep = sleep
@@ -102,7 +100,7 @@ class S3RemoteStorageManager:
         self._pool: Any = None
         self.settings = S3Settings(bucket="")
         self.retries = 0
-        """Requests that were repeated, since the start."""
+        """Requests repeated since the start."""
 
     def configure(self, settings: Mapping[str, str]) -> None:
         try:
@@ -158,7 +156,7 @@ class S3RemoteStorageManager:
             _Stream(source),
             source.size_bytes,
             part_size=self.settings.part_size_bytes,
-            num_parallel_uploads=1,  # the copier's pool is the bound on what goes up at once
+            num_parallel_uploads=1,  # the copier's pool bounds the uploads at once
         )
 
     def _get(self, key: str, start: int, length: int) -> bytes:
@@ -183,7 +181,7 @@ class S3RemoteStorageManager:
                 raise RetriableRemoteStorageError(f"can not delete {error.name}: {error.message}")
 
     def _call(self, key: str, request: Callable[[], T]) -> T:
-        """Runs a request, again where the store was only overloaded."""
+        """Runs a request; repeats it if the store was only overloaded."""
 
         def attempt() -> T:
             with _translated(self.settings.bucket, key):
@@ -208,7 +206,7 @@ class S3RemoteStorageManager:
 
 
 class _Stream:
-    """A ByteSource as the file-like object that a put reads from."""
+    """A ByteSource as the file-like object that a put reads."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -228,16 +226,16 @@ def _connection_pool(settings: S3Settings) -> Any:
     return urllib3.PoolManager(
         num_pools=4,
         maxsize=settings.connection_pool_size,
-        block=True,  # a thread waits for a connection instead of opening one more
+        block=True,  # threads wait for a connection; none is opened beyond the pool
         timeout=timeout,
-        retries=False,  # `_call` retries, with a wait
+        retries=False,  # `_call` retries, after a wait
         cert_reqs="CERT_REQUIRED",
         ca_certs=settings.ca or certifi.where(),
     )
 
 
 def create_client(settings: S3Settings, pool: Any = None) -> Any:
-    """The `minio.Minio` client that `settings` describe."""
+    """Creates the `minio.Minio` client for `settings`."""
     url = urlsplit(settings.endpoint if "://" in settings.endpoint else f"//{settings.endpoint}")
     secure = settings.secure if not url.scheme else url.scheme == "https"
     if not url.netloc or url.path.strip("/"):
@@ -256,7 +254,7 @@ def create_client(settings: S3Settings, pool: Any = None) -> Any:
 
 @contextmanager
 def _translated(bucket: str, key: str) -> Iterator[None]:
-    """The store's and the network's errors as ours."""
+    """Translates errors of the store and the network."""
     where = f"{bucket}/{key}"
     try:
         yield

@@ -1,1 +1,14 @@
-"""The tasks of a leader and a follower: copy, expire, delete; and the pure planner."""
+"""The tasks of a leader and a follower in the tier: copy, expiration, deletion.
+
+- `planner`: every decision, pure: segments to copy, segments to delete, the bounds of reads.
+- `copier`: a leader's copy task, and a follower's task that follows the copies.
+- `expirer`: retention in the tier, and the remains of earlier failures.
+- `deleter`: the deletion of one segment, in steps that may be repeated.
+- `partition`: the state of one hosted partition, and the files of its segments.
+
+`tiering.manager` runs the tasks; `tiering.reading` uses the planner; outsiders import none of it.
+
+A segment is copied only below the last stable offset, and each copy has an id of its own. Local
+retention has a segment only after its copy is finished. The log start offset moves before a remote
+segment is deleted (RULES.md rule 10).
+"""

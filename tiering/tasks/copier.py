@@ -1,10 +1,10 @@
-"""The copy task of a leader, and the follower's task that learns what the leader copied (KIP-405).
+"""The copy task of a leader, and the task of a follower that follows the leader's copies (KIP-405).
 
-For each rolled segment in turn: COPY_SEGMENT_STARTED is recorded, the files go up,
-COPY_SEGMENT_FINISHED is recorded; only then may local retention have the segment (RULES.md rule
-10). A passing failure leaves the copy begun: the next pass goes on with the same id, so an outage
-of the store does not fill the metadata topic. Any other failure deletes what went up. A copy under
-way when the leadership is lost is finished: what it holds lies below the last stable offset.
+Each rolled segment in turn is recorded as COPY_SEGMENT_STARTED, uploaded, and recorded as
+COPY_SEGMENT_FINISHED. Only then may local retention delete it (RULES.md rule 10). A transient
+failure leaves the copy begun. The next pass continues with the same id, so an outage of the store
+does not fill the metadata topic. Any other failure deletes the uploaded files. A copy under way at
+the loss of leadership is finished: its records lie below the last stable offset.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Copier:
-    """Copies segments of all partitions this node leads."""
+    """The copies of all partitions this node leads."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Copier:
         )
 
     def close(self) -> None:
-        """Uploads that were not begun are dropped; those under way end by themselves."""
+        """Drops uploads that have not begun; those under way continue on their own."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def learn(self, hosted: TieredPartition) -> int:
@@ -77,13 +77,17 @@ class Copier:
         return highest
 
     async def follow(self, hosted: TieredPartition) -> None:
-        """A follower's pass: learns what is copied, and lets local retention act on it."""
+        """Makes a follower's pass: updates the highest remote offset, and applies local
+        retention.
+        """
         if self._metadata.is_ready(hosted.partition):
             await self.learn(hosted)
             delete_expired(hosted.log, self._now_ms())
 
     async def copy(self, hosted: TieredPartition) -> None:
-        """A leader's pass. Raises what stopped it; what was copied until then counts."""
+        """Makes a leader's pass. Raises the error that stops it; copies finished before
+        that count.
+        """
         if not self._metadata.is_ready(hosted.partition):
             return
         async with hosted.copying:
@@ -99,14 +103,16 @@ class Copier:
                     await self.learn(hosted)
             except Exception as error:
                 failed = error
-            # What was copied may go locally, also where a later copy failed; but not when this pass
-            # was cancelled: then the log is no longer ours.
+            # Local retention may delete the copied segments, even if a later copy failed. Not if
+            # this pass was cancelled: the log belongs to this node no more then.
             delete_expired(hosted.log, self._now_ms())
             if failed is not None:
                 raise failed
 
     def lag(self, hosted: TieredPartition) -> CopyLag:
-        """The rolled segments that the tier lacks, also those above the last stable offset."""
+        """Returns the rolled segments that the tier lacks, also those above the last stable
+        offset.
+        """
         log = hosted.log
         missing = planner.segments_to_copy(
             hosted.local_segments(),
@@ -125,7 +131,7 @@ class Copier:
         return [segment for segment in log.segments if segment.base_offset in offsets]
 
     def _forget_outdated(self, hosted: TieredPartition, candidates: list[Segment]) -> None:
-        """Begun copies that are not wanted any more are left to the expiration task."""
+        """Leaves copies that were begun but are no longer wanted to the expiration task."""
         wanted = {segment.base_offset for segment in candidates}
         for start_offset in hosted.unfinished.keys() - wanted:
             hosted.in_flight.discard(hosted.unfinished.pop(start_offset).id)
@@ -168,7 +174,8 @@ class Copier:
             await self._abandon(metadata)
             raise
         except BaseException:
-            # Cancelled (the node stops, or the partition moves away): a later leader finds it.
+            # Cancelled (the node stops, or the partition moves away): a later leader finds the
+            # copy.
             hosted.in_flight.discard(metadata.id)
             raise
         hosted.in_flight.discard(metadata.id)
@@ -208,8 +215,8 @@ class Copier:
         return custom
 
     async def _abandon(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Deletes what went up of a copy that can not be finished; failing that, a later pass
-        does.
+        """Deletes the uploaded files of a copy that can not be finished; if that fails, a later
+        pass does.
         """
         try:
             await self._deleter.delete(metadata)

@@ -1,6 +1,6 @@
-"""Deleting one remote segment: DELETE_SEGMENT_STARTED, the files, DELETE_SEGMENT_FINISHED.
+"""The deletion of one remote segment: DELETE_SEGMENT_STARTED, the files, DELETE_SEGMENT_FINISHED.
 
-Each step may be repeated: a deletion that stopped half way is found by its state and done again.
+Each step may be repeated: a deletion that stopped half way is found by its state and repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tiering.store.manager import RemoteStorageManager
 
 
 class SegmentDeleter:
-    """Deletes segments in a bounded pool of its own."""
+    """Deletions of segments, in a bounded pool of their own."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class SegmentDeleter:
         )
 
     def close(self) -> None:
-        """Deletions that were not begun are dropped; those under way end by themselves."""
+        """Drops deletions that have not begun; those under way continue on their own."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def delete(self, segment: RemoteLogSegmentMetadata) -> None:
-        """Deletes the segment, whatever its state; raises what failed."""
+        """Deletes the segment in any state. Raises the errors of storage and metadata."""
         self._metrics.remote_delete_requests += 1
         try:
             await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)

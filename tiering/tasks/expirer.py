@@ -1,10 +1,10 @@
-"""The expiration task of a leader: retention in the tier, and what earlier failures left there
+"""The expiration task of a leader: retention in the tier, and the remains of earlier failures
 (KIP-405).
 
-Order: copies that will never be finished go; the plan is made with what the tier holds known (a
-fresh leader would delete too much otherwise); the log start moves; segments are deleted from the
-oldest on. A reader that is refused an offset sees the new log start already (RULES.md
-rule 10).
+Copies that can not be finished any more are deleted first. The plan is made after the tier's
+contents are known, since a fresh leader would delete too much otherwise. Then the log start moves,
+and segments are deleted from the oldest on. So a reader whose offset is refused already sees the
+new log start (RULES.md rule 10).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tiering.tasks.partition import TieredPartition
 logger = logging.getLogger(__name__)
 
 DANGLING_GRACE_MS = 3_600_000
-"""How long another broker's unfinished copy is left alone: it may still be uploading."""
+"""Age up to which another broker's unfinished copy is kept: it may still be uploading."""
 
 
 class Expirer:
-    """Applies retention to the remote segments of all partitions this node leads."""
+    """Retention in the tier for all partitions this node leads."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Expirer:
         self._now_ms = now_ms
 
     async def expire(self, hosted: TieredPartition) -> None:
-        """A leader's pass. Raises what stopped it; the next pass begins where it stopped."""
+        """Makes a leader's pass. Raises the error that stops it; the next pass starts over."""
         partition, log = hosted.partition, hosted.log
         if not self._metadata.is_ready(partition):
             return
@@ -80,15 +80,15 @@ class Expirer:
     def _raise_log_start(
         self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
     ) -> None:
-        """Once per leadership: an earlier leader may have deleted more than this log start
-        knows.
+        """Raises the log start once per leadership: an earlier leader may have deleted more than
+        this log reflects.
         """
         log = hosted.log
         first = planner.first_available_offset(
             segments, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
         )
         if first > log.high_watermark:
-            return  # a new leader's is behind for a moment; the next pass looks again
+            return  # a new leader's high watermark is behind for a moment
         log.increment_log_start_offset(first)
         hosted.log_start_checked = True
 

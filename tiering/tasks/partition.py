@@ -1,6 +1,4 @@
-"""What the remote log manager keeps of one partition that this node hosts, and the files of its
-segments.
-"""
+"""The remote log manager's state of one hosted partition, and the files of its segments."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ class TieredPartition:
     nudged: asyncio.Event = field(default_factory=asyncio.Event)
     retired: asyncio.Event = field(default_factory=asyncio.Event)
     copying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One copy pass at a time, also across a change of roles and back."""
+    """Held by a copy pass: one at a time, also across a change of roles and back."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     in_flight: set[UUID] = field(default_factory=set)
-    """Copies of this process that are not finished: nobody may take them for dangling."""
+    """Copies of this process that are not finished, which must not be taken for dangling."""
     unfinished: dict[int, RemoteLogSegmentMetadata] = field(default_factory=dict)
-    """Copies to go on with after a passing failure, by start offset."""
+    """Copies to continue after a transient failure, by start offset."""
     uploads: set[asyncio.Future[bytes | None]] = field(default_factory=set)
     log_start_checked: bool = False
 
@@ -46,23 +44,23 @@ class TieredPartition:
         return self.leader_epoch is not None
 
     def retire(self) -> None:
-        """The role ended: a pass under way stops after its segment, and no other one begins."""
+        """Ends the role: a pass under way stops after its segment, and no other one begins."""
         self.leader_epoch = None
         self.retired.set()
         self.nudged.set()
 
     def succeed(self, earlier: TieredPartition) -> None:
-        """Takes over what an earlier role of the same partition has under way."""
+        """Adopts the work under way of an earlier role of the same partition."""
         self.in_flight, self.uploads = earlier.in_flight, earlier.uploads
         self.copying, self.unfinished = earlier.copying, earlier.unfinished
         self.tasks.extend(task for task in earlier.tasks if not task.done())
 
     def lineage(self) -> tuple[EpochEntry, ...]:
-        """The leader epochs of the log, oldest first."""
+        """Returns the leader epochs of the log, oldest first."""
         return tuple(EpochEntry(epoch, start) for epoch, start in self.log.epochs.entries())
 
     def local_segments(self) -> list[planner.LocalSegment]:
-        """The log's segments, the active one last."""
+        """Returns the log's segments, the active one last."""
         return [
             planner.LocalSegment(
                 segment.base_offset,
@@ -91,8 +89,8 @@ class _OpenLog:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """The files of a rolled segment. Gathered on the event loop, opened in a thread of the copier's
-    pool.
+    """The files of a rolled segment, collected on the event loop, opened in a thread of the
+    copier's pool.
     """
 
     directory: Directory
@@ -106,7 +104,9 @@ class SegmentFiles:
 
     @classmethod
     def of(cls, segment: Segment, epochs: tuple[EpochEntry, ...]) -> SegmentFiles:
-        """`epochs` is the log's lineage; the copy gets what of it lies before the segment's end."""
+        """Collects the files; of the log's lineage `epochs` the copy gets the part before the
+        segment's end.
+        """
         return cls(
             segment.directory,
             segment.log_file,
@@ -126,13 +126,13 @@ class SegmentFiles:
 
     @contextmanager
     def open(self) -> Iterator[LogSegmentData]:
-        """The data to copy; StorageError where the segment left the log meanwhile."""
+        """Opens the data to copy. Raises StorageError if the segment has left the log."""
         directory = self.directory
         indexes = {
             IndexType.OFFSET: directory.read(self.offset_index_file),
             IndexType.TIMESTAMP: directory.read(self.time_index_file),
-            # A log that had no producers when it was rolled may have no snapshot: an empty one says
-            # so.
+            # A log without producers when it was rolled may have no snapshot; an empty one stands
+            # for that.
             IndexType.PRODUCER_SNAPSHOT: directory.read(self.producer_snapshot_file)
             if directory.exists(self.producer_snapshot_file)
             else encode_snapshot(()),

@@ -1,11 +1,12 @@
-"""What to copy to the tier and what to delete from it: pure decisions (KIP-405; Kafka's
-RemoteLogManager tasks).
+"""Decisions of copy and expiration, pure (KIP-405; Kafka's RemoteLogManager tasks).
 
-Copy: every rolled segment whose end is at or below the last stable offset and above the highest
-offset that this leader's own lineage already has in the tier. Delete: from the oldest on, what lies
-below the log start offset, what is too old, what is too much; only segments of this leader's
-lineage may be judged by time and size, and what belongs to epochs before the earliest one known
-here is nobody's any more. The log start offset moves before anything is deleted.
+Copied is every rolled segment that ends at or below the last stable offset. It must end above the
+highest offset that this leader's own lineage has in the tier.
+
+Deleted are, from the oldest on, segments below the log start offset, too old ones, and those beyond
+the size limit. Time and size apply only to segments of this leader's lineage. A segment of epochs
+before the earliest known one belongs to no lineage and is deleted. The log start offset moves
+before anything is deleted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _S = RemoteLogSegmentState
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """A segment on local disk: [base_offset, next_offset), its bytes, and its greatest
-    timestamp.
+    """A segment on local disk: [base_offset, next_offset), its bytes, and its greatest timestamp in
+    ms.
     """
 
     base_offset: int
@@ -37,11 +38,11 @@ def highest_copied_offset(
     log_end_offset: int,
     highest_for_epoch: Callable[[int], int | None],
 ) -> int:
-    """The highest offset (inclusive) of this lineage in the tier, or -1.
+    """Returns the highest offset (inclusive) of this lineage in the tier, or -1.
 
     Walks the epochs backwards until one has remote records (KIP-405 "follower to leader"). The tier
-    may hold more of an epoch than this lineage kept (an unclean election cut it): then the epoch's
-    own last offset counts.
+    may have more of an epoch than this lineage kept after an unclean election. Then the epoch's own
+    last offset counts.
     """
     for position in range(len(epochs) - 1, -1, -1):
         highest = highest_for_epoch(epochs[position].epoch)
@@ -58,10 +59,10 @@ def segments_to_copy(
     last_stable_offset: int,
     log_start_offset: int,
 ) -> list[LocalSegment]:
-    """The rolled segments to copy now, oldest first. The last of `segments` is the active one and
-    never goes.
+    """Returns the rolled segments to copy, oldest first. The last of `segments` is the active one
+    and is never copied.
 
-    A segment that the tier holds only in part is copied as a whole: the older copy becomes
+    A segment that the tier has only in part is copied as a whole; the older copy becomes
     unreferenced.
     """
     return [
@@ -75,7 +76,9 @@ def segments_to_copy(
 def segment_leader_epochs(
     epochs: Sequence[EpochEntry], start_offset: int, next_offset: int
 ) -> tuple[EpochEntry, ...]:
-    """The epochs with records in [start_offset, next_offset), each with its first offset there."""
+    """Returns the epochs with records in [start_offset, next_offset), each with its first offset
+    there.
+    """
     found = []
     for position, entry in enumerate(epochs):
         end = epochs[position + 1].start_offset if position + 1 < len(epochs) else next_offset
@@ -86,24 +89,24 @@ def segment_leader_epochs(
 
 
 def epochs_up_to(epochs: Sequence[EpochEntry], end_offset: int) -> tuple[EpochEntry, ...]:
-    """The lineage of a log that ends (exclusively) at `end_offset`."""
+    """Returns the lineage of a log that ends (exclusively) at `end_offset`."""
     return tuple(entry for entry in epochs if entry.start_offset < end_offset)
 
 
 def is_within_leader_epochs(
     segment: RemoteLogSegmentMetadata, log_end_offset: int, epochs: Sequence[EpochEntry]
 ) -> bool:
-    """Whether every record of the remote segment belongs to the lineage `epochs`.
+    """Returns whether every record of the remote segment belongs to the lineage `epochs`.
 
     Source: RemoteLogManager.isRemoteSegmentWithinLeaderEpochs. Epochs without records in the
-    segment say nothing, and, unlike in Kafka, neither do records below the lineage's first offset
-    (the log start may lie in the middle of a segment).
+    segment do not count. Unlike in Kafka, records below the lineage's first offset do not count
+    either: the log start may lie in the middle of a segment.
     """
     if segment.end_offset >= log_end_offset or not epochs:
         return False
     starts = {entry.epoch: entry.start_offset for entry in epochs}
     ends = {entry.epoch: later.start_offset for entry, later in pairwise(epochs)}
-    floor = epochs[0].start_offset  # the lineage below the log start is forgotten: nobody reads it
+    floor = epochs[0].start_offset  # the lineage below the log start is gone: it is never read
     checked = False
     for entry in segment.segment_leader_epochs:
         bounds = segment.epoch_range(entry.epoch)
@@ -122,9 +125,7 @@ def is_within_leader_epochs(
 
 @dataclass(frozen=True, slots=True)
 class ExpirationPlan:
-    """Segments to delete (oldest first), and where the log starts afterwards (None: where it
-    did).
-    """
+    """Segments to delete (oldest first), and the new log start (None: unchanged)."""
 
     delete: tuple[RemoteLogSegmentMetadata, ...]
     log_start_offset: int | None
@@ -132,7 +133,7 @@ class ExpirationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What bounds a log in all, and what of it is here: limits below 0 mean none."""
+    """Limits of a log, where below 0 is none, and the parts of it that are here."""
 
     retention_ms: int
     retention_bytes: int
@@ -150,11 +151,11 @@ def plan_expiration(
     *,
     in_flight: Collection[UUID] = (),
 ) -> ExpirationPlan:
-    """What the leader deletes from the tier now.
+    """Returns the segments that the leader deletes from the tier now.
 
-    Segments in state DELETE_SEGMENT_STARTED are left-overs of an earlier deletion and go again. A
-    segment that is being copied is not touched. Retention by time and size stops at the first
-    segment of the lineage that stays: what is left is contiguous.
+    Segments in state DELETE_SEGMENT_STARTED are remains of an earlier deletion and are deleted
+    again. A segment that is being copied is kept. Retention by time and size stops at the first
+    segment of the lineage that stays, so that the rest is contiguous.
     """
     ordered = sorted(segments, key=lambda segment: (segment.start_offset, segment.end_offset))
     leftovers = [s for s in ordered if s.state is _S.DELETE_SEGMENT_STARTED]
@@ -189,8 +190,8 @@ def _excess_bytes(
     epochs: Sequence[EpochEntry],
     retention: Retention,
 ) -> int:
-    """Bytes above retention.bytes. Each offset counts once, however many copies the tier has of
-    it.
+    """Returns the bytes above retention.bytes. Each offset counts once, even if the tier has
+    several copies.
     """
     if retention.retention_bytes < 0:
         return 0
@@ -211,10 +212,10 @@ def dangling_copies(
     grace_ms: int,
     in_flight: Collection[UUID],
 ) -> list[RemoteLogSegmentMetadata]:
-    """Copies that were begun and will never be finished: the leader deletes them.
+    """Returns copies that were begun and can not be finished any more; the leader deletes them.
 
-    This broker's own ones that are not in flight died with an earlier process or a failed upload.
-    Another broker's may still be under way after it lost the leadership; they are left alone for
+    This broker's own copies that are not in flight ended with an earlier process or a failed
+    upload. Another broker's may still be under way after it lost the leadership; they are kept for
     `grace_ms`.
     """
     return [
@@ -229,11 +230,12 @@ def dangling_copies(
 def readable_end(
     segment: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], epoch: int, log_end_offset: int
 ) -> int:
-    """Up to which offset (exclusive) a segment found by `epoch` may be read on this lineage.
+    """Returns the offset (exclusive) up to which a segment found by `epoch` may be read on this
+    lineage.
 
-    After an unclean election a remote segment may hold, behind the records of `epoch`, others that
-    this lineage never had (KIP-405 "log divergence"). As long as the epochs of both go on at the
-    same offsets, so may the read.
+    After an unclean election a remote segment may hold, after the records of `epoch`, records that
+    this lineage never had (KIP-405 "log divergence"). The read may continue as long as the next
+    epochs of both begin at the same offsets.
     """
     starts = {entry.epoch: position for position, entry in enumerate(epochs)}
     following = [entry for entry in segment.segment_leader_epochs if entry.epoch > epoch]
@@ -254,8 +256,8 @@ def first_available_offset(
     log_end_offset: int,
     local_log_start_offset: int,
 ) -> int:
-    """The first offset that can be read at all: of the oldest finished segment of this lineage,
-    else the local start.
+    """Returns the first readable offset: of the oldest finished segment of this lineage, else the
+    local start.
 
     A new leader raises its log start to it: an earlier leader may have deleted from the tier just
     before it failed.
