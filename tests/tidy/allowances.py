@@ -35,9 +35,9 @@ VOICE = {
     "node": (20, 46),
     "pyspark_tidemark": (0, 0),
     "quorum": (31, 42),
-    "snapshot": (4, 2),
-    "tidemark": (51, 76),
-    "tiering": (12, 21),
+    "snapshot": (0, 0),
+    "tidemark": (37, 38),
+    "tiering": (0, 0),
 }
 """(headless docstrings, long sentences) of a room, at most."""
 
@@ -54,20 +54,12 @@ FACELESS = {
     "node/serving",
     "node/upkeep",
     "pyspark_tidemark",
-    "snapshot",
     "tidemark",
     "tidemark/cli",
     "tidemark/client",
     "tidemark/config",
     "tidemark/errors",
-    "tidemark/records",
-    "tidemark/records/kernels",
     "tidemark/spark",
     "tidemark/wire",
-    "tiering",
-    "tiering/metadata",
-    "tiering/reading",
-    "tiering/store",
-    "tiering/tasks",
 }
 """Packages whose docstring is no face of a room yet."""
