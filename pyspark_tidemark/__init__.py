@@ -1,6 +1,13 @@
-"""Registers the format `tidemark`: Spark looks for `DefaultSource` in modules named `pyspark_*`.
+"""Makes the format `tidemark` known to Spark by its name.
 
-It is imported wherever Spark plans a query, so it loads no more than Spark has loaded already.
+Spark imports every installed top-level module named `pyspark_*` and registers its `DefaultSource`.
+That is why this package stands beside `tidemark` instead of in it. Spark finds it by listing the
+directories of `sys.path`, which works for an installed wheel and for an editable install.
+
+    spark.read.format("tidemark")        # no spark.dataSource.register(...)
+
+Nobody imports it but Spark. It promises to be cheap, because it is imported wherever Spark plans a
+query: it loads `tidemark.spark.source`, and neither gRPC nor Arrow.
 """
 
 from tidemark.spark.source import TidemarkDataSource as DefaultSource

@@ -1,7 +1,16 @@
-"""Tidemark for Python: what a user imports.
+"""Tidemark for Python: the public names of a client.
 
-`import tidemark` loads nothing heavy; a name is resolved when it is first asked for (PEP 562), so a
-program that only wants `TopicPartition` never pays for gRPC, Arrow or numba.
+    from tidemark import Admin, Consumer, NewTopic, Producer, TopicPartition
+
+`Producer`, `Consumer` and `Admin` block; `AsyncProducer`, `AsyncConsumer` and `AsyncAdmin` are
+their asyncio counterparts. `errors` has the exceptions, named after Kafka's error table. Programs
+import other names from `tidemark.client`, `tidemark.errors` and `tidemark.types`, and generated
+messages from `tidemark.v1`. The remaining packages serve Tidemark itself.
+
+`import tidemark` loads nothing heavy. A name is resolved when it is first used (PEP 562), so a
+program that only needs `TopicPartition` loads neither gRPC nor Arrow nor numba. No module of this
+package imports a server room (commitlog, snapshot, quorum, tiering, node) when it is imported.
+Commands of `tidemark.cli` that run a node import them when they are called.
 """
 
 from __future__ import annotations

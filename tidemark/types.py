@@ -1,7 +1,8 @@
 """Small value types that every room shares: ids, topic partitions, endpoints.
 
-Ids are `uuid.UUID` in memory, 16 raw bytes on the wire, and 22 characters of URL-safe base64
-without padding in files and output, as Apache Kafka prints them (org.apache.kafka.common.Uuid).
+Ids are `uuid.UUID` in memory and 16 raw bytes on the wire. In files and output they are 22
+characters of URL-safe base64 without padding, as Apache Kafka prints them
+(org.apache.kafka.common.Uuid).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class TopicPartition(NamedTuple):
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition by its topic's id and name: a topic created anew under an old name is another
-    one.
+    """A partition by its topic's id and name. A topic created anew under an old name has another
+    id.
     """
 
     topic_id: UUID
@@ -47,7 +48,7 @@ class TopicIdPartition(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where a listener answers; `address` is what gRPC takes."""
+    """Host and port of a listener; `address` is the form that gRPC takes."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """`host:port` or `[v6]:port`; raises ValueError for anything else."""
+        """Parses `host:port` or `[v6]:port`. Raises ValueError for anything else."""
         host, colon, port = text.strip().rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not host:port")
@@ -66,7 +67,7 @@ class Endpoint(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """A named listener of a node, and where it answers."""
+    """A named listener of a node, and its endpoint."""
 
     name: str
     host: str
@@ -78,7 +79,7 @@ class Listener(NamedTuple):
 
 
 class OffsetSpec(IntEnum):
-    """Offsets that ListOffsets knows by name, as Kafka's special timestamps."""
+    """Offsets that ListOffsets takes by name, as Kafka's special timestamps."""
 
     LATEST = -1
     EARLIEST = -2
@@ -89,7 +90,7 @@ class OffsetSpec(IntEnum):
 
 
 class ConfigResourceType(IntEnum):
-    """What settings belong to; Kafka's numbers."""
+    """Kinds of owners of settings; Kafka's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -97,7 +98,10 @@ class ConfigResourceType(IntEnum):
 
 class ConfigResource(NamedTuple):
     """A topic by name, or a broker by its id as text; BROKER with an empty name stands for all
-    brokers. `type` is a ConfigResourceType, or a number that this version does not know."""
+    brokers.
+
+    `type` is a ConfigResourceType, or a number that this version does not know.
+    """
 
     type: int
     name: str
@@ -113,7 +117,7 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def broker(cls, broker_id: int | None) -> ConfigResource:
-        """None: the default of all brokers."""
+        """The resource of a broker; None stands for the default of all brokers."""
         return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
 
 
@@ -128,12 +132,12 @@ def random_uuid() -> UUID:
 
 
 def uuid_to_text(value: UUID) -> str:
-    """22 characters of URL-safe base64."""
+    """The id as 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def uuid_from_text(text: str) -> UUID:
-    """The inverse of `uuid_to_text`; raises ValueError for text that is no id."""
+    """The inverse of `uuid_to_text`. Raises ValueError for text that is no id."""
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`tidemark brokers`: who is registered, and forgetting one that will not come back."""
+"""`tidemark brokers`: lists registered brokers, and unregisters one that will not come back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def unregister(
 
 def _check(broker_id: int, row: dict[str, Any] | None) -> None:
     if row is None:
-        return  # the controller knows the right error
+        return  # the controller answers with the right error
     if row["state"] != "fenced":
         raise ConfigError(f"broker {broker_id} is alive: stop it first, or say --force")
     if row["replicas"]:

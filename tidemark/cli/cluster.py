@@ -1,4 +1,4 @@
-"""`tidemark cluster health`: is everything as it should be? Exit status 0 only if so.
+"""`tidemark cluster health`: problems of the cluster; exit status 0 only if there are none.
 
 critical: records can not be written or read (no active controller, no leader, an ISR below
 min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
@@ -28,7 +28,9 @@ _SHOWN_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`severity` is critical or warning; `where` names a broker, a partition or a controller."""
+    """A problem; `severity` is critical or warning, `where` is a broker, a partition or a
+    controller.
+    """
 
     severity: str
     kind: str
@@ -95,7 +97,7 @@ def status_of(problems: Iterable[Problem]) -> str:
 
 
 def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]:
-    """Of the controllers, by the leader's own clock."""
+    """Problems of the controllers, by the leader's own clock."""
     if quorum.leader_id is None:
         what = "no metadata change is possible until a majority of the controllers runs"
         return [Problem("critical", "no active controller", "quorum", what)]
@@ -122,7 +124,7 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
 
 
 def broker_problems(cluster: ClusterDescription) -> list[Problem]:
-    """Of the registered brokers."""
+    """Problems of the registered brokers."""
     found = [
         Problem(
             "warning", "fenced broker", f"broker {b.node_id}", f"{b.endpoint.address} is silent"
@@ -136,7 +138,10 @@ def broker_problems(cluster: ClusterDescription) -> list[Problem]:
 
 
 def partition_problems(topics: Iterable[TopicDescription], default_min_isr: int) -> list[Problem]:
-    """Of the partitions, the worst of each; `default_min_isr` where a topic sets none itself."""
+    """The worst problem of each partition.
+
+    `default_min_isr` applies to topics without a min.insync.replicas of their own.
+    """
     found: list[Problem] = []
     for topic in topics:
         least = int(topic.configs.get(MIN_ISR, default_min_isr))
@@ -155,7 +160,7 @@ def partition_problems(topics: Iterable[TopicDescription], default_min_isr: int)
 
 
 def _default_min_isr(admin: Admin, cluster: ClusterDescription) -> int:
-    """What a live broker takes where a topic sets nothing."""
+    """The min.insync.replicas that a live broker applies to topics without one."""
     from tidemark.client.models import ConfigResource
 
     live = next((b.node_id for b in cluster.brokers if not b.fenced), None)

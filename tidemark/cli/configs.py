@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Settings of topics and brokers.", no_args_is_help=True)
 
-# What somebody set for a topic or a broker while the cluster ran, by the resource type's name; the
-# rest comes from elsewhere: other resources, files, built-in defaults.
+# Sources of values set on the resource itself at run time, by the resource type's name. All others
+# come from other resources, files and built-in defaults.
 _OWN = {
     "topic": ("TOPIC_CONFIG",),
     "broker": ("DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
@@ -108,7 +108,7 @@ def alter(
 def resources_of(
     topics: list[str] | None, brokers: list[int] | None, broker_defaults: bool
 ) -> list[ConfigResource]:
-    """What the options name; raises ConfigError for nothing."""
+    """The resources that the options name. Raises ConfigError for none."""
     from tidemark.client.models import ConfigResource
 
     found = [ConfigResource.topic(name) for name in topics or ()]
@@ -126,7 +126,7 @@ def operations_of(
     appends: list[str] | tuple[str, ...],
     subtracts: list[str] | tuple[str, ...],
 ) -> list[AlterConfigOp]:
-    """The changes that the options name; raises ConfigError for none, or a key named twice."""
+    """The changes that the options name. Raises ConfigError for none, or a key named twice."""
     from tidemark.client.models import AlterConfigOp
 
     ops: list[AlterConfigOp] = []

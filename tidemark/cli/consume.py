@@ -84,7 +84,9 @@ def _print_all(
 
 
 def timestamp_of(text: str) -> int:
-    """Milliseconds, from digits or ISO 8601 (UTC unless it says otherwise); raises ConfigError."""
+    """Milliseconds, from digits or ISO 8601 (UTC unless the text has a zone). Raises
+    ConfigError.
+    """
     from datetime import UTC, datetime
 
     if text.isdigit():
@@ -99,7 +101,9 @@ def timestamp_of(text: str) -> int:
 
 
 def text_record(record: ConsumerRecord, print_key: bool) -> str:
-    """The value, after key and tab if wanted; null as `null`, bytes that are no UTF-8 replaced."""
+    """The value, after key and tab if `print_key`; None as `null`, bytes that are no UTF-8
+    replaced.
+    """
 
     def text(data: bytes | None) -> str:
         return "null" if data is None else data.decode("utf-8", errors="replace")
@@ -109,7 +113,7 @@ def text_record(record: ConsumerRecord, print_key: bool) -> str:
 
 
 def json_record(record: ConsumerRecord) -> dict[str, Any]:
-    """A record as JSON's types; what is no UTF-8 becomes {"base64": ...}."""
+    """A record as JSON's types; bytes that are no UTF-8 become {"base64": ...}."""
 
     def plain(data: bytes | None) -> Any:
         if data is None:

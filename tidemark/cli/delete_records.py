@@ -1,4 +1,4 @@
-"""`tidemark delete-records`: moves the start of partitions up."""
+"""`tidemark delete-records`: moves the log start offset of partitions up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _offset_of(text: str) -> tuple[TopicPartition, int]:
 
 
 def partition_of(name: str) -> TopicPartition:
-    """`events-0` as a partition; ValueError for what is none."""
+    """`events-0` as a partition. Raises ValueError for other text."""
     topic, dash, index = name.rpartition("-")
     if not dash or not topic:
         raise ValueError(f"{name!r} is not TOPIC-PARTITION")

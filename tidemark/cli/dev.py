@@ -1,4 +1,4 @@
-"""`tidemark dev`: a local cluster to play with, gone with Ctrl-C."""
+"""`tidemark dev`: a local cluster to play with, which ends with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dev(
 
 
 def _interrupt_on_signals() -> None:
-    """SIGTERM ends the cluster as Ctrl-C does, also while it starts."""
+    """Makes SIGTERM end the cluster as Ctrl-C does, also while it starts."""
     import signal
 
     def interrupt(*_: object) -> None:
@@ -80,7 +80,7 @@ def tier_settings(directory: Path) -> dict[str, str]:
 
 
 def choose_ports(controllers: int, brokers: int) -> list[int]:
-    """Controllers' ports, then brokers': from 9192 and 9092 on where they are free."""
+    """Ports of the controllers, then of the brokers: from 9192 and 9092 on if they are free."""
     from tidemark.cli.local_cluster import free_ports, is_free
 
     wanted = [_FIRST_CONTROLLER_PORT + number for number in range(controllers)]

@@ -1,5 +1,7 @@
-"""What makes text of the keys and values that `tidemark dump-log` prints: decoders of the internal
-topics, and functions of one's own. Imports happen when a decoder is asked for.
+"""Decoders of the keys and values that `tidemark dump-log` prints: those of the internal topics,
+and functions of the user's own.
+
+A decoder is imported when it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from tidemark.errors import ConfigError, CorruptMessageError
 
 
 def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, Any]:
-    """What makes text of records, as options of a dump; none for keys and values that are text."""
+    """The decoders of a kind of records, as options of a dump; none if keys and values are text."""
     if cluster + tier + transactions > 1:
         raise ConfigError("a file holds records of one kind: give one of the decoders")
     if cluster:
@@ -38,7 +40,7 @@ def decoders_named(key: str, value: str) -> dict[str, Any]:
 
 
 def _decoder(name: str) -> Callable[[bytes], str]:
-    """The function that `module:function` names; what it raises is told in place of the text."""
+    """The function that `module:function` names; its errors are printed in place of the text."""
     from importlib import import_module
 
     module, colon, function = name.partition(":")
@@ -52,7 +54,7 @@ def _decoder(name: str) -> Callable[[bytes], str]:
     def text(data: bytes) -> str:
         try:
             return str(decode(data))
-        except Exception as error:  # whatever another's code raises: the dump goes on
+        except Exception as error:  # foreign code may raise anything; the dump continues
             raise CorruptMessageError(f"{name}: {type(error).__name__}: {error}") from error
 
     return text

@@ -1,8 +1,8 @@
-"""`tidemark dump-log`: segments, indexes, snapshots, checkpoints to read; never writes.
+"""`tidemark dump-log`: segments, indexes, snapshots and checkpoints in readable form; never writes.
 
-Options and lines are those of Kafka's DumpLogSegments (kafka-dump-log.sh). With `--json` a file is
-a line of its own, each batch is one object with its `records` (when they are asked for), and every
-other entry one object.
+Options and lines are those of Kafka's DumpLogSegments (kafka-dump-log.sh). With `--json`, each
+batch is one object with its `records` (if they are printed). A file is a line of its own, and every
+other entry is one object.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def dump_log(
 
 
 def _entries(path: Path, options: DumpOptions, *, check_index: bool) -> Iterator[Entry]:
-    """The entries of a file; of an index that is checked only what is wrong with it."""
+    """The entries of a file; of an index that is checked, only the faults."""
     from commitlog.disk.os_files import OsDirectory
     from commitlog.dump import dump_file
 
@@ -155,7 +155,7 @@ def _entries(path: Path, options: DumpOptions, *, check_index: bool) -> Iterator
 
 
 def _print_json(entries: Iterator[Entry]) -> int:
-    """Prints the entries of one file; how many of them tell of damage."""
+    """Prints the entries of one file. Returns the number of entries that report damage."""
     damaged = 0
     for entry in _grouped(entries):
         damaged += entry["kind"] in _DAMAGE_KINDS
@@ -166,7 +166,7 @@ def _print_json(entries: Iterator[Entry]) -> int:
 def _print_lines(
     path: Path, entries: Iterator[Entry], options: DumpOptions, *, metadata: bool
 ) -> int:
-    """As `_print_json`, in Kafka's lines, which name the file as it was given."""
+    """As `_print_json`, in Kafka's lines, which name the file as given."""
     from commitlog.dump import format_entry
 
     damaged, empty = 0, False
@@ -185,7 +185,9 @@ def _print_lines(
 
 
 def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
-    """The files named either way; ConfigError for none, StorageError for one that is no file."""
+    """The files named either way. Raises ConfigError for none, StorageError for one that is no
+    file.
+    """
     named = [*files, *(Path(name.strip()) for name in file_list.split(",") if name)]
     if not named:
         raise ConfigError("name the files to dump, or give them with --files")
@@ -198,7 +200,7 @@ def _paths(files: list[Path], file_list: str) -> Iterator[Path]:
 
 
 def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Each batch with its records in it; a segment's records come one batch at a time."""
+    """Each batch with its records in it. The records of a segment are read one batch at a time."""
     batch: Entry | None = None
     for entry in entries:
         if entry["kind"] == "record" and batch is not None:
@@ -217,7 +219,7 @@ def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def json_entry(entry: Entry) -> Entry:
-    """An entry as JSON's types: the message of a control record by its name and fields."""
+    """An entry as JSON's types; the message of a control record by its name and fields."""
     control = entry.get("control")
     if control is None:
         return entry

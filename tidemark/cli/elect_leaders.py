@@ -1,5 +1,7 @@
-"""`tidemark elect-leaders`: gives partitions back to their preferred leaders, or, where nobody who
-has all records is left, to whoever is alive.
+"""`tidemark elect-leaders`: makes preferred replicas leaders again.
+
+With an unclean election, a live replica outside the ISR becomes leader if no replica of the ISR is
+alive.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def elect_leaders(
 
 
 def result_of(error: ApiError | None) -> str:
-    """What became of an election, in words."""
+    """The outcome of an election, in words."""
     if error is None:
         return "elected"
     if isinstance(error, ElectionNotNeededError):

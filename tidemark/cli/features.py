@@ -1,5 +1,7 @@
-"""`tidemark features`: the levels of what a cluster may do (KIP-584); metadata.version is one,
-kraft.version another (0 static voters, 1 voters in the log)."""
+"""`tidemark features`: the feature levels of a cluster (KIP-584).
+
+metadata.version is one feature, kraft.version another (0: static voters, 1: voters in the log).
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def _told(name: str, old: int, level: int, dry_run: bool) -> str:
 
 
 def wanted_levels(texts: Sequence[str], known: Mapping[str, FeatureDescription]) -> dict[str, int]:
-    """`name=level` arguments, where a level may be `latest`; raises ConfigError."""
+    """`name=level` arguments, where a level may be `latest`. Raises ConfigError."""
 
     def number(text: str) -> str:
         name, _, level = text.partition("=")

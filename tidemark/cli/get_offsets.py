@@ -70,7 +70,7 @@ def get_offsets(
 
 
 def asked_of(text: str) -> int:
-    """A name as OffsetSpec, else a time in ms; raises ConfigError."""
+    """A name as OffsetSpec, or else a time in ms. Raises ConfigError."""
     from tidemark.client.models import OffsetSpec
 
     name = text.strip().upper().replace("-", "_")
@@ -86,8 +86,9 @@ def asked_of(text: str) -> int:
 
 
 def _partitions(admin: Admin, topics: list[str], named: list[str]) -> list[TopicPartition]:
-    """Those of the topics, and the named ones; UnknownTopicOrPartitionError for one that is not
-    there, at once.
+    """The partitions of the topics, and the named ones.
+
+    Raises UnknownTopicOrPartitionError at once for one that does not exist.
     """
     from tidemark.cli.reassignment import parse_partition
 

@@ -1,11 +1,12 @@
-"""A whole cluster of real processes on this machine: what `tidemark dev`, the quickstart and the
-end-to-end tests run.
+"""A whole cluster of real processes on this machine, for `tidemark dev`, the quickstart and the
+end-to-end tests.
 
-Controllers have ids 1..n, brokers n+1..n+m; each is `tidemark server` on a loopback port of its
-own, with its data in `<directory>/<role>-<id>`, its settings in `<directory>/config` and its
-output in `<directory>/output`. Every process dies with this one, however it ends
-(PR_SET_PDEATHSIG): the signal comes when the thread that spawned a process ends, so a thread of
-its own spawns them all.
+Controllers have ids 1..n, brokers n+1..n+m. Each is `tidemark server` on a loopback port of its
+own, with its data in `<directory>/<role>-<id>`, its settings in `<directory>/config` and its output
+in `<directory>/output`.
+
+Every process dies with this one, however it ends (PR_SET_PDEATHSIG). The signal comes when the
+thread that spawned a process ends, so a thread of its own spawns them all.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from tidemark.config.properties import format_properties
 from tidemark.errors import ApiError, TidemarkError
 from tidemark.types import random_uuid, uuid_to_text
 
-# Below those the kernel takes for outgoing calls: a killed node finds its port free again.
+# Below the kernel's ephemeral ports, so that a killed node finds its port free again.
 _PORTS = range(20_000, 32_000)
 _LOG_TAIL_LINES = 15
 _POLL_S = 0.1
 
 
 class LocalClusterError(TidemarkError):
-    """A process of the cluster did not do what was asked; the message has the end of its output."""
+    """A process of the cluster failed; the message has the end of its output."""
 
 
 @dataclass(slots=True)
 class LocalNode:
-    """One process: how it is set up, and the process while there is one."""
+    """One process: its settings and files, and the process if it was started."""
 
     node_id: int
     role: str
@@ -61,7 +62,7 @@ class LocalNode:
         return self.process is not None and self.process.poll() is None
 
     def output_tail(self) -> str:
-        """The last lines it wrote."""
+        """The last lines of its output."""
         with contextlib.suppress(OSError):
             lines = self.output_file.read_text(encoding="utf-8", errors="replace").splitlines()
             return "\n".join(lines[-_LOG_TAIL_LINES:])
@@ -72,8 +73,8 @@ class LocalCluster:
     """Controllers and brokers as processes; a context manager that starts and stops them.
 
     `overrides` are settings of all nodes, `controller_overrides` and `broker_overrides` of a role,
-    `node_overrides` of one node, by Kafka's names; the later ones win. `racks` go round the
-    brokers. `ports`: of the nodes in order of their ids; free ones by default.
+    `node_overrides` of one node, by Kafka's names; the later ones win. `racks` are assigned to
+    brokers in turn. `ports` are those of the nodes in order of their ids; free ones by default.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    # Who is there.
+    # Members.
 
     @property
     def controller_ids(self) -> list[int]:
@@ -172,7 +173,7 @@ class LocalCluster:
         return ",".join(self._nodes[n].address for n in self.controller_ids)
 
     def node(self, node_id: int) -> LocalNode:
-        """A node by id; raises ValueError for one that is not of this cluster."""
+        """A node by id. Raises ValueError for an id that is not of this cluster."""
         if node_id not in self._nodes:
             raise ValueError(f"node {node_id} is none of {sorted(self._nodes)}")
         return self._nodes[node_id]
@@ -180,7 +181,7 @@ class LocalCluster:
     # Processes.
 
     def start(self) -> None:
-        """Formats directories that are new and spawns every process; returns before they serve."""
+        """Formats new directories and spawns every process; returns before they serve."""
         try:
             for node in self._nodes.values():
                 self._prepare(node)
@@ -191,7 +192,9 @@ class LocalCluster:
             raise
 
     def stop(self, timeout_s: float = 15) -> None:
-        """SIGTERM to brokers, then to controllers; SIGKILL to what is there after `timeout_s`."""
+        """Sends SIGTERM to brokers, then to controllers; SIGKILL to those alive after
+        `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         for ids in (self.broker_ids, self.controller_ids):
             for node_id in ids:
@@ -201,7 +204,7 @@ class LocalCluster:
         self._spawner.shutdown()
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL, and waits until the process is gone."""
+        """Sends SIGKILL, and waits for the end of the process."""
         node = self.node(node_id)
         if node.process is not None:
             node.process.kill()
@@ -209,13 +212,13 @@ class LocalCluster:
         node.paused = False
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: the process hangs, its connections stay."""
+        """Sends SIGSTOP: the process hangs, its connections stay."""
         node = self._running(node_id)
         node.send_signal(signal.SIGSTOP)
         self._nodes[node_id].paused = True
 
     def resume(self, node_id: int) -> None:
-        """SIGCONT after `pause`."""
+        """Sends SIGCONT after `pause`."""
         node = self._running(node_id)
         node.send_signal(signal.SIGCONT)
         self._nodes[node_id].paused = False
@@ -228,11 +231,11 @@ class LocalCluster:
         self._spawn(node)
 
     def wait_ready(self, timeout_s: float = 60) -> None:
-        """Returns when every broker that runs says itself that it serves (so this very process is
-        registered and unfenced, not one that died under its id), and all others know it.
+        """Returns when every running broker serves and all others know it.
 
-        Raises LocalClusterError, with the output of a process that ended meanwhile, or after
-        `timeout_s`.
+        A broker reports SERVING itself, so it is this very process that is registered and unfenced,
+        not one that died under its id. Raises LocalClusterError if a process ended meanwhile, with
+        its output, or after `timeout_s`.
         """
         from tidemark.client.sync import Admin
 
@@ -262,8 +265,8 @@ class LocalCluster:
     def _not_serving(self) -> str:
         """The first broker whose health is not SERVING, in a sentence.
 
-        The controller alone does not tell: it counts a killed broker as alive until its session
-        ends, also while the next process under that id is still starting.
+        The controller's view is not enough: it counts a killed broker as alive until its session
+        ends. That holds while the next process under that id is still starting, too.
         """
         for node_id in self._expected():
             state = health_of(self._nodes[node_id].address)
@@ -272,7 +275,7 @@ class LocalCluster:
         return ""
 
     def _not_ready(self, views: Mapping[int, frozenset[int]]) -> str:
-        """What is missing, in a sentence; empty when nothing is."""
+        """The first missing broker, in a sentence; empty if all are known everywhere."""
         running = set(self._expected())
         for node_id in sorted(running):
             if node_id not in views:
@@ -307,7 +310,7 @@ class LocalCluster:
             format_storage(load_server_config(node.properties_file, {}), self.cluster_id)
 
     def _spawn(self, node: LocalNode) -> None:
-        # -P: a node.py in the current directory is not ours.
+        # -P: a node.py in the current directory must not be imported.
         command = [sys.executable, "-P", "-m", "tidemark.cli.main", "server", "--die-with-parent"]
         command += ["-c", str(node.properties_file)]
 
@@ -318,7 +321,7 @@ class LocalCluster:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for us; we stop them in order
+                    start_new_session=True,  # Ctrl-C reaches only this process; it stops them
                 )
 
         node.process = self._spawner.submit(spawn).result()
@@ -342,7 +345,7 @@ class LocalCluster:
 
 
 def health_of(address: str, timeout_s: float = 2) -> str:
-    """What the gRPC health service at host:port says: SERVING, NOT_SERVING, or UNREACHABLE."""
+    """The status of the gRPC health service at host:port: SERVING, NOT_SERVING, or UNREACHABLE."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -356,7 +359,7 @@ def health_of(address: str, timeout_s: float = 2) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on at the moment."""
+    """Loopback ports without a listener at the moment."""
     found: list[int] = []
     rng = random.SystemRandom()
     while len(found) < count:

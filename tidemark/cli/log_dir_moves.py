@@ -63,7 +63,7 @@ def move(
 def states_of(
     admin: Admin, wanted: Mapping[TopicPartitionReplica, str]
 ) -> dict[TopicPartitionReplica, str]:
-    """`complete`, how much is left to copy, or where the replica is instead."""
+    """`complete`, the rest to copy, or the replica's actual directory."""
     described = _described(admin, wanted)
     return {replica: _state(replica, path, described) for replica, path in wanted.items()}
 
@@ -71,9 +71,9 @@ def states_of(
 def wait_until_moved(
     admin: Admin, wanted: Mapping[TopicPartitionReplica, str], timeout_s: float
 ) -> dict[TopicPartitionReplica, str]:
-    """Shows the progress on a terminal, until every move is done or given up; the states then.
+    """Shows progress on a terminal until every move has ended, and returns the states.
 
-    RequestTimedOutError when that takes longer than `timeout_s`.
+    Raises RequestTimedOutError after `timeout_s`.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
@@ -100,7 +100,7 @@ def wait_until_moved(
 
 
 def parse_log_dirs(text: str) -> dict[TopicPartitionReplica, str]:
-    """The directories that a plan of Kafka's tools names, `any` left out; raises ConfigError."""
+    """The directories that a plan of Kafka's tools names, except `any`. Raises ConfigError."""
     import json
 
     from tidemark.client.models import TopicPartitionReplica
@@ -123,8 +123,10 @@ def parse_log_dirs(text: str) -> dict[TopicPartitionReplica, str]:
 def begin(
     admin: Admin, wanted: Mapping[TopicPartitionReplica, str]
 ) -> dict[TopicPartitionReplica, str]:
-    """Asks for moves; gives those whose brokers do not have the replicas yet (they are made there
-    then), and raises what else was refused."""
+    """Requests moves. Returns those whose brokers do not have the replicas yet.
+
+    Such a broker makes the replica in the requested directory later. Raises the first other error.
+    """
     from tidemark.errors import ReplicaNotAvailableError
 
     answers = admin.alter_replica_log_dirs(wanted) if wanted else {}
@@ -148,7 +150,9 @@ def _described(
 def _places(
     replica: TopicPartitionReplica, described: Mapping[int, list[LogDirDescription]]
 ) -> tuple[Any, Any]:
-    """Where it is and where it moves to, each as (directory, replica); None where nowhere."""
+    """The present and the future (directory, replica) of a replica; None for one that does not
+    exist.
+    """
     current = future = None
     for directory in described.get(replica.broker_id, ()):
         for found in directory.replicas:
@@ -177,7 +181,7 @@ def _state(
 def _copied(
     wanted: Mapping[TopicPartitionReplica, str], described: Mapping[int, list[LogDirDescription]]
 ) -> tuple[int, int]:
-    """Bytes copied, and in all."""
+    """Bytes copied, and bytes in all."""
     copied = total = 0
     for replica in wanted:
         current, future = _places(replica, described)

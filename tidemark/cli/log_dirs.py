@@ -1,5 +1,6 @@
-"""`tidemark log-dirs`: replicas on the brokers' disks, and their part of the tier; `move` is in
-`log_dir_moves`.
+"""`tidemark log-dirs`: replicas on the brokers' disks, and their part of the tier.
+
+The command `move` is in `log_dir_moves`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def describe(
 
 
 def _listed(options: list[str] | None) -> list[str]:
-    """Items of options that may be repeated, and may each have several, as Kafka's tool takes."""
+    """Items of options that may be repeated and may each have several items, as Kafka's tool takes
+    them.
+    """
     return [item.strip() for text in options or () for item in text.split(",") if item.strip()]
 
 

@@ -1,7 +1,7 @@
-"""The one command `tidemark`: its groups, and how it fails.
+"""The command `tidemark`: its groups, and its errors.
 
-A failure is one line on stderr with the error's type, and exit status 1 (2 for wrong usage, 130 for
-Ctrl-C); `--debug` shows the traceback. Heavy imports happen inside the commands.
+A failure is one line on stderr with the error's type; `--debug` shows the traceback. The exit
+status is 1, or 2 for wrong usage, or 130 for Ctrl-C. Heavy imports happen inside the commands.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from tidemark.cli import (
 )
 from tidemark.errors import TidemarkError
 
-# Modules of the extra `server`; commands that run a node, or read what one wrote, need them.
+# Modules of the extra `server`; commands that run a node, or read its files, need them.
 _OF_A_NODE = {"grpc_health", "grpc_health.v1", "grpc_reflection", "immutables", "minio"}
 
 
 class _Group(TyperGroup):
-    """Errors of ours become a line and an exit status; anything else is a bug and shows."""
+    """Turns Tidemark's errors into a line and an exit status; any other error is a bug and
+    shows.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -61,7 +63,7 @@ class _Group(TyperGroup):
             )
             raise typer.Exit(1) from None
         except BrokenPipeError:
-            # Whoever read our output has seen enough (`| head`).
+            # The reader has closed the pipe (`| head`).
             sys.stderr.close()
             raise typer.Exit(0) from None
         except KeyboardInterrupt:

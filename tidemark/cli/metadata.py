@@ -1,6 +1,7 @@
-"""`tidemark metadata`: look around in the cluster's metadata as in a directory tree; never writes.
+"""`tidemark metadata`: the cluster's metadata as a directory tree; never writes.
 
-The tree is of a checkpoint file or a metadata log directory (`--snapshot`), or of a live cluster.
+The tree is that of a checkpoint file or a metadata log directory (`--snapshot`), or of a live
+cluster.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def diff(
 
 
 def parse_side(text: str, default: str) -> tuple[str, int | None]:
-    """(source, as of) of `OFFSET`, `SOURCE` or `SOURCE@OFFSET`; raises ConfigError."""
+    """(source, as of) of `OFFSET`, `SOURCE` or `SOURCE@OFFSET`. Raises ConfigError."""
     if text.isascii() and text.isdigit():
         return default, int(text)
     source, at, offset = text.rpartition("@")
@@ -202,7 +203,7 @@ def parse_side(text: str, default: str) -> tuple[str, int | None]:
 
 
 def text_of_change(change: Change) -> list[str]:
-    """The lines of a difference: + added, - removed, ~ changed with the fields that did."""
+    """The lines of a difference: + added, - removed, ~ changed, with the changed fields."""
     if change.kind == "added":
         return [f"+ {change.path} {_compact(change.after)}"]
     if change.kind == "removed":
@@ -248,7 +249,9 @@ def _loaded(source: str, as_of: int | None) -> MetadataView:
 
 
 def _shown(batches: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
-    """The batches of a large file, with a bar on a terminal: a million partitions take seconds."""
+    """The batches of a large file, with a progress bar on a terminal: a million partitions take
+    seconds.
+    """
     if size_bytes < _SHOWN_BYTES_LEAST or not sys.stderr.isatty():
         yield from batches
         return

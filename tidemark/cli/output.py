@@ -1,4 +1,4 @@
-"""What all commands share: options, JSON or tables, and errors as one line.
+"""Options, JSON and tables that all commands share.
 
 Imports nothing heavy: `tidemark --help` must be quick.
 """
@@ -59,13 +59,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "none"
-    if type(value) in (list, tuple):  # a TopicPartition has a text of its own
+    if type(value) in (list, tuple):  # not a TopicPartition, which has a text of its own
         return ",".join(map(str, value))
     return str(value)
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, str]:
-    """`key=value` options; raises ConfigError."""
+    """`key=value` options. Raises ConfigError."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -76,7 +76,7 @@ def settings_of(texts: Sequence[str]) -> dict[str, str]:
 
 
 def levels_of(texts: Sequence[str]) -> dict[str, int]:
-    """`feature=level` options; raises ConfigError."""
+    """`feature=level` options. Raises ConfigError."""
     found: dict[str, int] = {}
     for text in texts:
         name, equals, level = text.partition("=")
@@ -91,7 +91,7 @@ def levels_of(texts: Sequence[str]) -> dict[str, int]:
 
 
 def read_text(path: Path) -> str:
-    """A file that an option names; `-` is standard input. Raises ConfigError."""
+    """The text of a file that an option names; `-` is standard input. Raises ConfigError."""
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from tidemark.errors import ConfigError
 if TYPE_CHECKING:
     from tidemark.client.sync import SyncDelivery
 
-# Acknowledgements are looked at in steps of this many records, so that memory stays bounded.
+# Acknowledgements are checked after this many records, so that memory stays bounded.
 _STEP = 100_000
 
 
@@ -59,7 +59,7 @@ def produce(
 
 
 def split_line(line: bytes, separator: str | None) -> tuple[bytes | None, bytes]:
-    """(key, value); raises ConfigError for a line without the separator."""
+    """(key, value). Raises ConfigError for a line without the separator."""
     if separator is None:
         return None, line
     key, found, value = line.partition(separator.encode())
@@ -87,7 +87,7 @@ def _lines(file: Path | None) -> Iterator[bytes]:
 
 
 def _with_progress(file: Path | None, lines: Iterator[bytes]) -> Iterator[bytes]:
-    """A bar over the file's bytes, on a terminal only."""
+    """The lines, with a progress bar over the file's bytes on a terminal."""
     if file is None or not sys.stderr.isatty():
         yield from lines
         return

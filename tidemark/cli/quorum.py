@@ -1,4 +1,6 @@
-"""`tidemark quorum`: the metadata quorum, as Kafka's kafka-metadata-quorum shows and changes it."""
+"""`tidemark quorum`: describes and changes the metadata quorum, as Kafka's
+kafka-metadata-quorum.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ DirectoryId = Annotated[
 
 
 class Controller(NamedTuple):
-    """Who is added or removed."""
+    """A controller to add or remove."""
 
     controller_id: int
     directory_id: UUID
@@ -146,8 +148,9 @@ def remove_controller(
 
 
 def controller_of(config: Path) -> Controller:
-    """The controller that a server.properties and its formatted directory describe; ConfigError,
-    StorageError.
+    """The controller of a server.properties and its formatted directory.
+
+    Raises ConfigError and StorageError.
     """
     from commitlog.disk.checkpoints import MetaProperties
     from commitlog.disk.os_files import OsDirectory
@@ -168,7 +171,7 @@ def controller_of(config: Path) -> Controller:
 
 
 def voter_of(quorum: QuorumDescription, controller_id: int) -> Controller:
-    """The one voter of an id; ConfigError where there is none, or its directory is unknown."""
+    """The only voter of an id. Raises ConfigError if there is none, or its directory is unknown."""
     found = [v for v in quorum.voters if v.replica_id == controller_id]
     if not found:
         ids = [voter.replica_id for voter in quorum.voters]
@@ -180,7 +183,7 @@ def voter_of(quorum: QuorumDescription, controller_id: int) -> Controller:
 
 
 def endpoints_of(texts: Iterable[str]) -> dict[str, Endpoint]:
-    """Listeners by name, `CONTROLLER` where none is said; raises ConfigError."""
+    """Listeners by name; the name is `CONTROLLER` by default. Raises ConfigError."""
     from tidemark.types import Endpoint
 
     found: dict[str, Endpoint] = {}
@@ -226,7 +229,7 @@ def _urls(endpoints: Mapping[str, Endpoint]) -> list[str]:
 
 
 def lag_of(quorum: QuorumDescription, replica: QuorumReplica) -> int | None:
-    """Records behind the leader's log end; None while one of both is unknown."""
+    """Records behind the leader's log end; None if one of both is unknown."""
     ends = {r.replica_id: r.log_end_offset for r in (*quorum.voters, *quorum.observers)}
     leader_end = None if quorum.leader_id is None else ends.get(quorum.leader_id)
     if leader_end is None or replica.log_end_offset is None:
@@ -235,7 +238,7 @@ def lag_of(quorum: QuorumDescription, replica: QuorumReplica) -> int | None:
 
 
 def leader_time_ms(quorum: QuorumDescription) -> int | None:
-    """The leader's clock as it answered: it is always caught up with itself."""
+    """The leader's clock as of its answer, because it is always caught up with itself."""
     return next(
         (r.last_caught_up_timestamp_ms for r in quorum.voters if r.replica_id == quorum.leader_id),
         None,
@@ -243,7 +246,7 @@ def leader_time_ms(quorum: QuorumDescription) -> int | None:
 
 
 def lag_time_ms(quorum: QuorumDescription) -> int | None:
-    """How long ago the voter that is furthest behind had all of the leader's log."""
+    """The time in ms since the slowest voter had all of the leader's log."""
     now_ms = leader_time_ms(quorum)
     times = [r.last_caught_up_timestamp_ms for r in quorum.voters]
     if now_ms is None or None in times:
@@ -252,7 +255,7 @@ def lag_time_ms(quorum: QuorumDescription) -> int | None:
 
 
 def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
-    """The facts of --status, by Kafka's names."""
+    """The fields of --status, by Kafka's names."""
     lags = [lag for r in quorum.voters if (lag := lag_of(quorum, r)) is not None]
 
     addresses = {node.node_id: [node.endpoint.address] for node in quorum.nodes}

@@ -1,10 +1,10 @@
 """`tidemark reassign`: moves replicas between brokers (KIP-455), by Kafka's JSON plans or by hand.
 
-tidemark reassign generate --topic flights --brokers 4,5,6 > plan.json
-tidemark reassign execute --plan plan.json --wait
-tidemark reassign execute flights-0=4,5,6
+    tidemark reassign generate --topic flights --brokers 4,5,6 > plan.json
+    tidemark reassign execute --plan plan.json --wait
+    tidemark reassign execute flights-0=4,5,6
 
-A plan's log_dirs, where they are not `any`, name the directory of each replica (KIP-113).
+Entries of a plan's log_dirs other than `any` name the directory of each replica (KIP-113).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def list_(session: Session) -> None:
 
 
 def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
-    """`complete`, `in progress ...`, or what is otherwise, for each partition of a plan."""
+    """`complete`, `in progress ...`, or the actual state, for each partition of a plan."""
     now = {
         TopicPartition(topic.name, p.partition): p
         for topic in admin.describe_topics(sorted({p.topic for p in wanted})).values()
@@ -220,8 +220,10 @@ def states_of(admin: Admin, wanted: Plan) -> dict[TopicPartition, str]:
 
 
 def _begin(admin: Admin, wanted: Plan, log_dirs: LogDirs) -> None:
-    """Brokers that do not have their replicas yet hear of the directories first, to make them
-    there; they are asked again when they should have them, in case the reassignment was faster.
+    """Starts the moves. Brokers without their replicas get the directories first, to make them
+    there.
+
+    The directories are sent again afterwards, in case the reassignment was faster.
     """
     later = log_dir_moves.begin(admin, log_dirs)
     admin.alter_partition_reassignments(wanted)
@@ -234,7 +236,9 @@ def _begin(admin: Admin, wanted: Plan, log_dirs: LogDirs) -> None:
 
 
 def _wait(admin: Admin, wanted: Plan, log_dirs: LogDirs, timeout_s: float) -> None:
-    """Shows the progress; RequestTimedOutError, and the moves go on, when it takes too long."""
+    """Shows progress until all moves are done. Raises RequestTimedOutError; the moves continue
+    then.
+    """
     deadline = time.monotonic() + timeout_s
     with progress("moving partitions", len(wanted)) as report:
         while under_way := admin.list_partition_reassignments(list(wanted)):
@@ -271,7 +275,7 @@ def _topics_of(path: Path) -> list[str]:
 
 
 def _assigned(admin: Admin, names: list[str]) -> Plan:
-    """The replicas of these topics, or of all."""
+    """The replicas of these topics, or of all topics."""
     chosen = names or [topic.name for topic in admin.list_topics(include_internal=True)]
     found = admin.describe_topics(chosen) if chosen else {}
     return {

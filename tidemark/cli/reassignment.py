@@ -1,8 +1,8 @@
-"""Plans of where replicas shall be: reading and writing Kafka's JSON, and making one. Pure.
+"""Plans of replica assignments: reads and writes Kafka's JSON, and makes plans. Pure.
 
-A plan maps partitions to broker ids, the preferred leader first. `spread` keeps every replica that
-may stay, because each move copies a whole partition, then fills up and evens out: racks first, then
-the number of replicas per broker, then that of preferred leaders.
+A plan maps partitions to broker ids, the preferred leader first. `spread` keeps as many replicas as
+possible, because each move copies a whole partition. Then it fills up and evens out: racks first,
+then the number of replicas per broker, then that of preferred leaders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 def parse_partition(text: str) -> TopicPartition:
-    """`flights-0`; raises ConfigError."""
+    """Parses `flights-0`. Raises ConfigError."""
     topic, dash, number = text.rpartition("-")
     if not dash or not topic or not (number.isascii() and number.isdigit()):
         raise ConfigError(f"{text!r} is no partition: write it as TOPIC-NUMBER, e.g. flights-0")
@@ -29,7 +29,7 @@ def parse_partition(text: str) -> TopicPartition:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """`4,5,6`: distinct broker ids; raises ConfigError."""
+    """Parses `4,5,6`: distinct broker ids. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"{text!r} are no broker ids: write them as 4,5,6")
@@ -40,7 +40,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def parse_move(text: str) -> tuple[TopicPartition, tuple[int, ...]]:
-    """`flights-0=4,5,6`; raises ConfigError."""
+    """Parses `flights-0=4,5,6`. Raises ConfigError."""
     partition, equals, ids = text.partition("=")
     if not equals:
         raise ConfigError(f"{text!r} is no move: write it as flights-0=4,5,6")
@@ -48,7 +48,7 @@ def parse_move(text: str) -> tuple[TopicPartition, tuple[int, ...]]:
 
 
 def parse_plan(text: str) -> Plan:
-    """A plan in the JSON of Kafka's tools; raises ConfigError."""
+    """Parses a plan in the JSON of Kafka's tools. Raises ConfigError."""
     try:
         document = json.loads(text)
         if document.get("version", _VERSION) != _VERSION:
@@ -70,7 +70,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def plan_document(plan: Mapping[TopicPartition, Sequence[int]]) -> dict[str, Any]:
-    """The JSON of Kafka's tools."""
+    """The plan in the JSON of Kafka's tools."""
     return {
         "version": _VERSION,
         "partitions": [
@@ -95,9 +95,8 @@ def spread(
     replication_factor: int | None = None,
 ) -> Plan:
     """Places the partitions of `current` on `brokers` (id to rack), evenly and with few moves.
-    Gives only partitions that change.
 
-    Raises ConfigError when there are fewer brokers than replicas.
+    Returns the partitions that change. Raises ConfigError if there are fewer brokers than replicas.
     """
     planner = _Planner(current, brokers, replication_factor)
     planner.fill()
@@ -111,7 +110,7 @@ def drain(
     brokers: Mapping[int, str | None],
     leaving: Collection[int],
 ) -> Plan:
-    """Moves what is on the `leaving` brokers to the others, and nothing else."""
+    """Moves the replicas on the `leaving` brokers to the others, and nothing else."""
     staying = {broker: rack for broker, rack in brokers.items() if broker not in leaving}
     present = Counter(r for replicas in current.values() for r in replicas if r in staying)
     touched = {p: r for p, r in current.items() if set(r) & set(leaving)}
@@ -131,7 +130,7 @@ class _Planner:
         replication_factor: int | None,
     ) -> None:
         self._brokers = brokers
-        # A partition has one replica at least, whatever somebody says of it.
+        # A partition has at least one replica, even if its assignment is empty.
         self._wanted = {p: replication_factor or max(1, len(r)) for p, r in current.items()}
         most = max(self._wanted.values(), default=0)
         if most > len(brokers):
@@ -154,8 +153,9 @@ class _Planner:
                 self.load[chosen] += 1
 
     def even_out(self) -> None:
-        """Moves replicas from the fullest broker to emptier ones until they differ by one at most,
-        or racks forbid it. Each move brings the loads closer, so it ends.
+        """Moves replicas from the fullest broker to emptier ones until they differ by at most one.
+
+        Racks may forbid a move. Each move brings the loads closer, so the loop ends.
         """
         while self._move_one():
             continue
@@ -179,12 +179,12 @@ class _Planner:
         return new not in rest and self._rack_uses(new, rest) <= self._rack_uses(old, rest)
 
     def _rack_uses(self, broker: int, replicas: Iterable[int]) -> int:
-        """How many of `replicas` are in the broker's rack; 0 where racks are not told."""
+        """The number of `replicas` in the broker's rack; 0 without racks."""
         rack = self._brokers[broker]
         return 0 if rack is None else sum(self._brokers[b] == rack for b in replicas)
 
     def spread_leaders(self) -> None:
-        """Puts another replica first where a broker is preferred too often; that moves no data."""
+        """Puts another replica first where a broker is preferred too often; no data moves."""
         leads: Counter[int] = Counter(r[0] for r in self.placed.values())
         changed = True
         while changed:  # each change brings two brokers closer, so it ends

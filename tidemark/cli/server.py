@@ -48,8 +48,9 @@ def server(
 
 
 def _die_with_parent() -> None:
-    """Linux's PR_SET_PDEATHSIG: a cluster started for a test leaves nothing behind, even if the
-    test is killed.
+    """Makes the kernel end this process with its parent (Linux's PR_SET_PDEATHSIG).
+
+    A cluster started for a test leaves nothing behind, even if the test is killed.
     """
     import ctypes
     import os
@@ -59,5 +60,5 @@ def _die_with_parent() -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it ended before we asked
+    if os.getppid() == 1:  # the parent ended before the call
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What every command that asks a cluster shares: where that is, text or JSON, one connection.
+"""The options, the output and the connection of every command that sends requests to a cluster.
 
     @app.command("list")
     @with_session
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
 
-# A cluster that starts is waited for; one that is not there is told soon.
+# Long enough for a cluster that starts, short enough to report one that does not exist.
 _REACH_S = 5.0
 _CONNECT_S = 2.0
 _PAUSE_S = 0.25
@@ -56,7 +56,7 @@ class Session:
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Admin]:
-        """A client of the cluster. NetworkError when none of its nodes takes connections."""
+        """A client of the cluster. Raises NetworkError if none of its nodes takes connections."""
         from tidemark.client import sync
 
         check_reachable(self.bootstrap)
@@ -71,8 +71,10 @@ class Session:
         *,
         empty: str | None = None,
     ) -> None:
-        """`value` as JSON, or the rows as a table. `empty` is for people, in place of a table
-        without rows: programs get its columns."""
+        """Prints `value` as JSON, or the rows as a table.
+
+        `empty` replaces a table without rows, for people only: programs get its columns.
+        """
         found = list(rows)
         if self.as_json:
             print_json(value)
@@ -82,7 +84,7 @@ class Session:
             print_table(columns, found)
 
     def tell(self, value: Any, lines: Iterable[str]) -> None:
-        """`value` as JSON, or the lines."""
+        """Prints `value` as JSON, or the lines."""
         if self.as_json:
             print_json(value)
             return
@@ -92,7 +94,10 @@ class Session:
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Long work: call the function with how much is done; people see a bar on stderr."""
+    """A progress bar on stderr for long work, shown to people only.
+
+    Call the function with the amount done.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -106,8 +111,10 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def check_reachable(bootstrap: str) -> None:
-    """Returns when a node takes connections; NetworkError when none did for some seconds,
-    ConfigError for what is no host:port."""
+    """Returns when a node takes connections.
+
+    Raises NetworkError if none did for some seconds, ConfigError for text that is no host:port.
+    """
     try:
         endpoints = [Endpoint.parse(text.strip()) for text in bootstrap.split(",") if text.strip()]
     except ValueError as error:

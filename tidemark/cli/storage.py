@@ -1,4 +1,4 @@
-"""`tidemark storage`: formatting the directories of a node, and what is in them."""
+"""`tidemark storage`: formats the directories of a node, and describes them."""
 
 from __future__ import annotations
 

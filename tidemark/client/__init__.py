@@ -1,8 +1,20 @@
-"""Producer, Consumer and Admin, each as an asyncio class (`Async...`) and with a blocking face over
-the same core.
+"""Producer, Consumer and Admin, each as an asyncio class (`Async...`) and as a blocking class over
+it.
 
-Names resolve on first use (PEP 562): whoever only administers a cluster does not load Arrow or the
-record kernels.
+Programs import the names of `__all__` from here, or the common ones from `tidemark`. Nodes import
+`connections`; Spark and the command line import `sync`, `models` and `records`. The other modules
+are private to the room.
+
+    producer, accumulator, sender, batch, encoding   records out; `accumulator` is the pure core
+    consumer, fetcher, records, offsets              records in
+    admin and admin_*, decoding                      administration
+    connections, metadata, retry                     shared by all three
+    sync                                             the blocking classes
+    models, delivery, errors                         values and errors that callers see
+
+The room promises that order within a partition survives retries, and that a retriable error is
+retried until the timeout of the call or delivery. Names resolve on first use (PEP 562): a program
+that only administers a cluster loads neither Arrow nor the record kernels.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The producer's pure core: batches per partition, sequences, retries, limits. No IO, no clock, no
+"""The producer's pure core: batches per partition, sequences, retries, limits. No IO, clock,
 threads.
 
-A partition's batches form a queue; only its head is ever in flight, so order holds through retries
-with and without idempotence, and a batch that is sent twice is sent before its successors. While
-the head is under way the tail fills: batches grow with load up to `batch_size`, without a setting
-that trades latency for throughput.
+A partition's batches form a queue, and only its head is ever in flight. Order therefore holds
+through retries with and without idempotence, and a batch that is sent twice is sent before its
+successors. While the head is in flight the tail fills: batches grow with load up to `batch_size`,
+without a setting that trades latency for throughput.
 
     open -> closed (full, lingered, flushed) -> stamped -> encoded -> in flight -> done
                                                              ^            |
                                                              +-- retry ---+
 
 Idempotence (KIP-98, KIP-360): each queue stamps its batches with producer id, epoch and sequence.
-When a batch fails for good, or the leader says that a sequence is missing, the sequences after it
-would leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped anew
-from 0. The epoch is kept per partition: the log compares epochs within a partition only.
+If a batch fails for good, or the leader reports a missing sequence, the sequences after it would
+leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped anew from 0.
+The epoch is kept per partition: the log compares epochs within a partition only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Accumulator:
     # Filling.
 
     def queue(self, topic_partition: TopicPartition) -> PartitionQueue:
-        """The queue of a partition, made on first use."""
+        """The queue of a partition, created on first use."""
         found = self._queues.get(topic_partition)
         if found is None:
             found = self._queues[topic_partition] = PartitionQueue(topic_partition)
@@ -152,7 +152,7 @@ class Accumulator:
     # Closing, stamping, encoding.
 
     def close_due(self, now_ms: float, *, everything: bool = False) -> None:
-        """Closes open batches that are next in their queue and have lingered; all open ones when
+        """Closes open batches that are next in their queue and have lingered, or all if
         `everything`.
         """
         for queue in self._busy.values():
@@ -173,12 +173,12 @@ class Accumulator:
         )
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """The answer of InitProducerId: queues without an id take it."""
+        """Applies the answer of InitProducerId to queues without an id."""
         self._identity = (producer_id, producer_epoch)
 
     def take_encodable(self) -> list[Batch]:
-        """Closed batches that are to be encoded now, stamped; each is given once, until `encoded`
-        is called for it.
+        """Closed batches to encode now, stamped. Each is returned once, until `encoded` is called
+        for it.
         """
         found: list[Batch] = []
         for queue in self._busy.values():
@@ -205,7 +205,9 @@ class Accumulator:
         return True
 
     def encoded(self, batch: Batch, payload: bytes, stamp: Stamp) -> None:
-        """The encoded bytes of a batch and the stamp they carry (which may be outdated already)."""
+        """Takes the encoded bytes of a batch and the stamp they carry, which may be outdated
+        already.
+        """
         batch.encoding = False
         if batch.done:
             return
@@ -222,11 +224,11 @@ class Accumulator:
         room: Callable[[int], bool],
         max_request_size: int,
     ) -> dict[int, list[Batch]]:
-        """What to send now: one request per leader that has room, with at most one batch per
+        """The batches to send now: one request per leader with room, at most one batch per
         partition.
 
-        The batches are in flight from here on. A request is at most `max_request_size` unless its
-        first batch alone is larger.
+        The batches are in flight from here on. A request has at most `max_request_size` bytes
+        unless its first batch alone is larger.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
@@ -246,7 +248,7 @@ class Accumulator:
             requests.setdefault(leader, []).append(batch)
             batch.in_flight = True
             batch.attempts += 1
-            # To the back: where requests are full, the next one begins with those that had to wait.
+            # To the back: the next request begins with the queues that a full one left out.
             self._busy.pop(queue.topic_partition)
             self._busy[queue.topic_partition] = queue
         return requests
@@ -264,7 +266,7 @@ class Accumulator:
     # Answers.
 
     def succeeded(self, batch: Batch, base_offset: int, log_append_time_ms: int = -1) -> None:
-        """The leader has acknowledged the batch."""
+        """Ends a batch that the leader has acknowledged."""
         if batch.done:
             return
         batch.base_offset, batch.log_append_time_ms = base_offset, log_append_time_ms
@@ -273,17 +275,17 @@ class Accumulator:
     def failed(
         self, batch: Batch, error: BaseException, now_ms: float, *, at_once: bool = False
     ) -> bool:
-        """The batch was refused, or its answer was lost. True: it will be sent again; False: it is
-        done, or is to be cut.
+        """Handles a refused batch or a lost answer. Returns True if the batch is sent again.
 
-        `at_once`: no backoff, for the answer named the leader. A batch too large with several
-        records stays in the queue for `cut`; see `must_cut`.
+        It is False if the batch is done, or if it is to be cut. A batch that is too large and has
+        several records stays in the queue for `cut`; see `must_cut`. `at_once` skips the backoff,
+        because the answer named the leader.
         """
         if batch.done:
             return False
         batch.in_flight = False
         if isinstance(error, DuplicateSequenceNumberError):
-            self.succeeded(batch, -1)  # written by an earlier try, too long ago to know where
+            self.succeeded(batch, -1)  # an earlier try was written; its offset is unknown
             return False
         if must_cut(batch, error):
             return False
@@ -304,7 +306,9 @@ class Accumulator:
         return True
 
     def give_up(self, batch: Batch, error: BaseException) -> None:
-        """The batch is lost for good: its successors must not leave a gap in the sequences."""
+        """Ends a batch that is lost for good; its successors must not leave a gap in the
+        sequences.
+        """
         if batch.done:
             return
         queue = self.queue(batch.topic_partition)
@@ -314,16 +318,15 @@ class Accumulator:
         if not self._idempotent or batch.stamp is None:
             return
         if batch.attempts == 0:
-            # Never sent: nobody misses its sequences. The head may be in flight and keeps its own.
+            # Never sent: its sequences are free. The head may be in flight and keeps its own.
             self._stamp_anew(queue, successors, batch.stamp.base_sequence)
         else:
             self._restart_sequences(queue)
 
     def cut(self, batch: Batch, parts: Iterable[tuple[bytes, int, Stamp]]) -> None:
-        """Puts smaller batches (payload, count, stamp carried) in the place of one that was too
-        large.
+        """Replaces a batch that was too large by smaller ones (payload, count, stamp carried).
 
-        Together they keep its sequences, so nothing behind them changes.
+        Together they keep its sequences, so the batches behind them do not change.
         """
         queue = self.queue(batch.topic_partition)
         assert queue.batches[0] is batch and not batch.in_flight
@@ -349,7 +352,7 @@ class Accumulator:
         queue = self.queue(batch.topic_partition)
         if queue.open is batch:
             queue.open = None
-        queue.batches.remove(batch)  # the head, but for one that expired while it waited
+        queue.batches.remove(batch)  # the head, unless it expired while it waited
         if not queue.batches:
             self._busy.pop(queue.topic_partition, None)
         self.buffered_bytes -= batch.size_bytes
@@ -358,7 +361,7 @@ class Accumulator:
         batch.notify()
 
     def _restart_sequences(self, queue: PartitionQueue) -> None:
-        """A new epoch for this partition; after the last epoch, a new producer id."""
+        """Starts a new epoch for this partition; after the last epoch, clears the producer id."""
         if queue.epoch < _MAX_EPOCH:
             queue.epoch += 1
         else:
@@ -380,8 +383,10 @@ class Accumulator:
     # Time.
 
     def expire(self, now_ms: float) -> list[Batch]:
-        """Fails batches that waited longer than the delivery timeout, with what their last try
-        failed with, or RequestTimedOutError; those in flight end with their request.
+        """Fails batches that have waited longer than the delivery timeout, and returns them.
+
+        The error is that of their last try, or RequestTimedOutError. Batches in flight are left to
+        their request.
         """
         expired = [batch for batch in self._waiting() if now_ms >= self._expiry_ms(batch)]
         for batch in expired:
@@ -397,13 +402,13 @@ class Accumulator:
         return expired
 
     def expiry_ms(self, batches: Iterable[Batch]) -> float:
-        """When the last of these gives up: no request for them need last longer."""
+        """The latest expiry of these batches: no request for them needs to last longer."""
         return max(self._expiry_ms(batch) for batch in batches)
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
-        """When to call `close_due`, `expire` and `drain` again, if nothing else happens.
+        """The time to call `close_due`, `expire` and `drain` again, if nothing else happens.
 
-        A batch that could go now but for its leader is no reason to look at the clock.
+        A batch that only lacks a leader sets no deadline.
         """
         deadlines = [self._expiry_ms(batch) for batch in self._waiting()]
         for queue in self._busy.values():
@@ -424,8 +429,9 @@ class Accumulator:
         return [batch for queue in self._busy.values() for batch in queue.batches]
 
     def _waiting(self) -> Iterator[Batch]:
-        """Batches that may expire. Per queue only those up to the first young one: queues are in
-        order of time.
+        """Batches that may expire: per queue those up to the first that is too young.
+
+        Queues are in order of time.
         """
         for queue in self._busy.values():
             for batch in queue.batches:
@@ -437,7 +443,7 @@ class Accumulator:
         return batch.created_ms + self._retry.timeout_ms
 
     def validate(self) -> None:
-        """Asserts what holds between calls."""
+        """Asserts the invariants that hold between calls."""
         total = 0
         for partition, queue in self._queues.items():
             assert (partition in self._busy) == bool(queue.batches)

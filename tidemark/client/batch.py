@@ -1,9 +1,8 @@
-"""A batch of records on its way to one partition: filled, closed, stamped, encoded, sent, and at
-last acknowledged or failed.
+"""A batch of records on its way to one partition: filled, closed, stamped, encoded, sent, and
+finally acknowledged or failed.
 
-Columns instead of records: a send appends to four lists, and the kernels encode them at once.
-Whoever waits for a record waits for its batch; nothing is done per record when the acknowledgement
-comes.
+It holds columns instead of records: a send appends to four lists, and the kernels encode them at
+once. Waiting for a record is waiting for its batch; an acknowledgement does no work per record.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ from tidemark.client.models import Header
 from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicPartition
 
-# What a record costs in a batch beside its key and value: length, attributes, deltas, lengths of
-# key and value, header count.
+# Size of a record in a batch without its key and value: length, attributes, deltas, lengths of key
+# and value, header count.
 RECORD_OVERHEAD_BYTES = 14
 
 
 class Stamp(NamedTuple):
-    """What makes a batch recognisable to the leader when it is sent twice (KIP-98); -1s without
-    idempotence.
+    """The producer id, epoch and sequence by which the leader recognises a batch sent twice
+    (KIP-98).
+
+    All are -1 without idempotence.
     """
 
     producer_id: int
@@ -34,11 +35,10 @@ NO_STAMP = Stamp(-1, -1, -1)
 
 
 class Batch:
-    """One record batch. Only the accumulator and the sender change it; `done` ends its life.
+    """One record batch. Only the accumulator and the sender change it.
 
-    Either the columns `keys`, `values`, `timestamps` (and `headers` by row) hold the records, or
-    `source` does: Arrow arrays of `send_arrow`. Both are dropped once `payload` has the encoded
-    bytes.
+    The records are in the columns `keys`, `values`, `timestamps` (and `headers` by row), or in
+    `source`: Arrow arrays of `send_arrow`. Both are dropped once `payload` has the encoded bytes.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Batch:
         self.payload_stamp = NO_STAMP
         self.stamp: Stamp | None = None
         self.attempts = 0
-        self.refusal: BaseException | None = None  # what the last try failed with
+        self.refusal: BaseException | None = None  # error of the last try
         self.retry_at_ms = 0.0
         self.in_flight = False
         self.done = False
@@ -95,8 +95,9 @@ class Batch:
         self.callbacks: list[Callable[[], None]] = []
 
     def child_of(self, row: int) -> tuple[Batch, int]:
-        """The batch that now carries a row, and the row's place in it: a batch that was too large
-        was cut in two.
+        """The batch that now carries a row, and the row's place in it.
+
+        A batch that was too large has been cut in two.
         """
         batch = self
         while batch.children:
@@ -110,13 +111,13 @@ class Batch:
         return batch, row
 
     def leaves(self) -> list[Batch]:
-        """The batch itself, or what it was cut into."""
+        """The batch itself, or the batches it was cut into."""
         if not self.children:
             return [self]
         return [leaf for child in self.children for leaf in child.leaves()]
 
     def notify(self) -> None:
-        """Calls those who wait: the batch is done, or was cut."""
+        """Calls the waiters: the batch is done, or was cut."""
         callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
             callback()

@@ -1,4 +1,4 @@
-"""`with` and `async with` for what is closed in the end, however the block ends."""
+"""`with` and `async with` for objects that must be closed however the block ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AsyncCloses(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Gives back what is held. Harmless when repeated."""
+        """Releases all resources. Idempotent."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -25,7 +25,7 @@ class Closes(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what is held. Harmless when repeated."""
+        """Releases all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
 """One gRPC channel per address, and unary calls whose failures are errors of the table.
 
-Everything a client sends goes through `Connections.call`: it adds the deadline, and turns a gRPC
-status into NetworkError, RequestTimedOutError and their like, so that the retry policy sees one
-kind of error only.
+Every request of a client goes through `Connections.call`, or `exchange` for the bulk methods. Both
+add the deadline, and turn a gRPC status into an error such as NetworkError or RequestTimedOutError.
+The retry policy therefore meets one kind of error only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemark.wire.exchange import Exchange
 
 T = TypeVar("T")
 
-# A node that comes back is tried again soon: gRPC's own backoff grows to two minutes.
+# A node that comes back is found soon: gRPC's own backoff grows to two minutes.
 _RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -40,7 +40,7 @@ _RECONNECT_OPTIONS = (
 
 
 def parse_bootstrap_servers(bootstrap_servers: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    """`"host:port,host:port"` or a sequence of those; raises ConfigError."""
+    """Parses `"host:port,host:port"` or a sequence of those. Raises ConfigError."""
     texts = (
         bootstrap_servers.split(",") if isinstance(bootstrap_servers, str) else bootstrap_servers
     )
@@ -63,7 +63,7 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedVersionError(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # gRPC has one status for two things: a message above the limit, and a server that sheds
+        # gRPC has one status for two causes: a message above the limit, and a server that sheds
         # load.
         return (
             MessageTooLargeError(text)
@@ -74,8 +74,8 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
 
 
 class Connections:
-    """Channels by address, made on first use, all closed by `close()`. Belongs to the event loop it
-    is first used on.
+    """Channels by address, created on first use; `close()` closes all. Belongs to one event
+    loop.
     """
 
     def __init__(self, *, request_timeout_ms: int = 30_000) -> None:
@@ -90,7 +90,7 @@ class Connections:
         return self._request_timeout_ms
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to `host:port`; raises ClientClosedError after `close()`."""
+        """The channel to `host:port`. Raises ClientClosedError after `close()`."""
         if self._closed:
             raise ClientClosedError("the client is closed")
         found = self._channels.get(address)
@@ -110,7 +110,7 @@ class Connections:
     ) -> T:
         """Sends a protobuf message, or bytes as they are, and decodes the answer.
 
-        Raises NetworkError, RequestTimedOutError (after `timeout_ms`, default request.timeout.ms),
+        Raises NetworkError, RequestTimedOutError after `timeout_ms` (default: request.timeout.ms),
         UnsupportedVersionError, MessageTooLargeError, BrokerNotAvailableError or
         UnknownServerError.
         """
@@ -118,8 +118,8 @@ class Connections:
         channel = self.channel(address)
         method = self._methods.get((address, path))
         if method is None:
-            # No serializers: bytes go out as they are, and decoding happens in our frame, not in
-            # gRPC's callback.
+            # No serializers: bytes are sent as they are, and decoding happens in this frame, not
+            # in gRPC's callback.
             method = self._methods[address, path] = channel.unary_unary(path, None, None)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         return decode(await _mapped(address, method(payload, timeout=max(limit_ms, 1) / 1000)))
@@ -132,11 +132,11 @@ class Connections:
         decode: Callable[[bytes], T],
         timeout_ms: float,
     ) -> T:
-        """As `call`, over one call per address and path that stays open: for what comes often.
+        """As `call`, over one call per address and path that stays open; for frequent requests.
 
-        Answers come in the order of the requests; a call that breaks fails all of them.
+        Answers come in the order of the requests. A call that breaks fails all of them.
         """
-        if len(request) > wire.MAX_MESSAGE_BYTES:  # it would end the call for all others
+        if len(request) > wire.MAX_MESSAGE_BYTES:  # it would break the call for all others
             raise MessageTooLargeError(
                 f"{address}: a request of {len(request)} bytes; gRPC's limit is "
                 f"{wire.MAX_MESSAGE_BYTES}"
@@ -148,7 +148,7 @@ class Connections:
         return decode(await _mapped(address, found.ask(request, max(timeout_ms, 1) / 1000)))
 
     async def close(self) -> None:
-        """Closes every channel; calls under way fail. Harmless when repeated."""
+        """Closes every channel; calls under way fail. Idempotent."""
         self._closed = True
         for exchange in self._exchanges.values():
             exchange.close()
@@ -161,7 +161,7 @@ class Connections:
 
 
 async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:
-    """The outcome of a call, with the errors of the table."""
+    """The outcome of a call, with gRPC's errors mapped to the table."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -169,8 +169,7 @@ async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:
     except grpc.aio.UsageError as error:
         raise ClientClosedError(f"{address}: {error}") from None
     except asyncio.CancelledError:
-        # A channel closed under a call cancels it from within; a cancelled task is cancelled
-        # from without.
+        # Closing a channel cancels its calls; then the task itself is not being cancelled.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

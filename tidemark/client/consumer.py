@@ -1,9 +1,9 @@
 """AsyncConsumer: reads assigned partitions from given positions, as records, Arrow batches or raw
 batches.
 
-Positions are the caller's; there are no groups and no commits here. Leader changes, lost answers
-and expired metadata are hidden; what remains is what only the caller can decide, such as an offset
-that is out of range with auto_offset_reset="none".
+The caller owns the positions: there are no groups and no commits here. The consumer handles leader
+changes, lost answers and expired metadata. It raises the errors that only the caller can decide
+about, such as an offset that is out of range with auto_offset_reset="none".
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tidemark.types import OffsetSpec, TopicPartition
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _RESETS = ("latest", "earliest", "none")
 
-# Below this, decoding on the loop costs less than a hop to a thread.
+# Below this size, decoding on the loop costs less than a hop to a thread.
 _INLINE_BYTES = 64 << 10
 
 
 class AsyncConsumer(AsyncCloses):
-    """Reads partitions; made and used on one running event loop. Names and meanings of the settings
-    are Kafka's.
+    """Reads partitions; made and used on one running event loop.
 
-    `auto_offset_reset` says where to begin without a position and when the position is out of
-    range. `buffer_bytes` bounds what is fetched ahead. Raises ConfigError for a wrong setting.
+    Names and meanings of the settings are Kafka's. `auto_offset_reset` decides where to begin
+    without a position and when the position is out of range. `buffer_bytes` bounds the bytes
+    fetched ahead. Raises ConfigError for a wrong setting.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AsyncConsumer(AsyncCloses):
         self._closed = False
 
     async def close(self) -> None:
-        """Stops fetching and closes the connections. Harmless when repeated."""
+        """Stops fetching and closes the connections. Idempotent."""
         self._closed = True
         await self._fetcher.close()
         await self._connections.close()
@@ -116,8 +116,9 @@ class AsyncConsumer(AsyncCloses):
         return sorted(self._fetcher.states)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """The next record of `partition` is the first at or after `offset`; ValueError if not
-        assigned or negative.
+        """Sets the position: the next record of `partition` is the first at or after `offset`.
+
+        Raises ValueError if the partition is not assigned or the offset is negative.
         """
         if offset < 0:
             raise ValueError(f"{partition}: an offset is not negative: {offset}")
@@ -125,11 +126,13 @@ class AsyncConsumer(AsyncCloses):
         self._fetcher.schedule()
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """To the log start of these partitions, or of all; looked up with the next poll."""
+        """Moves these partitions, or all, to their log start; it is looked up by the next poll."""
         self._seek_to(OffsetSpec.EARLIEST, partitions)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """To the high watermark of these partitions, or of all; looked up with the next poll."""
+        """Moves these partitions, or all, to their high watermark; it is looked up by the next
+        poll.
+        """
         self._seek_to(OffsetSpec.LATEST, partitions)
 
     def _seek_to(self, where: int, partitions: tuple[TopicPartition, ...]) -> None:
@@ -138,8 +141,9 @@ class AsyncConsumer(AsyncCloses):
         self._fetcher.schedule()
 
     async def seek_to_timestamp(self, timestamps: int | Mapping[TopicPartition, int]) -> None:
-        """To the first record at or after a time (ms), of all partitions or as given; to the end
-        where there is none.
+        """Moves partitions to the first record at or after a time, or to the end if there is none.
+
+        `timestamps` is one time for all assigned partitions, or a time for each, in ms.
         """
         if isinstance(timestamps, int):
             timestamps = dict.fromkeys(self.assignment(), timestamps)
@@ -150,8 +154,9 @@ class AsyncConsumer(AsyncCloses):
             self.seek(partition, ends[partition] if answer is None else answer.offset)
 
     async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
-        """The offset of the next record; waits for a look-up that is under way
-        (RequestTimedOutError).
+        """The offset of the next record; waits for a look-up that is under way.
+
+        Raises RequestTimedOutError after `timeout_ms`.
         """
         state = self._state(partition)
         limit_ms = self._retry.timeout_ms if timeout_ms is None else timeout_ms
@@ -166,12 +171,12 @@ class AsyncConsumer(AsyncCloses):
         return state.position
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Gives nothing of these partitions until `resume`; positions stay."""
+        """Stops returning records of these partitions until `resume`; positions stay."""
         for partition in partitions:
             self._state(partition).paused = True
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """The end of `pause`."""
+        """Ends `pause`."""
         for partition in partitions:
             self._state(partition).paused = False
         self._fetcher.schedule()
@@ -189,11 +194,10 @@ class AsyncConsumer(AsyncCloses):
     # Reading.
 
     async def poll(self, timeout_ms: float = 1000, max_records: int = 500) -> Records:
-        """Up to `max_records` records; returns as soon as there are any, with none after
-        `timeout_ms`.
+        """Returns up to `max_records` records as soon as there are any, or none after `timeout_ms`.
 
-        Raises OffsetOutOfRangeError or NoOffsetForPartitionError with auto_offset_reset="none", and
-        errors of the table that retrying does not cure. Positions move past what is returned.
+        Positions move past the records returned. Raises OffsetOutOfRangeError or
+        NoOffsetForPartitionError with auto_offset_reset="none", and errors that are not retriable.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
@@ -210,8 +214,9 @@ class AsyncConsumer(AsyncCloses):
                 return Records(found)
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
-        """What was fetched, one pyarrow.RecordBatch (RECORDS_SCHEMA) per partition; as `poll`
-        otherwise.
+        """Returns the fetched records, one pyarrow.RecordBatch (RECORDS_SCHEMA) per partition.
+
+        As `poll` otherwise.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
@@ -227,8 +232,9 @@ class AsyncConsumer(AsyncCloses):
                 return found
 
     async def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
-        """What was fetched, undecoded; as `poll` otherwise. Not to be mixed with a `poll` that left
-        records over.
+        """Returns the fetched batches, undecoded; as `poll` otherwise.
+
+        Not to be mixed with a `poll` that left records over.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         while True:
@@ -242,8 +248,8 @@ class AsyncConsumer(AsyncCloses):
                 return found
 
     async def _load(self, state: PartitionState) -> bool:
-        """Decodes the partition's oldest batches unless some are left; whether there are records
-        now.
+        """Decodes the partition's oldest batches unless records are left. Returns whether there are
+        records.
         """
         while state.decoded is None:
             generation = state.generation
@@ -255,7 +261,7 @@ class AsyncConsumer(AsyncCloses):
             else:
                 batch = await self._loop.run_in_executor(None, decode, raw)
             if state.generation != generation:
-                continue  # somebody sought meanwhile
+                continue  # the position was changed meanwhile
             if batch.num_rows:
                 state.decoded, state.decoded_next = batch, raw.next_offset
             else:
@@ -272,7 +278,7 @@ class AsyncConsumer(AsyncCloses):
             state.position = state.decoded_next
 
     async def _wait(self, seen: int, deadline: float) -> bool:
-        """False when time is up; raises a partition's error."""
+        """Waits for more than `seen`. Returns False at the deadline; raises a partition's error."""
         if self._closed:
             raise ClientClosedError("the consumer is closed")
         self._fetcher.raise_errors()
@@ -304,8 +310,9 @@ class AsyncConsumer(AsyncCloses):
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each timestamp (ms); None where there is none. ValueError
-        for a negative one.
+        """The first record at or after each timestamp (ms), or None where there is none.
+
+        Raises ValueError for a negative timestamp.
         """
         for partition, timestamp in timestamps.items():
             if timestamp < 0:
@@ -315,8 +322,9 @@ class AsyncConsumer(AsyncCloses):
         )
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic, by number; UnknownTopicOrPartitionError after the default
-        timeout.
+        """The partitions of a topic, by number.
+
+        Raises UnknownTopicOrPartitionError after the default timeout.
         """
         found = await self._metadata.topic(topic)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]

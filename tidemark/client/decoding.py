@@ -1,4 +1,4 @@
-"""Answers of the admin service as values of `models`: -1 becomes None, raw ids UUIDs."""
+"""Answers of the admin service as values of `models`: -1 becomes None, raw ids become UUIDs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _uuid(raw: bytes) -> UUID:
 
 
 def listing(topic: Any) -> TopicListing:
-    """Of a topic in ListTopics or CreateTopics."""
+    """The listing of a topic in the answer of ListTopics or CreateTopics."""
     return TopicListing(
         topic.name, _uuid(topic.topic_id), topic.num_partitions, topic.replication_factor
     )

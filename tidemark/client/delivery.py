@@ -1,8 +1,8 @@
-"""What a send gives back: the promise of a RecordMetadata, resolved with its whole batch.
+"""The result of a send: the promise of a RecordMetadata, resolved with its whole batch.
 
-A Delivery is two fields, no asyncio.Future: a producer makes hundreds of thousands of them in a
-second, and most are never awaited one by one. `await delivery` works on the producer's event loop;
-`SyncDelivery.result()` from any other thread.
+A Delivery is no asyncio.Future: a producer makes hundreds of thousands of them in a second, and
+most are never awaited one by one. `await delivery` works on the producer's event loop, and
+`SyncDelivery.result()` in any other thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tidemark.client.models import BatchMetadata, RecordMetadata
 
 
 async def until_notified(batch: Batch) -> None:
-    """Returns when the batch is done or was cut; cancelling one waiter leaves the others alone."""
+    """Returns when the batch is done or was cut; cancelling one waiter does not affect the
+    others.
+    """
     if batch.done:
         return
     future = asyncio.get_running_loop().create_future()
@@ -30,7 +32,7 @@ async def until_notified(batch: Batch) -> None:
 
 
 async def metadata_of(batch: Batch) -> list[BatchMetadata]:
-    """Waits for a batch of `send_arrow`; raises what it failed with."""
+    """Waits for a batch of `send_arrow`. Raises its error if it failed."""
     while True:
         open_leaves = [leaf for leaf in batch.leaves() if not leaf.done]
         if not open_leaves:
@@ -46,7 +48,7 @@ async def metadata_of(batch: Batch) -> list[BatchMetadata]:
 
 
 class Delivery:
-    """Awaitable RecordMetadata of one record. `await` raises what the record failed with."""
+    """Awaitable RecordMetadata of one record; `await` raises the record's error if it failed."""
 
     __slots__ = ("_batch", "_error", "_gates", "_row", "_timestamp_ms")
 
@@ -64,13 +66,13 @@ class Delivery:
         return self._batch.child_of(self._row)[0].done
 
     def exception(self) -> BaseException | None:
-        """What the record failed with, None while it has not."""
+        """The record's error; None while it has not failed."""
         if self._batch is None:
             return self._error
         return self._batch.child_of(self._row)[0].error
 
     def metadata(self) -> RecordMetadata:
-        """The outcome of a delivery that is done; raises what it failed with."""
+        """The outcome of a delivery that is done. Raises the record's error if it failed."""
         if self._batch is None:
             assert self._error is not None, "the delivery is not done"
             raise self._error
@@ -99,13 +101,13 @@ class Delivery:
         return self.metadata()
 
     def resolve_to(self, batch: Batch, row: int, timestamp_ms: int) -> None:
-        """The record is in a batch now."""
+        """Binds the delivery to a row of a batch."""
         self._batch, self._row, self._timestamp_ms = batch, row, timestamp_ms
         if self._gates is not None:
             self._open_gates()
 
     def fail(self, error: BaseException) -> None:
-        """The record never got into a batch."""
+        """Fails a record that never reached a batch."""
         self._error = error
         if self._gates is not None:
             self._open_gates()
@@ -127,9 +129,7 @@ class ArrowDelivery:
         self._accepted = accepted
 
     async def accepted(self) -> None:
-        """Returns when the records are in the producer's buffer: the moment to hand over the next
-        ones.
-        """
+        """Returns when the records are in the producer's buffer and the next ones may be sent."""
         await asyncio.shield(self._accepted)
 
     def done(self) -> bool:

@@ -1,8 +1,7 @@
-"""Columns to encoded record batches, Arrow tables to the batches of many partitions: what runs in
-the producer's threads.
+"""Columns to encoded record batches, and Arrow tables to batches of many partitions.
 
-Nothing here touches the producer's state, so any thread may run it; the kernels of
-`tidemark.records` release the interpreter lock meanwhile.
+This is the work of the producer's threads. Nothing here touches the producer's state, so any thread
+may run it; the kernels of `tidemark.records` release the interpreter lock meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Columns(NamedTuple):
     key: Any
     value: Any
     timestamps: Any
-    headers: Any  # None: no record has headers
+    headers: Any  # None if no record has headers
 
     def slice(self, start: int, length: int) -> Columns:
         return Columns(*(None if c is None else c.slice(start, length) for c in self))
@@ -41,8 +40,9 @@ class Columns(NamedTuple):
 
 
 class EncodeJob(NamedTuple):
-    """A batch's contents as they were when it was closed: the batch itself may end while a thread
-    encodes.
+    """A batch's contents as they were when it was closed.
+
+    The batch itself may end while a thread encodes.
     """
 
     batch: Batch
@@ -104,14 +104,14 @@ def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
 
 
 def restamp(payload: bytes, stamp: Stamp) -> bytes:
-    """The same batch with another producer id, epoch, sequence, and the CRC that goes with it."""
+    """The same batch with another producer id, epoch and sequence, and a matching CRC."""
     header = read_header(payload)._replace(**stamp._asdict())
     return signed(header.packed, memoryview(payload)[HEADER_BYTES:])
 
 
 def halve(payload: bytes, stamp: Stamp, compression: str) -> list[tuple[bytes, int, Stamp]]:
-    """An encoded batch as two: (payload, count, stamp), for a batch the node found too large
-    (KIP-126).
+    """Splits an encoded batch that the node found too large (KIP-126): [(payload, count, stamp),
+    ...].
     """
     table = records.decode_arrow(payload)
     middle = table.num_rows // 2
@@ -138,8 +138,9 @@ class EncodedPiece(NamedTuple):
 
 
 def columns_of(data: Any) -> Columns:
-    """Key, value, timestamp and headers of a RecordBatch; raises InvalidRecordError for a column of
-    a wrong type.
+    """Key, value, timestamp and headers of a RecordBatch.
+
+    Raises InvalidRecordError for a column of a wrong type.
     """
     names = set(data.schema.names)
     unknown = names - {"key", "value", "timestamp", "headers", "partition"}
@@ -163,7 +164,7 @@ def _binary(column: Any) -> Any:
 
 
 def _timestamps(column: Any, value: Any) -> Any:
-    """int64 ms; where there is none, now."""
+    """Timestamps as int64 ms; a missing one is the current time."""
     now_ms = time.time_ns() // 1_000_000
     if column is None:
         return pa.array(np.full(len(value), now_ms, np.int64))
@@ -176,10 +177,10 @@ def _timestamps(column: Any, value: Any) -> Any:
 def split(
     data: Any, partition_count: int, batch_size: int, sticky: int, partition: int | None = None
 ) -> list[EncodedPiece]:
-    """The batches a RecordBatch becomes, in the order of its rows within each partition.
+    """The batches of a RecordBatch, in the order of its rows within each partition.
 
-    A row goes to `partition` if given, else to its `partition` column, else by murmur2 of its key;
-    rows without a key fill one partition after another from `sticky` on, a batch's worth each.
+    A row goes to `partition` if given, else to its `partition` column, else by murmur2 of its key.
+    Rows without a key fill one partition after another from `sticky` on, a batch's worth each.
     Raises InvalidRecordError.
     """
     columns = columns_of(data)
@@ -232,7 +233,7 @@ def _partitions(
 
 
 def _rows_by_partition(chosen: Any) -> Iterator[tuple[int, Any]]:
-    """(partition, its rows in order); rows as a slice where they are neighbours."""
+    """(partition, its rows in order); the rows are a slice if they are contiguous."""
     if chosen[0] == chosen[-1] and (chosen == chosen[0]).all():
         yield int(chosen[0]), slice(0, len(chosen))
         return

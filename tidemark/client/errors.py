@@ -1,4 +1,4 @@
-"""Errors that only a client raises; those a server may answer with are in `tidemark.errors`."""
+"""Errors that only a client raises; those of a server's answers are in `tidemark.errors`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The consumer's edge: keeps a little more than was asked for on its way from every leader.
+"""The consumer's edge: fetches from every leader, a little ahead of the reader.
 
-Each assigned partition has a state; `_pump` sends one Fetch to every leader that has fetchable
+Each assigned partition has a state. `_pump` sends one Fetch to every leader that has fetchable
 partitions, with all of them in one request. A partition is not fetchable while it is in flight,
-paused, backing off, or has enough in the buffer: so memory is bounded by `buffer_bytes` plus one
-answer per leader. Answers to what was asked before a seek carry an old generation and are dropped.
+paused, backing off, or has enough in the buffer. Memory is therefore bounded by `buffer_bytes` plus
+one answer per leader. Answers to requests from before a seek carry an old generation and are
+dropped.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from tidemark.v1 import log_pb2
 
 logger = logging.getLogger(__name__)
 
-# Two, not one: a long poll on idle partitions must not keep busy ones of the same node waiting.
+# Two, not one: a long poll on idle partitions must not delay busy ones of the same node.
 _REQUESTS_PER_NODE = 2
 _RESETS = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
 
 
 class PartitionState:
-    """An assigned partition: where the user is, where the fetcher is, and what lies between."""
+    """An assigned partition: the reader's position, the fetcher's, and the records between them."""
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
-        self.position: int | None = None  # the next offset the user gets
-        self.fetch_offset: int | None = None  # the next offset to ask for
-        self.reset_to: int | None = None  # EARLIEST or LATEST: look it up first
+        self.position: int | None = None  # offset of the next record to return
+        self.fetch_offset: int | None = None  # offset of the next fetch
+        self.reset_to: int | None = None  # EARLIEST or LATEST, to be looked up first
         self.generation = 0
         self.in_flight = False
         self.paused = False
@@ -58,11 +59,13 @@ class PartitionState:
         self.error: TidemarkError | None = None
         self.buffered: deque[RawBatches] = deque()
         self.buffered_bytes = 0
-        self.decoded: Any = None  # what is left of a decoded batch, and
+        self.decoded: Any = None  # rest of a decoded batch, and
         self.decoded_next = 0  # the position after it
 
     def seek(self, offset: int | None, reset_to: int | None = None) -> None:
-        """Goes to `offset`, or to where a look-up of `reset_to` says; forgets what was fetched."""
+        """Moves to `offset`, or to the result of looking up `reset_to`; drops the fetched
+        records.
+        """
         self.position = self.fetch_offset = offset
         self.reset_to = reset_to
         self.generation += 1
@@ -121,13 +124,15 @@ class Fetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """Fetched and not taken yet."""
+        """Bytes that are fetched and not yet taken."""
         return sum(state.buffered_bytes for state in self.states.values())
 
-    # What the consumer asks of it.
+    # For the consumer.
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """These and no others; partitions that stay keep their positions and buffers."""
+        """Fetches these partitions and no others; those that stay keep their positions and
+        buffers.
+        """
         self.states = {
             partition: self.states.get(partition) or self._fresh(partition)
             for partition in partitions
@@ -146,7 +151,7 @@ class Fetcher:
         return state
 
     def take(self, state: PartitionState) -> RawBatches | None:
-        """The oldest fetched batches of a partition, out of the buffer."""
+        """Removes the oldest fetched batches of a partition from the buffer and returns them."""
         if not state.buffered or state.paused:
             return None
         raw = state.buffered.popleft()
@@ -155,19 +160,17 @@ class Fetcher:
         return raw
 
     def raise_errors(self) -> None:
-        """Raises a partition's error once what was fetched before it is taken."""
+        """Raises a partition's error once the records fetched before it are taken."""
         for state in self.states.values():
             if state.error is not None and not state.buffered and state.decoded is None:
                 error = state.error
                 if state.fetch_offset is not None or state.reset_to is not None:
-                    state.error = None  # it is tried again, and may work by then
+                    state.error = None  # the next fetch may succeed
                     self.schedule()
                 raise error
 
     async def news(self, seen: int, timeout_s: float) -> None:
-        """Returns when there is more than the `version` seen before one looked, or after
-        `timeout_s`.
-        """
+        """Returns when `version` is beyond `seen`, or after `timeout_s`."""
         if self.version != seen:
             return
         future = self._loop.create_future()
@@ -180,7 +183,7 @@ class Fetcher:
             return
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the requests under way."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -193,7 +196,7 @@ class Fetcher:
     # The pump.
 
     def schedule(self) -> None:
-        """Something changed: look for what to fetch, soon."""
+        """Runs the pump soon, because something has changed."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._pump)
@@ -311,7 +314,7 @@ class Fetcher:
                     self._take_answer(found[0], found[2], data)
             for state, generation, _ in asked.values():
                 if state.generation == generation:
-                    state.in_flight = False  # the answer was full before it was this one's turn
+                    state.in_flight = False  # the answer was full before this partition
         finally:
             self._in_flight[leader] -= 1
             self._rotate(states)
@@ -322,14 +325,15 @@ class Fetcher:
         return now is not None and now != leader
 
     def _ask_metadata(self) -> None:
-        # A long poll may be slow by right.
+        # A long poll is slow by design.
         if self._fetch_max_wait_ms < SLOW_CALL_S * 1000:
             self._metadata.mark_stale()
             self.schedule()
 
     def _rotate(self, states: list[PartitionState]) -> None:
-        """What was asked for goes to the back: a node fills an answer in the order of the request
-        (KIP-74).
+        """Moves the partitions of a request to the back.
+
+        A node fills an answer in the order of the request (KIP-74).
         """
         for state in states:
             if self.states.get(state.topic_partition) is state:
@@ -370,7 +374,7 @@ class Fetcher:
         self._tell()
 
     def _back_off(self, state: PartitionState, error: ApiError) -> None:
-        """A retriable error is hidden behind a wait; another one is the user's."""
+        """Delays the next fetch after a retriable error; passes any other error to the reader."""
         if not is_retriable(error):
             state.error = error
             self._tell()
@@ -391,7 +395,7 @@ class Fetcher:
             state.seek(None, reset_to)
 
     async def _reset(self) -> None:
-        """Looks up the start or end for all partitions that wait for it."""
+        """Looks up the start or end of all partitions that wait for it."""
         waiting = {
             s.topic_partition: (s, s.generation, s.reset_to)
             for s in self.states.values()

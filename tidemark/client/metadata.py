@@ -1,9 +1,9 @@
-"""Which node leads a partition: a cached view of the cluster that renews itself.
+"""The leader of each partition: a cached view of the cluster that refreshes itself.
 
-Stale after `metadata_max_age_ms`, or when somebody says so (a NOT_LEADER_OR_FOLLOWER answer).
-Refreshes are single-flight: all who wait share one request. Nodes are asked in rotation: the live
-brokers of the last answer, then the bootstrap servers, so that a client survives the loss of every
-node it was first told of (KIP-899's rebootstrap).
+It is stale after `metadata_max_age_ms`, or when marked so (after NOT_LEADER_OR_FOLLOWER). Refreshes
+are single-flight: all waiters share one request. Requests go to nodes in rotation: the live brokers
+of the last answer, then the bootstrap servers. A client therefore survives the loss of every node
+of its first answer (KIP-899's rebootstrap).
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from tidemark.v1 import log_pb2
 
 METADATA = "/tidemark.v1.Log/Metadata"
 
-# One node that hangs must not eat the whole time a caller has: the next one is asked after this
-# long.
+# A node that hangs must not use up a caller's whole timeout: the next one is tried after this time.
 _ATTEMPT_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition as clients see it; `leader` is None while there is none."""
+    """A partition as clients see it; `leader` is None if there is none."""
 
     partition: int
     leader: int | None
@@ -61,7 +60,7 @@ def monotonic_ms() -> float:
 
 
 class MetadataCache:
-    """The cluster as last heard. All methods belong to one event loop."""
+    """The cluster as of the last answer. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -92,13 +91,13 @@ class MetadataCache:
         self.cluster_id = ""
         self.controller_id: int | None = None
 
-    # What is known, without waiting.
+    # Look-ups, without waiting.
 
     def topics(self) -> dict[str, TopicMetadata]:
         return self._topics
 
     def partition_count(self, topic: str) -> int | None:
-        """How many partitions the topic has; None while it is unknown."""
+        """The number of partitions of a topic; None if unknown."""
         found = self._topics.get(topic)
         return None if found is None else len(found.partitions)
 
@@ -111,33 +110,35 @@ class MetadataCache:
         return found.leader
 
     def leader_epoch(self, partition: TopicPartition) -> int:
-        """The leader's epoch; -1 while it is unknown."""
+        """The leader's epoch; -1 if unknown."""
         topic = self._topics.get(partition.topic)
         found = None if topic is None else topic.partitions.get(partition.partition)
         return -1 if found is None else found.leader_epoch
 
     def address(self, node_id: int) -> str | None:
-        """Where a live broker answers."""
+        """The address of a live broker."""
         endpoint = self.brokers.get(node_id)
         return None if endpoint is None else endpoint.address
 
     def topic_error(self, topic: str) -> ApiError | None:
-        """What the last answer said was wrong with a topic."""
+        """The error of a topic in the last answer."""
         return self._topic_errors.get(topic)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the next `ensure_fresh` asks again."""
+        """Whether the next `ensure_fresh` sends a request."""
         if self._stale or self._refreshed_at_ms is None:
             return True
         return self._now_ms() - self._refreshed_at_ms >= self._max_age_ms
 
     def mark_stale(self) -> None:
-        """Something contradicted the cache: ask again before trusting it."""
+        """Makes the next `ensure_fresh` refresh, because something contradicted the cache."""
         self._stale = True
 
     def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None:
-        """Takes over a leader that a node named in an error (KIP-951), unless ours is as new."""
+        """Adopts a leader that a node named in an error (KIP-951), unless the cached one is as
+        new.
+        """
         topic = self._topics.get(partition.topic)
         found = None if topic is None else topic.partitions.get(partition.partition)
         if topic is None or found is None or leader_epoch <= found.leader_epoch or leader_id < 0:
@@ -147,29 +148,30 @@ class MetadataCache:
         )
 
     def want(self, topics: Iterable[str]) -> None:
-        """Topics to ask for from now on."""
+        """Adds topics to the requests from now on."""
         for topic in topics:
             if topic not in self._wanted:
                 self._wanted.add(topic)
                 self._stale = True
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Topics of no interest any more."""
+        """Removes topics that are no longer of interest."""
         for topic in topics:
             self._wanted.discard(topic)
             self._topics.pop(topic, None)
             self._topic_errors.pop(topic, None)
 
-    # What waits.
+    # Refreshes.
 
     async def ensure_fresh(self) -> None:
-        """One refresh if the cache is stale; raises what the last node asked failed with."""
+        """Refreshes once if the cache is stale. Raises the error of the last node tried."""
         if self.is_stale:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Asks now; joins a request under way. Raises NetworkError or another error of the table if
-        no node answers.
+        """Refreshes now, or joins a request under way.
+
+        Raises NetworkError or another error of the table if no node answers.
         """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
@@ -179,8 +181,8 @@ class MetadataCache:
     async def topic(self, name: str, timeout_ms: float | None = None) -> TopicMetadata:
         """Waits until `name` and a leader of each partition are known.
 
-        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error after
-        `timeout_ms` (default: the retry policy's), and at once for errors that are not retriable.
+        Raises errors that are not retriable at once. After `timeout_ms` (default: the retry
+        policy's), raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error.
         """
         self.want([name])
         started_ms = self._now_ms()
@@ -214,8 +216,8 @@ class MetadataCache:
         return None
 
     def candidates(self) -> list[str]:
-        """Addresses to ask, best first: each call begins one further, so that load and trouble
-        spread.
+        """Addresses to try, best first. Each call begins one further, to spread load and
+        failures.
         """
         known = sorted(self.brokers.values())
         self._rotation += 1
@@ -228,7 +230,7 @@ class MetadataCache:
 
     async def _refresh(self) -> None:
         error: ApiError = NetworkError("no node answered")
-        self._stale = False  # what is marked stale while we ask is asked for again
+        self._stale = False  # a mark set during the request causes another one
         request = log_pb2.MetadataRequest(topics=sorted(self._wanted))
         timeout_ms = min(_ATTEMPT_TIMEOUT_MS, self._connections.request_timeout_ms)
         for address in self.candidates():
@@ -270,9 +272,7 @@ class MetadataCache:
             self._on_update()
 
     def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
-        """The topic of an answer; where we know a newer leader epoch of the same topic, ours
-        stands.
-        """
+        """The topic of an answer, with cached partitions whose leader epoch is newer kept."""
         topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else UUID(int=0)
         old = self._topics.get(topic.name)
         partitions: dict[int, PartitionInfo] = {}
@@ -293,6 +293,6 @@ class MetadataCache:
 
 
 def _take_note(asked: asyncio.Task[None]) -> None:
-    """Whoever joined has the error; where all of them were cancelled nobody wants it."""
+    """Retrieves the error of a refresh: waiters that joined have it, and there may be none left."""
     if not asked.cancelled():
         asked.exception()

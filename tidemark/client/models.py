@@ -1,4 +1,4 @@
-"""The values that clients take and give: plain, immutable, named as Kafka names them."""
+"""The values that clients take and return: plain, immutable, with Kafka's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Header = tuple[str, bytes | None]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went. `offset` is -1 with acks=0; `timestamp_ms` is the one stored."""
+    """Partition and offset of a written record.
+
+    `offset` is -1 with acks=0; `timestamp_ms` is the stored one.
+    """
 
     topic: str
     partition: int
@@ -25,8 +28,9 @@ class RecordMetadata(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """Where a batch of `send_arrow` went; its records have `record_count` offsets from
-    `base_offset` on (-1 with acks=0).
+    """Partition and offsets of a written batch of `send_arrow`.
+
+    Its records have `record_count` offsets from `base_offset` on (-1 with acks=0).
     """
 
     topic: str
@@ -36,7 +40,7 @@ class BatchMetadata(NamedTuple):
 
 
 class ConsumerRecord(NamedTuple):
-    """A record as read; `key` and `value` are None where they are null."""
+    """A record as read; `key` and `value` may be None."""
 
     topic: str
     partition: int
@@ -48,7 +52,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """A record found by timestamp: the first at or after the one asked for."""
+    """The record found for a timestamp: the first at or after it."""
 
     offset: int
     timestamp_ms: int
@@ -57,10 +61,10 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; None for a count takes the cluster's default.
+    """A topic to create; a count of None takes the cluster's default.
 
-    `assignments` places replicas by hand: partition -> broker ids, preferred leader first; then the
-    two counts stay None.
+    `assignments` places replicas by hand: partition -> broker ids, preferred leader first. The two
+    counts are None then.
     """
 
     name: str
@@ -82,7 +86,7 @@ class TopicListing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """A partition as the metadata log has it; `leader` is None while there is none."""
+    """A partition in the metadata log; `leader` is None if there is none."""
 
     partition: int
     leader: int | None
@@ -117,8 +121,9 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster; `controller_id` is the active controller, None while unknown. `brokers` holds
-    fenced ones too.
+    """The cluster: all registered brokers, fenced ones included, and the active controller.
+
+    `controller_id` is None if it is unknown.
     """
 
     cluster_id: str
@@ -128,8 +133,11 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class QuorumReplica:
-    """A voter or observer of the metadata quorum, as its leader sees it; None: unknown or never.
-    `listeners`: where a voter answers, by name."""
+    """A voter or observer of the metadata quorum, as its leader sees it. None stands for unknown or
+    never.
+
+    `listeners` are the endpoints of a voter, by name.
+    """
 
     replica_id: int
     directory_id: UUID | None
@@ -153,8 +161,9 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    """A replica on a broker's disk and its part of the tier. Offsets are exclusive ends unless said
-    otherwise.
+    """A replica on a broker's disk, and its part of the tier.
+
+    Offsets are exclusive ends unless the field says otherwise.
     """
 
     topic_partition: TopicPartition
@@ -163,14 +172,14 @@ class ReplicaDescription:
     is_leader: bool
     log_start_offset: int
     local_log_start_offset: int
-    highest_remote_offset: int | None  # inclusive; None: nothing is tiered
+    highest_remote_offset: int | None  # inclusive; None if nothing is tiered
     high_watermark: int
     log_end_offset: int
     remote_log_size_bytes: int
     remote_copy_lag_bytes: int
     remote_copy_lag_segments: int
-    is_future: bool = False  # being copied into this directory; its lag is behind the current one
-    uncleanable_reason: str = ""  # why compaction gave it up until the broker restarts
+    is_future: bool = False  # a future log (KIP-113); its lag is behind the current replica
+    uncleanable_reason: str = ""  # why the cleaner skips it until the broker restarts
 
 
 class TopicPartitionReplica(NamedTuple):
@@ -182,8 +191,10 @@ class TopicPartitionReplica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory of a broker; `error` names what is wrong with it, None for nothing, and
-    `error_message` says more. Of one that is offline the replicas are not told.
+    """A log directory of a broker, and its replicas.
+
+    `error` is the name of an error, None if the directory works, and `error_message` its text. The
+    replicas of an offline directory are missing.
     """
 
     broker_id: int
@@ -197,8 +208,10 @@ class LogDirDescription:
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigOp:
-    """One change of a setting; `op` is SET, DELETE, or for lists APPEND or SUBTRACT (`value` has
-    the items, comma-separated)."""
+    """One change of a setting; `op` is SET, DELETE, or for lists APPEND or SUBTRACT.
+
+    `value` of the latter two has the items, comma-separated.
+    """
 
     name: str
     value: str | None = None
@@ -207,7 +220,7 @@ class AlterConfigOp:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A value that is said of a setting, and where: see ConfigEntry.source."""
+    """A value of a setting at one level, and the level; see ConfigEntry.source."""
 
     name: str
     value: str
@@ -216,8 +229,10 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A setting. `source` is TOPIC_CONFIG, DYNAMIC_BROKER_CONFIG, DYNAMIC_DEFAULT_BROKER_CONFIG,
-    STATIC_BROKER_CONFIG or DEFAULT_CONFIG; `synonyms` are in order of precedence, the one in effect
+    """A setting and its effective value.
+
+    `source` is TOPIC_CONFIG, DYNAMIC_BROKER_CONFIG, DYNAMIC_DEFAULT_BROKER_CONFIG,
+    STATIC_BROKER_CONFIG or DEFAULT_CONFIG. `synonyms` are in order of precedence, the effective one
     first.
     """
 
@@ -232,7 +247,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReassignment:
-    """A reassignment under way: `replicas` are all, those being added and removed among them."""
+    """A reassignment under way; `replicas` includes those being added and removed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -241,8 +256,11 @@ class PartitionReassignment:
 
 @dataclass(frozen=True, slots=True)
 class FeatureDescription:
-    """A feature: its `level` in effect in the cluster (0: off), and the levels that the node which
-    answered supports. `release` names the level, where it has a name."""
+    """A feature: its `level` in the cluster (0 is off), and the levels that the answering node
+    supports.
+
+    `release` is the name of the level, if it has one.
+    """
 
     name: str
     level: int
@@ -253,8 +271,10 @@ class FeatureDescription:
 
 @dataclass(frozen=True, slots=True)
 class NodeFeatures:
-    """A registered node: its `role` (broker or controller), the least and greatest level it
-    supports by feature, and its listeners by name."""
+    """A registered node: its `role` (broker or controller), supported levels and listeners by name.
+
+    The levels are the least and the greatest of each feature.
+    """
 
     node_id: int
     role: str

@@ -1,5 +1,6 @@
-"""ListOffsets: first, last, and by timestamp, from the leader of each partition, repeated until all
-have answered.
+"""ListOffsets: first, last, and by timestamp, from the leader of each partition.
+
+Requests are repeated until all partitions have an answer.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class OffsetLookup:
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The offset for each timestamp (ms, or an OffsetSpec); None where no record is as late.
+        """The offset for each timestamp (ms, or an OffsetSpec); None if no record is that late.
 
-        Raises the first error that is not retriable, or after `timeout_ms` (default: the policy's)
-        the last one.
+        Raises the first error that is not retriable, or the last error after `timeout_ms` (default:
+        the policy's).
         """
         policy = self._retry
         if timeout_ms is not None:
@@ -78,8 +79,8 @@ class OffsetLookup:
         missing: Mapping[TopicPartition, int],
         found: dict[TopicPartition, OffsetAndTimestamp | None],
     ) -> ApiError | None:
-        """One request to each leader; gives an error of a partition that has no answer yet, the
-        worst one first.
+        """Sends one request to each leader. Returns the worst error of partitions still without an
+        answer.
         """
         try:
             await self._metadata.ensure_fresh()

@@ -1,9 +1,9 @@
-"""Which partition a record goes to, as Apache Kafka's default partitioner decides.
+"""The partition of a record, as Apache Kafka's default partitioner chooses it.
 
 With a key: murmur2 of the key's bytes with Kafka's seed, sign bit cleared, modulo the number of
 partitions (org.apache.kafka.common.utils.Utils.murmur2, BuiltInPartitioner.partitionForKey).
-Without: one partition until a batch's worth of bytes went there, then another one at random
-(KIP-480, KIP-794's uniform sticky partitioner).
+Without a key: one partition for a batch's worth of bytes, then another one at random (KIP-480,
+KIP-794's uniform sticky partitioner).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _CACHE_LIMIT = 100_000
 
 
 class TopicPartitioner:
-    """Partitions of one topic's records. Keys repeat, so their partitions are kept (up to 100,000
-    keys).
+    """Chooses the partitions of one topic's records.
+
+    Keys repeat, so the partitions of up to 100,000 keys are cached.
     """
 
     def __init__(self, partition_count: int, sticky_bytes: int, rng: Random) -> None:
@@ -43,7 +44,7 @@ class TopicPartitioner:
         if self._sticky_left <= 0:
             self._sticky_left = self._sticky_bytes
             if self.partition_count > 1:
-                # Any but the same: with few partitions a repeated choice would be a visible skew.
+                # Any but the same: with few partitions, repeating it would skew them visibly.
                 step = 1 + self._rng.randrange(self.partition_count - 1)
                 self._sticky = (chosen + step) % self.partition_count
         return chosen

@@ -1,9 +1,9 @@
 """AsyncProducer: records in, acknowledgements out, in Kafka's terms and with Kafka's guarantees.
 
-`send` is a plain call that puts a record into a batch and returns an awaitable, so that a program
-may send thousands without a context switch; `send_arrow` takes whole Arrow tables and touches no
-record in Python. Retries, leader changes and duplicates are the sender's business: with the default
-idempotence every acknowledged record is in the log exactly once, in order.
+`send` is a plain call that puts a record into a batch and returns an awaitable. A program can send
+thousands without a context switch. `send_arrow` takes whole Arrow tables and touches no record in
+Python. The sender handles retries, leader changes and duplicates. With the default idempotence,
+every acknowledged record is in the log exactly once, in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 class _Topic:
-    """What `send` needs of a topic: its partitioner, and the queue of each partition."""
+    """A topic as `send` needs it: its partitioner, and the queue of each partition."""
 
     __slots__ = ("partitioner", "queues")
 
@@ -49,7 +49,7 @@ class _Topic:
 
 
 class _Parked(NamedTuple):
-    """A send that waits for its topic's metadata or for room; the first in line goes first."""
+    """A send that waits for its topic's metadata or for room; sends are resumed in order."""
 
     delivery: Delivery
     topic: str
@@ -59,13 +59,13 @@ class _Parked(NamedTuple):
 
 
 class AsyncProducer(AsyncCloses):
-    """Sends records; made and used on one running event loop. Names and meanings of the settings
-    are Kafka's.
+    """Sends records; made and used on one running event loop.
 
-    `acks`: "all" (default), 1 or 0. `enable_idempotence`: None means whenever acks is all.
-    `batch_size` bytes at most go into one batch; `linger_ms` is the longest wait for more while
-    nothing of the partition is under way. `buffer_memory` bounds what is not acknowledged yet:
-    beyond it sends wait up to `max_block_ms`. `delivery_timeout_ms` bounds a record's whole way,
+    Names and meanings of the settings are Kafka's. `acks` is "all" (default), 1 or 0.
+    `enable_idempotence` of None means on if acks is all. `batch_size` limits the bytes of a batch.
+    `linger_ms` is the longest wait for more records if no batch of the partition is under way.
+    `buffer_memory` limits the bytes not yet acknowledged; beyond it, sends wait up to
+    `max_block_ms`. `delivery_timeout_ms` limits the time of a record from send to acknowledgement,
     retries included. Raises ConfigError for settings that contradict each other.
     """
 
@@ -151,14 +151,16 @@ class AsyncProducer(AsyncCloses):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] = (),
     ) -> Delivery:
-        """Puts a record on its way; `await` the result for its RecordMetadata.
+        """Queues a record; `await` the result for its RecordMetadata.
 
-        `timestamp_ms` is now by default. The delivery fails with what the leader refused the record
-        for (MessageTooLargeError, InvalidTimestampError, ...), RequestTimedOutError after
-        delivery.timeout.ms, UnknownTopicOrPartitionError or BufferExhaustedError after
-        max.block.ms. Raises BufferExhaustedError at once when as much again as buffer.memory waits
-        for room (`await drain()` now and then), ClientClosedError, and TypeError for a key or value
-        that is not bytes.
+        `timestamp_ms` is the current time by default.
+
+        The delivery fails with the leader's error (MessageTooLargeError, InvalidTimestampError,
+        ...), RequestTimedOutError after delivery.timeout.ms, or UnknownTopicOrPartitionError or
+        BufferExhaustedError after max.block.ms.
+
+        Raises ClientClosedError, and TypeError for a key or value that is not bytes. Raises
+        BufferExhaustedError if twice buffer.memory is taken: `await drain()` from time to time.
         """
         delivery = Delivery()
         self.enqueue(delivery, topic, value, key, partition, timestamp_ms, headers)
@@ -174,7 +176,7 @@ class AsyncProducer(AsyncCloses):
         timestamp_ms: int | None,
         headers: Sequence[Header],
     ) -> None:
-        """`send` for a delivery made elsewhere (by the blocking face, on another thread)."""
+        """`send` for a delivery that the blocking class made in another thread."""
         if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
             raise TypeError("key and value are bytes or None")
         if timestamp_ms is None:
@@ -236,14 +238,21 @@ class AsyncProducer(AsyncCloses):
             self._sender.linger(batch.created_ms + self._linger_ms)
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> ArrowDelivery:
-        """Puts the rows of a pyarrow RecordBatch or Table on their way; `await` the result for
+        """Queues the rows of a pyarrow RecordBatch or Table; `await` the result for
         list[BatchMetadata].
 
-        Columns: value, and optionally key (binary or string), timestamp (int64 ms or a timestamp;
-        now by default), headers (list of struct<key, value>), partition (int; null: by key). Order
-        holds within each call and among calls per partition; records of `send` may pass. Await
-        `.accepted()` before the next call to be held back while the buffer is full. Errors as with
-        `send`, and InvalidRecordError for columns of other names or types.
+        The columns are:
+
+        - value, and optionally key: binary or string
+        - timestamp, optional: int64 ms or a timestamp; the current time by default
+        - headers, optional: list of struct<key, value>
+        - partition, optional: int; null means by key
+
+        Order holds per partition within each call and among calls of `send_arrow`; records of
+        `send` may overtake them. To be slowed down while the buffer is full, await `.accepted()`
+        before the next call.
+
+        Errors are those of `send`, and InvalidRecordError for columns of other names or types.
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
@@ -259,7 +268,7 @@ class AsyncProducer(AsyncCloses):
                 accepted.cancel()
             elif (error := done.exception()) is not None:
                 accepted.set_exception(error)
-                accepted.exception()  # it is the delivery's to raise; nobody need ask this future
+                accepted.exception()  # the delivery raises it; this future may never be awaited
             else:
                 accepted.set_result(None)
 
@@ -300,8 +309,8 @@ class AsyncProducer(AsyncCloses):
             return batches
 
     async def flush(self) -> None:
-        """Returns when all that was sent before is acknowledged or has failed; raises nothing of
-        it.
+        """Returns when all records sent before are acknowledged or have failed; raises none of
+        their errors.
         """
         if self._arrow_tasks:
             await asyncio.wait(list(self._arrow_tasks))
@@ -320,8 +329,10 @@ class AsyncProducer(AsyncCloses):
             await future
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Flushes for at most `timeout_ms` (None: as long as deliveries may take), then closes.
-        Harmless when repeated.
+        """Flushes for at most `timeout_ms` (None: until every delivery has an outcome), then
+        closes.
+
+        Idempotent.
         """
         if self._closed:
             return
@@ -342,7 +353,7 @@ class AsyncProducer(AsyncCloses):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that are not acknowledged yet, those that wait for room included."""
+        """Bytes that are not acknowledged yet, those waiting for room included."""
         return self._accumulator.buffered_bytes + self._parked_bytes
 
     @property
@@ -352,22 +363,24 @@ class AsyncProducer(AsyncCloses):
 
     @property
     def max_block_ms(self) -> float:
-        """How long a send may wait for room or for its topic's metadata."""
+        """The longest wait of a send for room or for its topic's metadata."""
         return self._max_block_ms
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic; raises UnknownTopicOrPartitionError after max.block.ms."""
+        """The partitions of a topic. Raises UnknownTopicOrPartitionError after max.block.ms."""
         found = await self._metadata.topic(topic, self._max_block_ms)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
 
     # Waiting for metadata and room.
 
     async def _topic(self, name: str, partition: int | None = None) -> _Topic:
-        """The topic, asked for anew when `partition` is beyond those known: it may have grown."""
+        """The topic; its metadata is refreshed if `partition` is unknown, because the topic may
+        have grown.
+        """
         found = self._topics.get(name)
         if found is None:
             metadata: TopicMetadata = await self._metadata.topic(name, self._max_block_ms)
-            # Meanwhile another caller, or the news of a growth, may have made it.
+            # Another caller, or a metadata update, may have made it meanwhile.
             found = self._topics.get(name)
             if found is None:
                 found = self._topics[name] = self._made(name, len(metadata.partitions))
@@ -381,7 +394,7 @@ class AsyncProducer(AsyncCloses):
         return _Topic(TopicPartitioner(count, self._batch_size, self._rng), queues)
 
     def _on_metadata(self) -> None:
-        """Keys go where the topic's present number of partitions sends them (KIP-195)."""
+        """Applies the present number of partitions to the choice for keys (KIP-195)."""
         for name, topic in self._topics.items():
             count = self._metadata.partition_count(name)
             if count and count != len(topic.queues):
@@ -419,14 +432,14 @@ class AsyncProducer(AsyncCloses):
         self._append(topic, parked.delivery, *parked.fields)
 
     async def _until_room(self, size_bytes: int, timeout_ms: float | None = None) -> None:
-        """Returns when `size_bytes` fit, or nothing is buffered; raises BufferExhaustedError."""
+        """Returns when `size_bytes` fit, or nothing is buffered. Raises BufferExhaustedError."""
         limit_ms = self._max_block_ms if timeout_ms is None else timeout_ms
         buffered = self._accumulator
         if not buffered.buffered_bytes or (
             buffered.buffered_bytes + size_bytes <= self._buffer_memory
         ):
             return
-        # What waits for more records must go now: nothing else would make room.
+        # Lingering batches are closed: nothing else would make room.
         buffered.close_due(self._sender.now_ms(), everything=True)
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -443,7 +456,7 @@ class AsyncProducer(AsyncCloses):
             ) from None
 
     def _on_progress(self) -> None:
-        """Wakes those who wait for room; each looks again."""
+        """Wakes the waiters for room; each checks again."""
         if self._accumulator.buffered_bytes >= self._buffer_memory:
             return
         waiting, self._room = self._room, []
@@ -471,5 +484,7 @@ def _check_limits(
 
 
 def _batches_of(table: Any) -> list[Any]:
-    """A Table as few RecordBatches as possible: each call of the kernels costs the same."""
+    """A Table as few RecordBatches as possible, because each call of the kernels has a fixed
+    cost.
+    """
     return list(table.combine_chunks().to_batches()) if table.num_rows else []

@@ -1,6 +1,4 @@
-"""What a consumer gives: raw batches as the node sent them, and records decoded when somebody looks
-at them.
-"""
+"""The results of a consumer: raw batches as the node sent them, and records decoded on access."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _ABORT = 0
 class RawBatches:
     """Whole record batches v2 of one partition, as stored.
 
-    `buffer` may begin with records below `first_offset`, which was asked for; the next fetch begins
-    at `next_offset`. `aborted` are (producer id, first offset) of aborted transactions, for
+    `buffer` may begin with records below `first_offset`, the offset of the fetch. The next fetch
+    begins at `next_offset`. `aborted` has (producer id, first offset) of aborted transactions, for
     read_committed.
     """
 
@@ -37,10 +35,9 @@ class RawBatches:
 
 
 def without_aborted(raw: RawBatches) -> memoryview | bytes:
-    """The batches a read_committed consumer may see (KIP-98): those of aborted transactions are
-    dropped.
+    """The batches without those of aborted transactions, as read_committed requires (KIP-98).
 
-    `raw.aborted` names where each such transaction begins; its abort marker, a control batch, ends
+    `raw.aborted` has the begin of each such transaction; its abort marker, a control batch, ends
     it.
     """
     if not raw.aborted:
@@ -54,7 +51,7 @@ def without_aborted(raw: RawBatches) -> memoryview | bytes:
         while waiting and waiting[-1][1] <= header.last_offset:
             aborted.add(waiting.pop()[0])
         if header.is_control:
-            found = records.decode_batch(raw.buffer, position)  # none: its marker was compacted
+            found = records.decode_batch(raw.buffer, position)  # empty if its marker was compacted
             key = found[0].key or b"" if found else b""
             if len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT:
                 aborted.discard(header.producer_id)
@@ -65,8 +62,9 @@ def without_aborted(raw: RawBatches) -> memoryview | bytes:
 
 
 def decode(raw: RawBatches) -> Any:
-    """The records as a pyarrow.RecordBatch in RECORDS_SCHEMA, from `first_offset` on;
-    CorruptMessageError.
+    """The records as a pyarrow.RecordBatch in RECORDS_SCHEMA, from `first_offset` on.
+
+    Raises CorruptMessageError.
     """
     from tidemark import records
 
@@ -74,15 +72,14 @@ def decode(raw: RawBatches) -> Any:
 
 
 def kernels_loaded() -> bool:
-    """Whether the record kernels are compiled: until then no event loop should encode or decode."""
+    """Whether the record kernels are compiled. Until then no event loop should encode or decode."""
     return "tidemark.records.kernels.codec" in sys.modules
 
 
 class Records:
-    """The outcome of a poll: iterates over ConsumerRecords, decoded column by column as they are
-    reached.
+    """The result of a poll: iterates over ConsumerRecords, decoded column by column on access.
 
-    The Arrow batches themselves are in `batches`. Empty when nothing came in time.
+    The Arrow batches themselves are in `batches`. Empty if nothing came in time.
     """
 
     __slots__ = ("_batches",)
@@ -126,7 +123,7 @@ def _rows(partition: TopicPartition, batch: Any) -> Iterator[ConsumerRecord]:
         columns = (
             tuple((h["key"], h["value"]) for h in row) if row else () for row in headers.to_pylist()
         )
-    rows = zip(  # as long as the columns; what repeats is endless
+    rows = zip(  # as long as the columns; `repeat` is endless
         repeat(topic),
         repeat(number),
         offsets.to_pylist(),

@@ -1,8 +1,8 @@
-"""The retry policy of every client: a pure function of the error, the attempt and the time gone by.
+"""The retry policy of every client: a pure function of the error, the attempt and the elapsed time.
 
 Waits grow exponentially from `backoff_ms` to `backoff_max_ms` with a random share of `jitter`
-either way (KIP-580), and all tries together stay within `timeout_ms` (KIP-91's delivery.timeout.ms
-for the producer, default.api.timeout.ms elsewhere).
+either way (KIP-580). All tries together stay within `timeout_ms` (KIP-91's delivery.timeout.ms for
+the producer, default.api.timeout.ms elsewhere).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def is_retriable(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When to send again. Durations in ms; `jitter` is the share of a wait that is random (0.2:
-    +-20 %).
+    """The waits between tries, in ms; `jitter` is the share of a wait that is random (0.2: +-20
+    %).
     """
 
     timeout_ms: int = 60_000
@@ -39,7 +39,7 @@ class RetryPolicy:
 
     def backoff(self, attempt: int, rng: Random) -> int:
         """The wait in ms after failed try number `attempt` (1 is the first)."""
-        # Capped before the shift: attempt may be large.
+        # Capped, because `attempt` may be large.
         doubled = self.backoff_ms << min(attempt - 1, 30)
         spread = 1 + self.jitter * (2 * rng.random() - 1)
         return round(min(doubled, self.backoff_max_ms) * spread)
@@ -47,9 +47,9 @@ class RetryPolicy:
     def next_wait_ms(
         self, error: BaseException, attempt: int, elapsed_ms: float, rng: Random
     ) -> int | None:
-        """How long to wait before the next try, or None to give up.
+        """The wait in ms before the next try, or None to stop.
 
-        It gives up on an error that is not retriable, and when the wait would end at or after
+        It is None for an error that is not retriable, and if the wait would end at or after
         `timeout_ms`.
         """
         if not is_retriable(error):

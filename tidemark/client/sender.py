@@ -1,9 +1,8 @@
-"""The producer's edge: drives the accumulator with the clock, threads that encode, and requests to
-leaders.
+"""The producer's edge: drives the accumulator with the clock, encoding threads, and requests.
 
-One `_pump` after every event: it closes what is due, has closed batches encoded, sends one request
-to each leader that has room, and sets a timer for the accumulator's next deadline. Everything runs
-on one event loop; only encoding is elsewhere.
+`_pump` runs after every event. It closes batches that are due and has closed ones encoded. It sends
+one request to each leader that has room, and sets a timer for the accumulator's next deadline.
+Everything but encoding runs on one event loop.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ logger = logging.getLogger(__name__)
 
 INIT_PRODUCER_ID = "/tidemark.v1.Log/InitProducerId"
 
-# What no other node would answer better. All else is that node's trouble, such as a broker that
+# Errors that every node would answer. All others are a matter of that node, such as a broker that
 # has not registered with the controller yet.
 _NO_PRODUCER_ID = (ClusterAuthorizationFailedError, InvalidRequestError, UnsupportedVersionError)
 
-# Below this a batch is encoded where it is: a hop to a thread costs more.
+# Below this size a batch is encoded on the loop: a hop to a thread costs more.
 _INLINE_BYTES = 16 << 10
 _ENCODE_THREADS = 2
 
 
 class Sender:
-    """Sends what is in `accumulator`. `on_progress` is called whenever room in the buffer may have
-    come free.
+    """Sends the batches of `accumulator`; calls `on_progress` when room in the buffer may be
+    free.
     """
 
     def __init__(
@@ -98,18 +97,18 @@ class Sender:
     # Events.
 
     def schedule(self) -> None:
-        """Something changed: pump soon, once for all that changes until then."""
+        """Runs the pump soon, once for all changes until then."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._pump)
 
     def linger(self, deadline_ms: float) -> None:
-        """A batch was opened: pump at its deadline at the latest."""
+        """Runs the pump at the deadline of a new batch at the latest."""
         if self._timer is None or deadline_ms < self._timer_at_ms:
             self._set_timer(deadline_ms)
 
     async def flush(self) -> None:
-        """Sends all there is now, without linger; returns when each of these batches is done."""
+        """Sends all present batches, without linger; returns when each of them is done."""
         from tidemark.client.delivery import until_notified
 
         self._accumulator.close_due(self.now_ms(), everything=True)
@@ -124,7 +123,7 @@ class Sender:
             self._flushing -= 1
 
     async def close(self) -> None:
-        """Stops at once; what is not acknowledged stays so. Harmless when repeated."""
+        """Stops at once; records without an acknowledgement stay so. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -179,8 +178,10 @@ class Sender:
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """A task that fails by what nobody foresaw (a library that can not be loaded, no memory)
-        fails all there is with it: nobody waits for delivery.timeout.ms to be told of a timeout.
+        """Fails all batches if a task ended by an unforeseen error.
+
+        Examples are a library that can not be loaded, or no memory. Otherwise the callers would
+        wait for delivery.timeout.ms and get a timeout.
         """
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -203,7 +204,7 @@ class Sender:
             if batch.size_bytes <= _INLINE_BYTES and kernels_loaded():
                 try:
                     payload = encode(job, self._compression_type)
-                except Exception as error:  # whatever it is: nobody shall wait for the batch
+                except Exception as error:  # any error ends the batch
                     self._accumulator.give_up(batch, error)
                     continue
                 self._accumulator.encoded(batch, payload, job.stamp)
@@ -216,12 +217,12 @@ class Sender:
     ) -> None:
         try:
             self._accumulator.encoded(batch, await encoding, stamp)
-        except Exception as error:  # whatever it is: nobody shall wait for the batch
+        except Exception as error:  # any error ends the batch
             self._accumulator.give_up(batch, error)
         self.schedule()
 
     def _stamped(self, batch: Batch) -> bytes:
-        """The payload, with the stamp the batch has by now."""
+        """The payload, with the batch's current stamp."""
         assert batch.payload is not None and batch.stamp is not None
         if batch.payload_stamp != batch.stamp:
             from tidemark.client.encoding import restamp
@@ -306,7 +307,7 @@ class Sender:
                 )
 
     def _hinted(self, partition: TopicPartition, response: Any) -> bool:
-        """Whether the answer named a leader that was news to us (KIP-951)."""
+        """Whether the answer named a leader that is newer than the cached one (KIP-951)."""
         if not response.HasField("current_leader"):
             return False
         before = self._metadata.leader_epoch(partition)
@@ -332,7 +333,7 @@ class Sender:
         from tidemark.client.encoding import halve
 
         assert batch.payload is not None
-        batch.in_flight = True  # nobody else may send it meanwhile
+        batch.in_flight = True  # keeps it from being sent meanwhile
         try:
             parts = await self._loop.run_in_executor(
                 self._pool, halve, batch.payload, batch.payload_stamp, self._compression_type
@@ -345,8 +346,8 @@ class Sender:
     # Identity and metadata.
 
     async def _identify(self) -> None:
-        """Asks for a producer id until somebody gives one; batches that wait for it expire
-        meanwhile, if need be.
+        """Requests a producer id until a node returns one; batches that wait for it may expire
+        meanwhile.
         """
         request = log_pb2.InitProducerIdRequest(producer_id=-1, producer_epoch=-1)
         attempt = 0
@@ -387,7 +388,7 @@ class Sender:
             await self._metadata.refresh()
         except TidemarkError as error:
             logger.debug("metadata: %s", error)
-        # At most one per backoff, whatever the answer says: an election takes its time.
+        # At most one refresh per backoff, whatever the answer: an election takes time.
         await asyncio.sleep(self._retry.backoff(1, self._rng) / 1000)
         self._refreshing = None
         self.schedule()

@@ -1,8 +1,8 @@
-"""The blocking faces: Producer, Consumer, Admin over their asyncio cores.
+"""The blocking classes: Producer, Consumer and Admin over their asyncio cores.
 
-All of them share one background event loop in one daemon thread: gRPC's asyncio driver wakes every
+All of them share one background event loop in one daemon thread. gRPC's asyncio driver wakes every
 loop of a process for each event, so one loop serves ten clients better than ten loops would. The
-faces are safe to call from any thread but the loop's own.
+classes may be called from any thread but the loop's own.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs `work` on the loop and waits for it; TimeoutError after `timeout_s`, which cancels
-        it.
+        """Runs `work` on the loop and waits for it. Raises TimeoutError after `timeout_s`, and
+        cancels it.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -68,14 +68,16 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Ends the thread; for the end of the process."""
+        """Ends the thread, at the end of the process."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5)
 
 
 def _quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """gRPC's poller tells every loop of the process of an event; those that come too late find
-    nothing to read.
+    """Ignores BlockingIOError of gRPC's poller.
+
+    It wakes every loop of the process for each event, and only the first one finds something to
+    read.
     """
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
@@ -96,7 +98,7 @@ def shared_loop() -> LoopThread:
 
 
 class _Face(Closes):
-    """What the three faces have in common."""
+    """The part that the three classes share."""
 
     def __init__(self, make: Any) -> None:
         self._thread = shared_loop()
@@ -107,7 +109,7 @@ class _Face(Closes):
         self._core = self._thread.run(on_loop())
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """A plain call of the core, made on its loop."""
+        """Makes a plain call of the core on its loop."""
 
         async def on_loop() -> Any:
             return function(*arguments)
@@ -129,11 +131,13 @@ class SyncDelivery:
         return self._delivery.done()
 
     def exception(self) -> BaseException | None:
-        """What the record failed with so far."""
+        """The record's error; None while it has not failed."""
         return self._delivery.exception()
 
     def result(self, timeout_s: float | None = None) -> RecordMetadata:
-        """Waits; raises what the record failed with, or TimeoutError (it stays on its way)."""
+        """Waits for the outcome. Raises the record's error, or TimeoutError (the record is still
+        sent).
+        """
         if self._delivery.done():
             return self._delivery.metadata()
 
@@ -157,7 +161,9 @@ class SyncArrowDelivery:
         return self._delivery.done()
 
     def result(self, timeout_s: float | None = None) -> list[BatchMetadata]:
-        """Waits; raises what a batch failed with, or TimeoutError (they stay on their way)."""
+        """Waits for the outcome. Raises a batch's error, or TimeoutError (the records are still
+        sent).
+        """
 
         async def wait() -> list[BatchMetadata]:
             return await self._delivery
@@ -166,8 +172,9 @@ class SyncArrowDelivery:
 
 
 class Producer(_Face):
-    """Sends records; see AsyncProducer for the settings. `send` and `send_arrow` block while the
-    buffer is full.
+    """Sends records; see AsyncProducer for the settings.
+
+    `send` and `send_arrow` block while the buffer is full.
     """
 
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:
@@ -190,7 +197,7 @@ class Producer(_Face):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] = (),
     ) -> SyncDelivery:
-        """Puts a record on its way; `.result()` waits for its RecordMetadata. Errors as
+        """Queues a record; `.result()` waits for its RecordMetadata. Errors are those of
         AsyncProducer.send.
         """
         if self._closed:
@@ -206,14 +213,16 @@ class Producer(_Face):
             self._staged.append(
                 (size, delivery, topic, value, key, partition, timestamp_ms, headers)
             )
-            # One wake-up for all that is staged until the loop gets to it.
+            # One wake-up for all records staged until the loop runs.
             wake, self._waking = not self._waking, True
         if wake:
             self._thread.loop.call_soon_threadsafe(self._unstage)
         return SyncDelivery(delivery, self._thread)
 
     def _unstage(self) -> None:
-        """On the loop: what is staged goes to the core while that has room; the rest follows."""
+        """Runs on the loop: passes staged records to the core while it has room; a task passes the
+        rest.
+        """
         with self._lock:
             self._waking = False
         while self._staged:
@@ -251,8 +260,9 @@ class Producer(_Face):
     def send_arrow(
         self, topic: str, data: Any, *, partition: int | None = None
     ) -> SyncArrowDelivery:
-        """Puts the rows of an Arrow RecordBatch or Table on their way, as AsyncProducer.send_arrow;
-        returns when they fit.
+        """Queues the rows of an Arrow RecordBatch or Table, and returns when they fit.
+
+        As AsyncProducer.send_arrow otherwise.
         """
 
         async def accept() -> ArrowDelivery:
@@ -264,7 +274,9 @@ class Producer(_Face):
         return SyncArrowDelivery(self._thread.run(accept()), self._thread)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until all that was sent is acknowledged or has failed; TimeoutError."""
+        """Waits until all records sent before are acknowledged or have failed. Raises
+        TimeoutError.
+        """
 
         async def flush() -> None:
             await self._unstage_all()
@@ -309,19 +321,19 @@ class Consumer(_Face):
         return self._core.assignment()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """The next record of `partition` is the first at or after `offset`."""
+        """Sets the position: the next record of `partition` is the first at or after `offset`."""
         self._call(self._core.seek, partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """To the log start of these partitions, or of all."""
+        """Moves these partitions, or all, to their log start."""
         self._call(self._core.seek_to_beginning, *partitions)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """To the high watermark of these partitions, or of all."""
+        """Moves these partitions, or all, to their high watermark."""
         self._call(self._core.seek_to_end, *partitions)
 
     def seek_to_timestamp(self, timestamps: int | Mapping[TopicPartition, int]) -> None:
-        """To the first record at or after a time (ms)."""
+        """Moves partitions to the first record at or after a time (ms)."""
         self._thread.run(self._core.seek_to_timestamp(timestamps))
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
@@ -329,11 +341,11 @@ class Consumer(_Face):
         return self._thread.run(self._core.position(partition, timeout_ms))
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Gives nothing of these partitions until `resume`."""
+        """Stops returning records of these partitions until `resume`."""
         self._call(self._core.pause, *partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """The end of `pause`."""
+        """Ends `pause`."""
         self._call(self._core.resume, *partitions)
 
     def paused(self) -> list[TopicPartition]:
@@ -341,15 +353,15 @@ class Consumer(_Face):
         return self._core.paused()
 
     def poll(self, timeout_ms: float = 1000, max_records: int = 500) -> Records:
-        """Up to `max_records` records, none after `timeout_ms`."""
+        """Returns up to `max_records` records, or none after `timeout_ms`."""
         return self._thread.run(self._core.poll(timeout_ms, max_records))
 
     def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
-        """One pyarrow.RecordBatch per partition that has something."""
+        """Returns one pyarrow.RecordBatch per partition that has records."""
         return self._thread.run(self._core.poll_arrow(timeout_ms))
 
     def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
-        """Raw record batches."""
+        """Returns raw record batches."""
         return self._thread.run(self._core.fetch_batches(timeout_ms))
 
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:

@@ -1,8 +1,8 @@
-"""A call that is given up when the node it went to no longer leads.
+"""Abandoning a call when its node no longer leads.
 
-A node that hangs (stopped, or cut off) keeps its connections open; without this a client would wait
-for it up to request.timeout.ms, long after another node took over. So a slow call makes the caller
-look at the metadata now and then, and ends when that names other leaders.
+A node that hangs (stopped, or cut off) keeps its connections open. Without this, a client would
+wait for it up to request.timeout.ms, long after another node took over. A slow call therefore makes
+the client refresh its metadata now and then, and ends when that names other leaders.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ SLOW_CALL_S = 2.0
 async def unless_moved(
     call: Coroutine[Any, Any, T], moved: Callable[[], bool], ask: Callable[[], None]
 ) -> T:
-    """The outcome of `call`; NetworkError when `moved()` after a while says that nobody leads there
-    any more. `ask` makes the metadata be refreshed.
+    """The outcome of `call`, abandoned when `moved()` becomes true.
+
+    `moved()` is called every SLOW_CALL_S seconds; while it is false, `ask()` requests a refresh of
+    the metadata. Raises NetworkError if the call is abandoned.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -33,7 +35,7 @@ async def unless_moved(
         nonlocal timer, is_given_up
         if moved():
             is_given_up = True
-            task.cancel()  # as asyncio.timeout does: a task for each call would cost ten times it
+            task.cancel()  # as asyncio.timeout does; a task for each call costs ten times it
         else:
             timer = loop.call_later(SLOW_CALL_S, look)
             ask()

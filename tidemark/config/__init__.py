@@ -1,5 +1,17 @@
-"""Kafka-named settings of nodes and topics: one definition each, with type, bounds, default and
-documentation.
+"""Settings of nodes and topics, by Kafka's names and with Kafka's defaults.
+
+Each setting is one line in a table, with type, default, bounds and documentation. Parsing, the
+command line, DescribeConfigs and the checks of AlterConfigs all read that table. Outsiders import
+what is listed here. The command line and the admin handlers also use `definition`, and programs
+that write a server.properties use `properties`.
+
+    server       ServerConfig: the settings of a node, from a file and TIDEMARK_... variables
+    topic        TopicConfig: the settings of a topic, its defaults, settings altered at run time
+    definition   settings as dataclass fields: parsing, conversion, checks
+    properties   the text format of server.properties and meta.properties
+
+The room promises that parsed settings have passed every check of their table. An unknown name is an
+error that suggests the nearest known one. Sizes are in bytes and durations in ms.
 """
 
 from tidemark.config.server import ServerConfig, load_server_config, parse_server_config

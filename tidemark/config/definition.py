@@ -2,9 +2,8 @@
 (Kafka's names).
 
 A settings class is a frozen dataclass whose fields are made by `setting(...)`. `parse` reads a
-mapping of texts into one: it converts by the field's type, checks bounds and choices, and refuses
-unknown keys naming the nearest known one. Sizes are bytes, durations milliseconds, as the names
-say.
+mapping of texts into one: it converts by the field's type and checks bounds and choices. An unknown
+key is an error that suggests the nearest known one. Sizes are in bytes, durations in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MISSING = object()
 _MAX_LONG = 2**63 - 1  # no number of Kafka's settings is wider
 _DIGITS = re.compile(r"[+-]?[0-9]+")  # int() would take 1_000 and the digits of other scripts, too
 
-# By settings class; there are two.
+# By settings class: ServerConfig and TopicConfig.
 _keys: dict[type[Any], dict[str, dataclasses.Field[Any]]] = {}
 _types: dict[type[Any], dict[str, Any]] = {}
 
@@ -38,8 +37,9 @@ def setting(
     at_most: float | None = None,
     one_of: tuple[str, ...] | None = None,
 ) -> Any:
-    """A field of a settings class. Without a default the setting is required. Tuples are
-    comma-separated lists.
+    """A field of a settings class; without a default the setting is required.
+
+    A tuple is written as a comma-separated list.
     """
     metadata = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
     if default is _MISSING:
@@ -53,7 +53,9 @@ def key_of(attribute: str) -> str:
 
 
 def keys_of(settings_class: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
-    """The settings of a class by Kafka's names; worked out once per class, do not change it."""
+    """The settings of a class by Kafka's names. The mapping is computed once per class; do not
+    change it.
+    """
     found = _keys.get(settings_class)
     if found is None:
         found = _keys[settings_class] = {
@@ -65,8 +67,10 @@ def keys_of(settings_class: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
 
 
 def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
-    """The types of a class's attributes, worked out once: resolving them takes longer than all the
-    rest of a parse."""
+    """The types of a class's attributes.
+
+    They are resolved once per class, because that takes longer than the rest of a parse.
+    """
     found = _types.get(settings_class)
     if found is None:
         found = _types[settings_class] = typing.get_type_hints(settings_class)
@@ -81,14 +85,14 @@ def text_of(value: Any) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """The error for a setting nobody knows, with the nearest name."""
+    """The error for an unknown setting; it suggests the nearest known name."""
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ConfigError(f"unknown setting {key!r}{hint}")
 
 
 def convert(key: str, field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
-    """The typed and checked value of one setting; raises ConfigError."""
+    """The typed and checked value of one setting. Raises ConfigError."""
     value = _convert_text(key, kind, text.strip())
     low, high = field.metadata["at_least"], field.metadata["at_most"]
     if kind is int and high is None:
@@ -130,9 +134,9 @@ def parse(
 ) -> T:
     """Reads texts into `settings_class`.
 
-    `prefixes` maps a key prefix that stands for a plug-in's own settings (`rsm.config.`) to the
-    dict attribute that collects them. Raises ConfigError for unknown keys (all of them at once),
-    missing required settings and values of a wrong type or range.
+    `prefixes` maps the key prefix of a plug-in's own settings (`rsm.config.`) to the dict attribute
+    that collects them. Raises ConfigError for unknown keys (all of them at once), missing required
+    settings, and values of a wrong type or range.
     """
     known = keys_of(settings_class)
     hints = types_of(settings_class)

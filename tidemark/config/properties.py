@@ -12,7 +12,7 @@ ENV_PREFIX = "TIDEMARK_"
 
 
 def parse_properties(text: str, *, source: str = "properties") -> dict[str, str]:
-    """`key=value` lines, `#` and `!` comments, trailing `\\` joins lines.
+    """Parses `key=value` lines, with `#` and `!` comments; a trailing `\\` joins lines.
 
     Raises ConfigError, naming `source` and the line, for a line that is no assignment and for a key
     that is set twice.
@@ -45,10 +45,9 @@ def format_properties(values: Mapping[str, str]) -> str:
 
 
 def environment_overrides(environ: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """`TIDEMARK_LOG_SEGMENT_BYTES=1` -> `log.segment.bytes`, for known settings only.
+    """`TIDEMARK_LOG_SEGMENT_BYTES=1` as `log.segment.bytes`, for known settings only.
 
-    Other TIDEMARK_ variables belong to tools and tests (TIDEMARK_S3_ENDPOINT, ...), so they are no
-    error here.
+    Other TIDEMARK_ variables are no error: they belong to tools and tests (TIDEMARK_S3_ENDPOINT).
     """
     names = {ENV_PREFIX + key.upper().replace(".", "_"): key for key in known}
     return {names[name]: value for name, value in environ.items() if name in names}

@@ -1,5 +1,6 @@
-"""The settings of a node: `server.properties`, then `TIDEMARK_...` variables, by Kafka's names and
-with Kafka's defaults.
+"""The settings of a node: `server.properties`, overridden by `TIDEMARK_...` variables.
+
+Names and defaults are Kafka's.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tidemark.types import Endpoint
 
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
-# Kafka's coarser names of a setting: what they count in ms. The finer one counts where several are
-# set; -1 (no limit) stays what it is.
+# Kafka's coarser names of a setting, and their units in ms. The finer name takes precedence where
+# several are set; -1 stays -1 (no limit).
 _MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
 _COARSER = {
     "log.retention.minutes": ("log.retention.ms", _MINUTE_MS),
@@ -383,11 +384,13 @@ class ServerConfig:
         return self.metadata_log_dir or self.log_dirs[0]
 
     def listener_endpoints(self) -> dict[str, Endpoint]:
-        """Where this node listens, by listener name (an empty host means every interface)."""
+        """The endpoints this node listens on, by listener name; an empty host means every
+        interface.
+        """
         return _parse_listeners("listeners", self.listeners)
 
     def advertised_endpoints(self) -> dict[str, Endpoint]:
-        """What others are told: advertised.listeners over listeners."""
+        """The endpoints given to clients and other nodes: advertised.listeners over listeners."""
         return self.listener_endpoints() | _parse_listeners(
             "advertised.listeners", self.advertised_listeners
         )
@@ -401,7 +404,7 @@ class ServerConfig:
         }
 
     def voters(self) -> dict[int, Endpoint]:
-        """controller.quorum.voters by node id; raises ConfigError."""
+        """The voters of controller.quorum.voters by node id. Raises ConfigError."""
         found: dict[int, Endpoint] = {}
         for text in self.controller_quorum_voters:
             node, at, address = text.partition("@")
@@ -428,15 +431,15 @@ def _parse_listeners(key: str, texts: tuple[str, ...]) -> dict[str, Endpoint]:
 
 
 def parse_server_config(values: Mapping[str, str]) -> ServerConfig:
-    """Settings from texts by name, Kafka's coarser ones too (log.retention.hours); raises
+    """Parses settings by name, including Kafka's coarser ones (log.retention.hours). Raises
     ConfigError.
     """
     return parse(ServerConfig, _in_ms(values), prefixes=_PLUGIN_PREFIXES)
 
 
 def _in_ms(values: Mapping[str, str]) -> dict[str, str]:
-    """The settings without those of `_COARSER`: each as the one it stands for, where that is not
-    set itself.
+    """The settings with each coarser name of `_COARSER` replaced by its finer one, unless that is
+    set.
     """
     finer = {key: text for key, text in values.items() if key not in _COARSER}
     for key, (target, unit_ms) in _COARSER.items():
@@ -454,7 +457,7 @@ def _times(key: str, text: str, unit_ms: int) -> str:
 
 
 def load_server_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ServerConfig:
-    """Settings from a properties file, overridden by TIDEMARK_... variables; raises ConfigError."""
+    """Reads a properties file and applies TIDEMARK_... variables to it. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from tidemark.errors import InvalidConfigError, TidemarkError
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
 
-# The server setting that gives a topic setting its default, where it is not "log." + name
+# Server settings that hold the defaults of topic settings, where the name is not "log." + name
 # (LogConfig.TopicConfigSynonyms).
 _SYNONYMS = {
     "segment.ms": "log.roll.ms",
@@ -42,7 +42,7 @@ _SYNONYMS = {
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The effective settings of one topic. What a log needs of its configuration is here."""
+    """The effective settings of one topic, as far as a log needs them."""
 
     cleanup_policy: tuple[str, ...] = setting(
         ("delete",), doc="delete, compact or both", one_of=("delete", "compact")
@@ -135,11 +135,14 @@ def validate_topic_configs(
 ) -> dict[str, object]:
     """The typed values of a topic's own settings, by attribute name.
 
-    `server` and what was altered since (`dynamic`, as in `server_defaults`) give what the topic
-    does not set itself; without them the built-in defaults do. Raises InvalidConfigError for
-    unknown names, wrong values, and combinations Kafka refuses: compaction lags that exclude each
-    other, tiering of a compacted topic or on servers without it, local retention above the total
-    (KIP-405).
+    Settings that the topic leaves out come from `server` and the settings altered since. `dynamic`
+    are the latter, as in `server_defaults`. If `server` is None, the built-in defaults apply.
+
+    Raises InvalidConfigError for unknown names, wrong values, and combinations that Kafka refuses:
+
+    - compaction lags that exclude each other
+    - tiering of a compacted topic, or on servers without it
+    - local retention above the total (KIP-405)
     """
     values = _converted(TopicConfig, overrides, keys_of(TopicConfig))
     defaults = TopicConfig() if server is None else server_defaults(server, *dynamic)
@@ -201,8 +204,9 @@ def _check_tiering(config: TopicConfig) -> None:
 
 
 def synonym_of(topic_key: str) -> str:
-    """The server setting that gives a topic setting its default (there may be none of this
-    name)."""
+    """The name of the server setting that holds the default of a topic setting; it may not
+    exist.
+    """
     return _SYNONYMS.get(topic_key, "log." + topic_key)
 
 
@@ -223,8 +227,10 @@ _OF_BROKERS = frozenset(
 
 @functools.cache
 def dynamic_settings() -> Mapping[str, dataclasses.Field[Any]]:
-    """The server settings that can be altered while a node runs, by Kafka's names: those topics
-    take their defaults from, and some of the broker itself."""
+    """The server settings that can be altered while a node runs, by Kafka's names.
+
+    They are the defaults of topic settings and some settings of the broker itself.
+    """
     known = keys_of(ServerConfig)
     wanted = {synonym_of(key) for key in keys_of(TopicConfig)} | _OF_BROKERS
     return {key: field for key, field in known.items() if key in wanted}
@@ -244,9 +250,9 @@ def validate_dynamic_configs(overrides: Mapping[str, str]) -> dict[str, object]:
 
 
 def altered_server(server: ServerConfig, *dynamic: Mapping[str, str]) -> ServerConfig:
-    """The server's settings with those altered while it runs on top, the stronger ones last.
+    """The server's settings with those altered at run time applied, the stronger ones last.
 
-    Raises InvalidConfigError for one of them that is not valid.
+    Raises InvalidConfigError if one of them is not valid.
     """
     altered: dict[str, Any] = {}
     for overrides in dynamic:
@@ -255,11 +261,11 @@ def altered_server(server: ServerConfig, *dynamic: Mapping[str, str]) -> ServerC
 
 
 def server_defaults(server: ServerConfig, *dynamic: Mapping[str, str]) -> TopicConfig:
-    """The settings of a topic that sets nothing itself, on this server (log.* and their
+    """The settings of a topic without settings of its own on this server (log.* and their
     synonyms).
 
-    `dynamic` are settings altered while it runs, the stronger ones last: the cluster's default,
-    then the broker's own. Raises InvalidConfigError for one of them that is not valid.
+    `dynamic` are settings altered at run time, the stronger ones last: the cluster's default, then
+    the broker's own. Raises InvalidConfigError if one of them is not valid.
     """
     altered: dict[str, object] = {}
     for overrides in dynamic:
@@ -279,11 +285,11 @@ def effective_topic_config(
     overrides: Mapping[str, str],
     on_error: Callable[[InvalidConfigError], None] | None = None,
 ) -> TopicConfig:
-    """`defaults` with the topic's own settings on top.
+    """`defaults` with the topic's own settings applied.
 
-    A setting that can not be read (another version's, say) is told to `on_error` and takes its
-    default, the others hold: a topic must not lose its cleanup.policy to it. Without `on_error` it
-    is raised.
+    A setting that can not be read, for example one of another version, keeps its default and is
+    passed to `on_error`; the others apply. Otherwise the topic would lose its cleanup.policy to it.
+    Raises InvalidConfigError for such a setting if `on_error` is None.
     """
     values: dict[str, object] = {}
     for key, text in overrides.items():

@@ -1,9 +1,19 @@
 """The error table: Kafka's names and numbers, one exception class each.
 
 Source: org.apache.kafka.common.protocol.Errors. `tidemark.v1.ErrorCode` is the same table on the
-wire (a test holds them equal). An RPC answers with a code and a message; `error_for(code, message)`
-makes the exception of it, and an exception's `code` goes back on the wire. `retriable` says that
-the same request may succeed when it is sent again.
+wire; a test compares the two. Every room imports from here, and programs catch these classes.
+
+    ErrorCode        the numbers
+    TidemarkError    base of all errors that Tidemark raises
+    ApiError         base of the errors that have a number
+    ConfigError, StorageError, FatalError    errors of this process, without a number
+
+An RPC answers with a code and a message. `error_for(code, message)` makes the exception from them,
+and `code_of(error)` the code for the answer. `retriable` is true if the same request may succeed
+when it is sent again. The docstring of an ApiError is its message where none is given.
+
+The room promises that numbers and names never change, and that an unknown number becomes
+UnknownServerError.
 """
 
 from __future__ import annotations
@@ -96,9 +106,7 @@ class TidemarkError(Exception):
 
 
 class ApiError(TidemarkError):
-    """An error with a place in the table; `str()` is the message, or the table's own where none was
-    given.
-    """
+    """An error of the table. Its text is the given message, or else the docstring of its class."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
 
@@ -107,8 +115,9 @@ class ApiError(TidemarkError):
 
 
 class ConfigError(TidemarkError):
-    """A properties file, environment variable or option is wrong; the message names it and says
-    what to do.
+    """A properties file, environment variable or option is wrong.
+
+    The message names it and says what to do.
     """
 
 
@@ -117,8 +126,9 @@ class StorageError(TidemarkError):
 
 
 class FatalError(TidemarkError):
-    """The process must stop: going on could lose or contradict what was acknowledged (e.g. a failed
-    fsync).
+    """The process must stop: continuing could lose or contradict acknowledged records.
+
+    A failed fsync is an example.
     """
 
 
@@ -561,8 +571,8 @@ _CLASSES: dict[int, type[ApiError]] = {cls.code: cls for cls in ApiError.__subcl
 
 
 def error_for(code: int, message: str = "") -> ApiError:
-    """The exception for a wire code other than NONE; a code that is not in the table becomes
-    UnknownServerError.
+    """The exception for a wire code other than NONE; UnknownServerError if the code is not in the
+    table.
     """
     known = _CLASSES.get(code)
     if known is None:

@@ -1,8 +1,8 @@
-"""Ranges of offsets: what a query reads of each partition, cut into slices. Pure; no Spark, no IO.
+"""Ranges of offsets that a query reads of each partition, cut into slices. Pure: no Spark, no IO.
 
-Batch and streaming readers share it. The rules are those of Spark's own Kafka source: `-2` stands
-for earliest and `-1` for latest in JSON, an explicit list must name every partition, and an offset
-that the log no longer has is data loss.
+The rules are those of Spark's own Kafka source. In JSON, `-2` stands for earliest and `-1` for
+latest. An explicit list must name every partition. An offset that the log no longer has is data
+loss.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LATEST = -1
 
 
 class DataLossError(TidemarkError):
-    """Offsets that a query asked for are gone or were never there; the message names them.
+    """Offsets that a query names are gone or never existed; the message lists them.
 
-    Set failOnDataLoss to false to read what there is instead.
+    With failOnDataLoss set to false, the query reads the records that exist.
     """
 
 
@@ -45,12 +45,12 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """Offsets in the range: at least as many as it has records."""
+        """Number of offsets in the range; it has at most as many records."""
         return self.end - self.start
 
 
 def parse_partition_json(option: str, text: str) -> dict[TopicPartition, int]:
-    """`{"topic": {"0": 23, "1": -2}}` by partition; raises ConfigError that names the option."""
+    """`{"topic": {"0": 23, "1": -2}}` by partition. Raises ConfigError that names the option."""
     example = f'{option} is not JSON like {{"topic":{{"0":23,"1":-1}}}}'
     try:
         topics = json.loads(text)
@@ -78,7 +78,7 @@ def format_partition_json(offsets: Mapping[TopicPartition, int]) -> str:
 def check_partitions_named(
     option: str, named: Mapping[TopicPartition, int], partitions: Sequence[TopicPartition]
 ) -> None:
-    """Raises ConfigError unless `named` speaks of exactly the partitions that are read."""
+    """Raises ConfigError unless `named` has exactly the partitions that are read."""
     missing = sorted(set(partitions) - named.keys())
     strange = sorted(named.keys() - set(partitions))
     if missing:
@@ -98,7 +98,7 @@ def resolve(
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Offsets with EARLIEST and LATEST replaced by what the log has."""
+    """Offsets with EARLIEST and LATEST replaced by the log's own."""
     places = {EARLIEST: earliest, LATEST: latest}
     return {tp: places[o][tp] if o in places else o for tp, o in wanted.items()}
 
@@ -113,8 +113,8 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """The non-empty ranges, by topic and partition.
 
-    Raises DataLossError for a start below `earliest` and an end above `latest`, or, when losses are
-    tolerated, cuts both to what the log has. A start above its end is a ConfigError always.
+    If losses are tolerated, starts below `earliest` and ends above `latest` are cut to the log.
+    Otherwise they raise DataLossError. A start above its end raises ConfigError.
     """
     ranges: list[OffsetRange] = []
     for tp in sorted(starts):
@@ -143,11 +143,12 @@ def split_ranges(
     slices_min: int | None = None,
     records_per_slice_max: int | None = None,
 ) -> list[OffsetRange]:
-    """Cuts ranges so that no slice is above a size and that there are at least `slices_min` slices
-    (fewer only where there are fewer offsets).
+    """Cuts ranges into slices of at most `records_per_slice_max` offsets, at least `slices_min` in
+    all.
 
-    The pieces of a range are contiguous, in order, and of sizes that differ by one at most; each
-    range gets slices in proportion to its size.
+    There are fewer slices only if there are fewer offsets. The pieces of a range are contiguous, in
+    order, and of sizes that differ by one at most. Each range gets slices in proportion to its
+    size.
     """
     total = sum(r.size for r in ranges)
     slices: list[OffsetRange] = []

@@ -1,7 +1,7 @@
-"""What a user may say to `spark.read.format("tidemark")`: names and rules of Spark's Kafka source.
+"""The options of `spark.read.format("tidemark")`: names and rules of Spark's Kafka source.
 
-Spark gives option names in lower case and values as text. An unknown name is an error that tells
-the nearest known one; so is a value of a wrong type, and a combination that can not be meant.
+Spark gives option names in lower case and values as text. An unknown name is an error that suggests
+the nearest known one. A value of a wrong type and a contradictory combination are errors, too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where reading begins or ends: for every partition the same, or partition by partition.
+    """The start or the end of a read: the same for every partition, or partition by partition.
 
-    `offset` (EARLIEST, LATEST) and `timestamp_ms` hold for every partition, the others by
+    `offset` (EARLIEST, LATEST) and `timestamp_ms` apply to every partition, the others by
     partition.
     """
 
@@ -56,7 +56,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a read, typed. `topics` and `partitions`: one of the two is given."""
+    """The options of a read, typed. One of `topics` and `partitions` is given."""
 
     bootstrap_servers: str
     topics: tuple[str, ...]
@@ -75,7 +75,7 @@ class SourceOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """Reads the options; raises ConfigError that names the wrong one and says what to do."""
+    """Parses the options. Raises ConfigError that names the wrong one and says what to do."""
     given = _known_options(options)
     servers = _one_of(given, "bootstrap.servers", "kafka.bootstrap.servers")
     if not servers:
@@ -161,7 +161,7 @@ def _parse_assign(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _limit(given: Mapping[str, str], side: str, default: int) -> Limit:
-    """The first that is given of xTimestamp, xOffsetsByTimestamp, xOffsets: Spark's order."""
+    """The first given of xTimestamp, xOffsetsByTimestamp and xOffsets: Spark's order."""
     timestamp = f"{side}Timestamp"
     if timestamp in given:
         return Limit(timestamp, timestamp_ms=_integer(given, timestamp, None, 0))
@@ -182,7 +182,10 @@ def _limit(given: Mapping[str, str], side: str, default: int) -> Limit:
 
 
 def _check_meaning(option: str, offsets: Iterable[int]) -> None:
-    """A batch query from the latest offset, or up to the earliest, reads nothing by definition."""
+    """Raises ConfigError for a start at the latest offset and an end at the earliest.
+
+    A batch query between them reads nothing by definition.
+    """
     for offset in offsets:
         if offset < EARLIEST:
             raise ConfigError(f"{option}: {offset} is no offset (-2: earliest, -1: latest)")

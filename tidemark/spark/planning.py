@@ -1,8 +1,7 @@
-"""Planning of a batch read in the driver: asks the cluster for partitions and offsets, then
-decides.
+"""Planning of a batch read in the driver: asks the cluster for partitions and offsets.
 
-The decision itself is `offsets.plan_ranges` and `offsets.split_ranges`; here is only what has to be
-asked. A planning client lives for one plan.
+The decisions are in `offsets.plan_ranges` and `offsets.split_ranges`; this module has only the
+requests. A planning client lives for one plan.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Offsets = dict[TopicPartition, int]
 
 
 def plan(options: SourceOptions) -> list[OffsetRange]:
-    """The slices of a read. Retriable errors are tried again fetchOffset.numRetries times."""
+    """The slices of a read. Retriable errors are retried fetchOffset.numRetries times."""
     attempts = Retrying(
         stop=stop_after_attempt(options.retries + 1),
         wait=wait_fixed(options.retry_interval_ms / 1000),
@@ -54,7 +53,7 @@ def _plan_once(options: SourceOptions) -> list[OffsetRange]:
 
 
 def plan_with(consumer: Consumer, options: SourceOptions) -> list[OffsetRange]:
-    """As `plan`, over a client that is open already."""
+    """As `plan`, with an existing client."""
     partitions = _partitions(consumer, options)
     earliest = consumer.beginning_offsets(partitions)
     latest = consumer.end_offsets(partitions)
@@ -106,8 +105,10 @@ def _offsets_at(
     stamps: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """First offsets at or after each timestamp. Where there is none: the end of the log for an end,
-    and for a start what startingOffsetsByTimestampStrategy says.
+    """First offsets at or after each timestamp.
+
+    Where no record is that late, an end becomes the log end; for a start,
+    startingOffsetsByTimestampStrategy decides.
     """
     found = consumer.offsets_for_times(dict(stamps))
     offsets: Offsets = {}

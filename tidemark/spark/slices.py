@@ -1,8 +1,8 @@
 """Reading one slice within a Spark task: record batches in, Arrow batches in Spark's schema out.
 
-A task has its own client. Bytes are decoded by the kernels of `tidemark.records`, cut to exactly
-[start, end), and given to Spark without a Python object per record. While Spark takes one batch,
-the next is fetched and decoded in a thread (at most `_READY_MAX` wait).
+A task has its own client. The kernels of `tidemark.records` decode the bytes. The rows are cut to
+exactly [start, end), and Spark receives them without a Python object per record. While Spark
+processes one batch, a thread fetches and decodes the next ones, at most `_READY_MAX` ahead.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tidemark.spark.options import SourceOptions
 
 _READY_MAX = 2
 _POLL_MS = 1_000
-_FETCH_BYTES = 8 << 20  # a task reads one partition: fewer, larger answers than a consumer of many
+_FETCH_BYTES = 8 << 20  # a task reads one partition: fewer and larger answers suit it
 _TIMESTAMP_TYPES = {"CreateTime": 0, "LogAppendTime": 1}
 
 
 def read_slice(
     options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records in the range, in order; may raise DataLossError.
+    """Arrow batches of the records in the range, in order.
 
-    RequestTimedOutError when nothing comes for kafkaConsumer.pollTimeoutMs.
+    Raises DataLossError, and RequestTimedOutError if nothing comes for kafkaConsumer.pollTimeoutMs.
     """
     with Consumer(
         options.bootstrap_servers,
@@ -47,7 +47,7 @@ def read_slice(
 def slice_batches(
     consumer: Consumer, options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """As `read_slice`, over a client that is open already."""
+    """As `read_slice`, with an existing client."""
     tp, position = offsets.topic_partition, offsets.start
     consumer.assign([tp])
     consumer.seek(tp, position)
@@ -79,9 +79,10 @@ def _after_loss(
     position: int,
     error: OffsetOutOfRangeError,
 ) -> int:
-    """Where to go on after the log has lost `position`; raises DataLossError where that matters.
+    """The position to continue from after the log has lost `position`.
 
-    A leader that is new may not know yet how far its log goes: a position within the log stays.
+    A new leader may not know the end of its log yet; a position within the log is kept. Raises
+    DataLossError if the loss is not tolerated.
     """
     tp = offsets.topic_partition
     first, last = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
@@ -105,7 +106,7 @@ def _arrow_of(
 
 
 def _by_timestamp_type(buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Runs of record batches with the same timestamp type: nearly always the whole buffer."""
+    """Runs of record batches with the same timestamp type; nearly always one run."""
     begin, end, current = 0, 0, None
     for at, header in iter_batches(buffer):
         kind = _TIMESTAMP_TYPES[header.timestamp_type]
@@ -120,7 +121,7 @@ def _by_timestamp_type(buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
 def to_spark(
     batch: pa.RecordBatch, topic: str, partition: int, timestamp_type: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """A batch of RECORDS_SCHEMA in the columns of the source; Spark wants `schema` exactly."""
+    """A batch of RECORDS_SCHEMA in the columns of the source; Spark requires `schema` exactly."""
     rows = batch.num_rows
     micros = pc.multiply_checked(batch.column("timestamp").cast(pa.int64()), 1000)
     columns = {
@@ -145,9 +146,9 @@ class _Ended:
 
 
 def ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, made in a thread up to `_READY_MAX` ahead of who takes them.
+    """The same batches, made in a thread up to `_READY_MAX` ahead of the consumer.
 
-    An error comes out where it happened. When the taker stops early the thread ends with it.
+    An error is raised after the batches before it. The thread ends if the consumer stops early.
     """
     ready: queue.Queue[pa.RecordBatch | _Ended] = queue.Queue(_READY_MAX)
     stopped = threading.Event()
@@ -159,7 +160,7 @@ def ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 ready.put(batch)
                 if stopped.is_set():
                     return
-        except BaseException as error:  # given to the taker, which raises it
+        except BaseException as error:  # raised again by the consumer
             ended = _Ended(error)
         ready.put(ended)
 

@@ -1,10 +1,14 @@
 """The classes that Spark calls: data source `tidemark`, batch reader, slices as input partitions.
 
-Everything here must pickle (Spark plans in one process and reads in others), so nothing holds a
-connection: planning opens a client for a moment, and each task opens its own. Facts of the Python
-Data Source API that shape it: options are case-insensitive, the engine wants a real list of
-partitions, an empty list arrives as one partition without a value, Arrow batches must have exactly
-Spark's schema, and a reader must not define `pushFilters` unless push-down is switched on.
+Everything here must pickle, because Spark plans in one process and reads in others. Nothing holds a
+connection: planning opens a client for one plan, and each task opens its own. Facts of the Python
+Data Source API that shape it:
+
+- Options are case-insensitive.
+- The engine requires a real list of partitions; an empty list arrives as one partition without a
+  value.
+- Arrow batches must have exactly Spark's schema.
+- A reader must not define `pushFilters` unless push-down is switched on.
 """
 
 from __future__ import annotations
@@ -66,10 +70,10 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> list[SlicePartition]:
-        """One slice per topic partition, or more where minPartitions or the like ask for it.
+        """One slice per topic partition, or more if minPartitions or a similar option requires it.
 
-        Raises ConfigError, DataLossError, and what the client raises when the cluster can not be
-        reached or does not know a topic.
+        Raises ConfigError, DataLossError, and the client's errors if the cluster can not be reached
+        or does not know a topic.
         """
         from tidemark.spark.planning import plan
 
@@ -95,11 +99,11 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         return "tidemark"
 
     def schema(self) -> StructType:
-        """The columns; raises ConfigError for options that are wrong."""
+        """The columns. Raises ConfigError for wrong options."""
         return source_schema(parse_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> TidemarkReader:
-        """A batch reader; raises ConfigError for a schema that is not the source's own."""
+        """A batch reader. Raises ConfigError for a schema that is not the source's own."""
         options = parse_options(self.options)
         own = source_schema(options.include_headers)
         if schema.simpleString() != own.simpleString():

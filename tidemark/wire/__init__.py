@@ -1,8 +1,19 @@
-"""The bulk messages of the wire, made by hand.
+"""The wire below clients and nodes: codecs of the bulk messages, calls that stay open, paths of
+RPCs.
 
-Same bytes as proto/tidemark/v1/log.proto (tests hold each codec against protobuf, both directions),
-without copying payloads through message objects: `decode_*` gives views into the received bytes,
-`encode_*` takes buffers and joins them once.
+Produce and fetch messages are encoded by hand. The bytes are those of proto/tidemark/v1/log.proto;
+tests compare each codec with protobuf in both directions. The reason is speed: `decode_*` gives
+views into the received bytes, and `encode_*` takes buffers and joins them once.
+
+    channel      gRPC options of every channel and server, paths of the bulk methods
+    produce, fetch    the messages as dataclasses, and their codecs
+    primitives   the protobuf wire format
+    exchange     ordered requests and answers over one open call
+    rpcs         paths and message classes of the unary RPCs, from the protobuf descriptors
+
+Clients and nodes import what is listed here, and the modules `exchange` and `rpcs`. Only `exchange`
+imports gRPC. The room promises that malformed input raises InvalidRequestError and no other
+exception, and that every length is checked before it is used.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Requests and their answers, in order, over one gRPC call that stays open.
+"""Ordered requests and answers over one gRPC call that stays open.
 
 A unary call costs gRPC's Python side 300 to 400 us of CPU in both processes together, whatever its
-size; a message on a call that is open already costs a third of it (scripts/bench produce_raw). So
-what comes often, produce requests and followers' fetches, goes over such a call, with the messages
-of the unary method. As on a connection of Kafka's, answers come in the order of the requests.
+size. A message on an open call costs a third of that (scripts/bench produce_raw). Frequent
+requests, produce and followers' fetches, therefore use such a call, with the messages of the unary
+method. As on a connection of Kafka's, answers come in the order of the requests.
 
-`Exchange` is the asking side, `answer_in_order` and `answer_each` the answering one. Importing this
-imports gRPC.
+`Exchange` is the requesting side, `answer_in_order` and `answer_each` are the answering side.
+Importing this module imports gRPC.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _UNDER_WAY_MAX = 64
 
 
 class Exchange:
-    """The asking side of one call; belongs to one event loop.
+    """The requesting side of one call; belongs to one event loop.
 
-    Once it has failed it stays so: every request under way, and every later one, raises what ended
-    it. Whoever asks bounds how many requests are under way.
+    After a failure it stays failed: all requests under way, and all later ones, raise the error
+    that ended the call. The caller limits the number of requests under way.
     """
 
     def __init__(self, channel: Any, path: str) -> None:
-        # No serializers: bytes go out and come in as they are.
+        # No serializers: requests and answers are bytes.
         self._call = channel.stream_stream(path, None, None)()
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
@@ -43,8 +43,11 @@ class Exchange:
         return self._error is None
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes:
-        """The answer to `request`. Raises grpc.aio.AioRpcError; DEADLINE_EXCEEDED concerns this
-        request alone, as the cancellation of who asks does: its answer is dropped when it comes.
+        """Sends `request` and returns its answer.
+
+        A request that times out or is cancelled does not end the call: its answer is dropped when
+        it comes. Raises grpc.aio.AioRpcError; its code is DEADLINE_EXCEEDED after `timeout_s`
+        seconds.
         """
         if self._error is not None:
             raise self._error
@@ -59,7 +62,7 @@ class Exchange:
             limit.cancel()
 
     def close(self) -> None:
-        """Ends the call; requests under way raise CANCELLED. Harmless when repeated."""
+        """Ends the call; requests under way raise CANCELLED. Idempotent."""
         self._fail(_status(grpc.StatusCode.CANCELLED, "the exchange was closed"))
 
     def _fail(self, error: grpc.aio.AioRpcError) -> None:
@@ -79,7 +82,7 @@ class Exchange:
             try:
                 await self._call.write(await self._outgoing.get())
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # the call has ended, and its reading side says why
+                return  # the call has ended; `_receive` gets the reason
 
     async def _receive(self) -> None:
         error = _status(grpc.StatusCode.UNAVAILABLE, "the node ended the call")
@@ -91,7 +94,7 @@ class Exchange:
         except grpc.aio.AioRpcError as ended:
             error = ended
         except asyncio.CancelledError:
-            # Ours, or from within: a channel that is closed cancels its calls.
+            # By `_fail`, or by gRPC: closing a channel cancels its calls.
             error = _status(grpc.StatusCode.CANCELLED, "the call was cancelled")
         self._fail(error)
 
@@ -107,7 +110,7 @@ def _status(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 async def answer_each(context: Any, answer: Callable[[Any], Coroutine[Any, Any, bytes]]) -> None:
-    """Serves one exchange whose asker has one request under way at a time."""
+    """Serves one exchange whose requests come one at a time."""
     while (request := await context.read()) is not _END:
         await context.write(await answer(request))
 
@@ -117,10 +120,10 @@ Answer = bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]
 
 async def answer_in_order(context: Any, answer: Callable[[bytes], Answer]) -> None:
     """Serves one exchange: works on up to `_UNDER_WAY_MAX` requests at once and answers in their
-    order; the rest waits in gRPC's flow control.
+    order.
 
-    `answer` gives the answer at once, or what to wait for: a future, or a coroutine, which costs a
-    task. Both are cancelled when the call ends before.
+    Further requests wait in gRPC's flow control. `answer` returns the answer, or an awaitable of
+    it: a future, or a coroutine, which costs a task. Both are cancelled if the call ends first.
     """
     under_way = _UnderWay()
 
@@ -147,7 +150,7 @@ async def answer_in_order(context: Any, answer: Callable[[bytes], Answer]) -> No
 
 
 def _begun(answer: Callable[[bytes], Answer], request: bytes) -> bytes | asyncio.Future[bytes]:
-    """The answer, or what will have it; an error comes in its turn, too, and ends the call."""
+    """The answer or a future of it. An error takes its place in the order and ends the call."""
     try:
         found = answer(request)
     except Exception as error:
@@ -158,32 +161,32 @@ def _begun(answer: Callable[[bytes], Answer], request: bytes) -> bytes | asyncio
 
 
 class _UnderWay:
-    """The answers that are still to be written, in order; one task adds, one takes away. None says
-    that no more will come.
+    """Answers that are still to be written, in order. One task adds and one removes; None is the
+    end.
     """
 
     def __init__(self) -> None:
         self.answers: deque[bytes | asyncio.Future[bytes] | None] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # of the task that finds none, or too many
+        self._waiter: asyncio.Future[None] | None = None  # a task waiting for an answer or room
 
     def add(self, answer: bytes | asyncio.Future[bytes] | None) -> None:
         self.answers.append(answer)
         self._wake()
 
     def done(self) -> None:
-        """The first one is written."""
+        """Removes the first answer, which has been written."""
         self.answers.popleft()
         if len(self.answers) == _UNDER_WAY_MAX - 1:
             self._wake()
 
     async def first(self) -> bytes | asyncio.Future[bytes] | None:
-        """The first one, as soon as there is one; it stays until it is `done`."""
+        """Waits for the first answer and returns it; it stays until `done` is called."""
         if not self.answers:
             await self._wait()
         return self.answers[0]
 
     async def room(self) -> None:
-        """Until one of `_UNDER_WAY_MAX` is written."""
+        """Waits until fewer than `_UNDER_WAY_MAX` answers are to be written."""
         await self._wait()
 
     async def _wait(self) -> None:

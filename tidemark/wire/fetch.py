@@ -1,8 +1,8 @@
-"""FetchResponse as a dataclass, with protobuf's bytes made by hand.
+"""FetchResponse as a dataclass, encoded and decoded by hand.
 
-The same bytes as proto/tidemark/v1/log.proto; used by Log.Fetch and Replication.Fetch. An encoder
-may hand over the records of a partition as several buffers (file reads, cached remote chunks): they
-are joined once, with everything else.
+The bytes are those of proto/tidemark/v1/log.proto; Log.Fetch and Replication.Fetch use it. The
+records of a partition may be several buffers (file reads, cached remote chunks). They are joined
+once, together with everything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemark.wire.produce import BytesLike, Payload, buffers_of, plain_fields, 
 
 @dataclass(slots=True)
 class FetchPartitionData:
-    """What a fetch brings of one partition.
+    """The part of a fetch response about one partition.
 
     `diverging_epoch` is (epoch, end offset); `current_leader` is (leader id, leader epoch);
     `aborted_transactions` are pairs of (producer id, first offset). -1 stands for an unknown
@@ -54,7 +54,7 @@ class FetchPartitionData:
 
     @property
     def payload(self) -> bytes | bytearray | memoryview:
-        """The records as one buffer: what was decoded, or the given buffers joined."""
+        """The records as one buffer: the decoded one, or the given buffers joined."""
         if isinstance(self.records, bytes | bytearray | memoryview):
             return self.records
         return b"".join(self.records)
@@ -120,7 +120,7 @@ def _pair_field(number: int, pair: tuple[int, int]) -> bytes:
 
 
 def decode_fetch_response(data: bytes) -> FetchResponse:
-    """Reads a response; `records` are views into `data`. Raises InvalidRequestError."""
+    """Decodes a response; `records` are views into `data`. Raises InvalidRequestError."""
     response = FetchResponse()
     view = memoryview(data)
     position, end = 0, len(data)
@@ -194,7 +194,7 @@ def _set_number(result: FetchPartitionData, number: int, value: int) -> None:
 
 
 def _pair(data: bytes, position: int, end: int, before: tuple[int, int]) -> tuple[int, int]:
-    """The varint fields 1 and 2 of a small message; one given twice is merged."""
+    """The varint fields 1 and 2 of a small message; a message that occurs twice is merged."""
     first, second = before
     while position < end:
         number, wire_type, position = read_tag(data, position, end)

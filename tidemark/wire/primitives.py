@@ -1,8 +1,8 @@
 """Protobuf's wire format by hand: the few primitives that the bulk messages need.
 
 Source of the format: the Protocol Buffers encoding specification (varints, tags, length-delimited
-fields). Everything that comes from outside is bound-checked; malformed input raises
-InvalidRequestError and never an IndexError.
+fields). Input from outside is bound-checked. Malformed input raises InvalidRequestError, never an
+IndexError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tag(field: int, wire_type: int) -> bytes:
     return varint(field << 3 | wire_type)
 
 
-# Tags of the field numbers that our messages use, made once.
+# Tags of the field numbers in use, computed once.
 _VARINT_TAGS = [tag(field, VARINT) for field in range(16)]
 _BYTES_TAGS = [tag(field, LENGTH_DELIMITED) for field in range(16)]
 
@@ -60,8 +60,8 @@ def string_field(field: int, value: str) -> bytes:
 
 
 def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """The unsigned 64-bit varint at `position`, and where it ends; raises InvalidRequestError."""
-    if position < end and (byte := data[position]) < 0x80:  # most of them by far
+    """The unsigned 64-bit varint at `position`, and its end. Raises InvalidRequestError."""
+    if position < end and (byte := data[position]) < 0x80:  # by far the most frequent case
         return byte, position + 1
     result = 0
     shift = 0
@@ -78,7 +78,7 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def read_tag(data: bytes, position: int, end: int) -> tuple[int, int, int]:
-    """Field number, wire type, and where the tag ends."""
+    """Field number, wire type, and the position behind the tag."""
     if position < end and 8 <= (byte := data[position]) < 0x80:
         return byte >> 3, byte & 7, position + 1
     value, position = read_varint(data, position, end)
@@ -89,7 +89,7 @@ def read_tag(data: bytes, position: int, end: int) -> tuple[int, int, int]:
 
 
 def read_length(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Where the payload of a length-delimited field begins and ends."""
+    """Begin and end of the payload of a length-delimited field."""
     length, position = read_varint(data, position, end)
     if length > end - position:
         raise InvalidRequestError(
@@ -99,7 +99,7 @@ def read_length(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def skip(data: bytes, position: int, end: int, wire_type: int) -> int:
-    """Steps over an unknown field's value; groups are refused, no message of ours has any."""
+    """The position behind an unknown field's value. Groups are refused: no message here has any."""
     if wire_type == VARINT:
         return read_varint(data, position, end)[1]
     if wire_type == LENGTH_DELIMITED:
@@ -113,7 +113,7 @@ def skip(data: bytes, position: int, end: int, wire_type: int) -> int:
 
 
 def text(data: bytes, begin: int, end: int) -> str:
-    """A string field's value; raises InvalidRequestError unless it is UTF-8."""
+    """A string field's value. Raises InvalidRequestError if it is not UTF-8."""
     try:
         return data[begin:end].decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""ProduceRequest as a dataclass, with protobuf's bytes made by hand.
+"""ProduceRequest as a dataclass, encoded and decoded by hand.
 
-The same bytes as proto/tidemark/v1/log.proto. A produce request is read once: `records` of each
-partition is a view into the request as it came from the socket.
+The bytes are those of proto/tidemark/v1/log.proto. A produce request is read once: `records` of
+each partition is a view into the request as it came from the socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Payload = BytesLike | Sequence[BytesLike]
 
 
 def buffers_of(records: Payload) -> tuple[Sequence[BytesLike], int]:
-    """The buffers of a payload, and their bytes in all; a single buffer is a list of one."""
+    """The buffers of a payload, and their total size in bytes; a single buffer is a list of one."""
     if isinstance(records, bytes | bytearray | memoryview):
         return (records,), _size(records)
     return records, sum(map(_size, records))
@@ -63,7 +63,7 @@ def read_plain(data: bytes, begin: int, end: int) -> common_pb2.Record:
 
 @dataclass(slots=True)
 class PartitionProduceData:
-    """What goes to one partition: record batches v2, or plain records to make a batch of."""
+    """The records for one partition: record batches v2, or plain records to make a batch of."""
 
     topic: str
     index: int
@@ -107,7 +107,7 @@ _PARTITION_TAG = tag(4, LENGTH_DELIMITED)
 
 
 def decode_produce_request(data: bytes) -> ProduceRequest:
-    """Reads a request; `records` are views into `data`. Raises InvalidRequestError."""
+    """Decodes a request; `records` are views into `data`. Raises InvalidRequestError."""
     request = ProduceRequest()
     view = memoryview(data)
     position, end = 0, len(data)
