@@ -31,7 +31,7 @@ class TopicPartition(NamedTuple):
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition by its topic's id and name. A topic created anew under an old name has another
+    """A partition by its topic's id and name. A topic recreated under its old name has another
     id.
     """
 

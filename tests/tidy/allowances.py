@@ -36,7 +36,7 @@ VOICE = {
     "pyspark_tidemark": (0, 0),
     "quorum": (31, 42),
     "snapshot": (0, 0),
-    "tidemark": (37, 38),
+    "tidemark": (0, 1),
     "tiering": (0, 0),
 }
 """(headless docstrings, long sentences) of a room, at most."""
@@ -53,13 +53,5 @@ FACELESS = {
     "node/runtime",
     "node/serving",
     "node/upkeep",
-    "pyspark_tidemark",
-    "tidemark",
-    "tidemark/cli",
-    "tidemark/client",
-    "tidemark/config",
-    "tidemark/errors",
-    "tidemark/spark",
-    "tidemark/wire",
 }
 """Packages whose docstring is no face of a room yet."""

@@ -1,6 +1,6 @@
 """`tidemark cluster health`: problems of the cluster; exit status 0 only if there are none.
 
-critical: records can not be written or read (no active controller, no leader, an ISR below
+critical: records cannot be written or read (no active controller, no leader, an ISR below
 min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
 sync or on a dead disk, a controller that lags).
 """

@@ -12,7 +12,7 @@ without a setting that trades latency for throughput.
 
 Idempotence (KIP-98, KIP-360): each queue stamps its batches with producer id, epoch and sequence.
 If a batch fails for good, or the leader reports a missing sequence, the sequences after it would
-leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped anew from 0.
+leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped again from 0.
 The epoch is kept per partition: the log compares epochs within a partition only.
 """
 

@@ -180,7 +180,7 @@ class Sender:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         """Fails all batches if a task ended by an unforeseen error.
 
-        Examples are a library that can not be loaded, or no memory. Otherwise the callers would
+        Examples are a library that cannot be loaded, or no memory. Otherwise the callers would
         wait for delivery.timeout.ms and get a timeout.
         """
         self._tasks.discard(task)

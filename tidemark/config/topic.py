@@ -287,7 +287,7 @@ def effective_topic_config(
 ) -> TopicConfig:
     """`defaults` with the topic's own settings applied.
 
-    A setting that can not be read, for example one of another version, keeps its default and is
+    A setting that cannot be read, for example one of another version, keeps its default and is
     passed to `on_error`; the others apply. Otherwise the topic would lose its cleanup.policy to it.
     Raises InvalidConfigError for such a setting if `on_error` is None.
     """

@@ -122,7 +122,7 @@ class ConfigError(TidemarkError):
 
 
 class StorageError(TidemarkError):
-    """A directory or file can not be used; the message names it and says what to do."""
+    """A directory or file cannot be used; the message names it and says what to do."""
 
 
 class FatalError(TidemarkError):

@@ -72,7 +72,7 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[SlicePartition]:
         """One slice per topic partition, or more if minPartitions or a similar option requires it.
 
-        Raises ConfigError, DataLossError, and the client's errors if the cluster can not be reached
+        Raises ConfigError, DataLossError, and the client's errors if the cluster cannot be reached
         or does not know a topic.
         """
         from tidemark.spark.planning import plan
