@@ -5,9 +5,9 @@ consistent view for as long as it is held. The records of a batch are replayed i
 `MetadataDelta`, the only place that interprets records, and `delta.apply(...)` returns the next
 image. It shares everything unchanged with the one before.
 
-Outsiders import from this package and from four modules: `types` has special directory ids,
-`features` levels and their ranges, `image` names of features, and `records` records of the log.
-`partition_codec` and `placement_index` belong to the room.
+Outsiders import from this package and from four modules. `types` has special directory ids,
+`features` has levels and their ranges, `image` has names of features, and `records` has records of
+the log. `partition_codec` and `placement_index` belong to the room.
 
 Equal images give equal records in equal order, and so equal bytes on every node. The cost of the
 next image depends on the change, not on the size of the cluster. A record that contradicts the

@@ -34,7 +34,7 @@ VOICE = {
     "commitlog": (18, 51),
     "node": (20, 46),
     "pyspark_tidemark": (0, 0),
-    "quorum": (31, 42),
+    "quorum": (0, 0),
     "snapshot": (0, 0),
     "tidemark": (0, 1),
     "tiering": (0, 0),
