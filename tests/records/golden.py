@@ -1,4 +1,4 @@
-"""The golden files of Apache Kafka, and our decode printed as Kafka's dump tool prints it."""
+"""The golden files of Apache Kafka, and our decode in the format of Kafka's dump tool."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def name_of(path: Path) -> str:
 
 
 def expected_lines(path: Path) -> list[str]:
-    """The dump's lines about batches and records."""
+    """Returns the dump's lines about batches and records."""
     text = path.with_name(path.name + ".dump.txt").read_text(encoding="utf-8")
     return [line.rstrip() for line in text.splitlines() if line.startswith(("baseOffset", "|"))]
 
 
 def dump_lines(path: Path) -> list[str]:
-    """What our decode says of the same file, in the dump tool's words."""
+    """Returns our decode of the same file, in the dump tool's format."""
     data = path.read_bytes()
     lines = []
     for position, header in iter_batches(data):

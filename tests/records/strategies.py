@@ -8,7 +8,7 @@ from tidemark.records import Record
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
-# Differences between times must fit a varlong, as Kafka's own do.
+# Differences between times fit a varlong, as Kafka's own do.
 TIMESTAMPS = st.integers(-(2**61), 2**61)
 BYTES = st.none() | st.binary(max_size=200)
 HEADERS = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=3)

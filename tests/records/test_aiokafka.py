@@ -1,4 +1,4 @@
-"""Against an independent codec: aiokafka reads what we write, and we read what it writes."""
+"""An independent codec: aiokafka reads our batches, and we read its."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ arrow.warm_up()
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
-# aiokafka counts its times from the first record's, within what a client would write.
+# aiokafka counts times from the first record's, within the range of a client.
 ITEMS = st.lists(
     st.tuples(st.integers(0, 2**41), BYTES, BYTES, HEADERS.map(tuple)), min_size=1, max_size=20
 )

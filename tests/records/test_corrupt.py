@@ -1,4 +1,4 @@
-"""Bad bytes: either the right records come out, or CorruptMessageError; nothing else, ever."""
+"""Bad bytes either give the right records or raise CorruptMessageError; never anything else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAMPLE = [
 
 
 def resigned(buffer: bytes, **changes: int) -> bytes:
-    """The batch with other header fields and a CRC that agrees."""
+    """Returns the batch with other header fields and a CRC that agrees."""
     out = bytearray(buffer)
     header = read_header(buffer)._replace(**changes)
     out[:HEADER_BYTES] = header.packed
@@ -51,7 +51,7 @@ def resigned(buffer: bytes, **changes: int) -> bytes:
 
 
 def same_verdict(buffer: bytes) -> Any:
-    """Both decoders read the same, or both refuse."""
+    """Asserts that both decoders return the same records, or both refuse."""
     try:
         plain: Any = [
             (r.offset, r.timestamp_ms, r.key, r.value, list(r.headers))
@@ -144,7 +144,7 @@ def test_every_truncation_is_refused(codec: str) -> None:
 
 
 def test_nothing_is_read_beyond_a_batch() -> None:
-    """`scan` gets a buffer whose next bytes would make a cut record whole: it must not look."""
+    """`scan` gets a buffer whose next bytes would complete a cut record, and must not read them."""
     encoded = encode_batch([Record(0, 1, None, b"x" * 50)])
     data = np.frombuffer(encoded, np.uint8)
     for end in range(HEADER_BYTES, len(encoded)):
@@ -188,7 +188,7 @@ print(whole > 0)
 
 
 def test_not_a_byte_is_read_beyond_the_buffer() -> None:
-    """The page after the bytes can not be read: looking there kills the process."""
+    """The page after the bytes can not be read: an access to it ends the process."""
     done = subprocess.run(
         [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=200, check=False
     )

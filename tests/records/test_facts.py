@@ -1,4 +1,4 @@
-"""The walk over a batch's records says what the decoder says, and refuses what it refuses."""
+"""The walk over a batch's records agrees with the decoder, on facts and on refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def facts_of(records: list[Record]) -> RecordFacts:
 
 @pytest.fixture(autouse=True, params=["plain", "kernel"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways: the decoder's loop, and the kernel."""
+    """Both paths: the decoder's loop, and the kernel."""
     monkeypatch.setattr(arrow, "takes_plain_path", lambda _: request.param == "plain")
     monkeypatch.setattr(facts, "_walk_kernel", None)
     monkeypatch.setattr(facts, "_find_kernel", None)
@@ -82,7 +82,7 @@ def test_the_short_way_to_a_record_finds_what_the_long_one_finds_or_nothing(code
     rng = random.Random(6)
     records = [Record(0, 1000 + i * 3 % 7, b"k", b"v" * i) for i in range(12)]
     data = encode_batch(records, base_offset=20, compression=codec)
-    record_facts(data, read_header(data))  # the kernels are there, where they are to be used
+    record_facts(data, read_header(data))  # loads the kernels, if they are to be used
     found = 0
     for step in range(4000):
         damaged = bytearray(data)
@@ -102,12 +102,14 @@ def test_the_short_way_to_a_record_finds_what_the_long_one_finds_or_nothing(code
 
 
 def find_kernel_is_used() -> bool:
-    """As the long way: not where everything is to be decoded plainly."""
+    """Returns whether the kernel is used; not if all batches are to be decoded plainly."""
     return not arrow.takes_plain_path(1)
 
 
 def test_a_header_s_key_that_is_no_text_is_taken_and_read_as_java_reads_it() -> None:
-    """What an append takes, every reader can read: else a batch would stop its consumers."""
+    """Every reader can read a batch that an append accepts; otherwise it would stop its
+    consumers.
+    """
     records = [Record(0, 7, b"k", b"v", (("h1", b"x"), ("gr\u00fcn", None)))]
     odd = bytearray(encode_batch(records))
     odd[odd.index(b"h1")] = 0xFF

@@ -1,5 +1,5 @@
-"""Compressed bodies that no writer of ours makes: what Kafka's Java clients read of them we read,
-and what is damaged, cut off, too large or no frame at all is refused.
+"""Compressed bodies that no writer of ours makes. We read those that Kafka's Java clients read;
+those damaged, cut off, too large or no frame at all are refused.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def xerial(*blocks: bytes, version: int = 1) -> bytes:
 
 
 def zstd_run(size: int, last: bool = True) -> bytes:
-    """A block that is one byte `size` times."""
+    """Returns a block of one byte `size` times."""
     return struct.pack("<I", size << 3 | 2 | last)[:3] + b"a"
 
 
 def zstd_frame(blocks: bytes, window_log: int = 17) -> bytes:
-    """A frame that does not say its size."""
+    """Returns a frame without its plain size."""
     return ZSTD + bytes([0, (window_log - 10) << 3]) + blocks
 
 
 def streamed_zstd(data: bytes) -> bytes:
-    """As Java's stream writes it: the frame's header does not say the size."""
+    """Compresses as Java's stream does: the frame's header has no plain size."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
         stream.write(data)
@@ -125,7 +125,7 @@ def test_what_is_no_whole_frame_is_refused(name: str) -> None:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Small frames that grow beyond 64 MiB, and beyond a thousand times their size."""
+    """Yields small frames that grow beyond 64 MiB, and beyond a thousand times their size."""
     yield "zstd", zstd_frame(zstd_run(128 * KIB, last=False) * 520 + zstd_run(1))
     yield "zstd", zstd_frame(zstd_run(128 * KIB, last=False) * 300 + zstd_run(1)) * 2
     size = struct.pack("<I", 70 << 20)

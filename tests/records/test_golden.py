@@ -1,4 +1,4 @@
-"""Files of Apache Kafka 4.3.0: our decode agrees with its dump tool, our encode with its bytes."""
+"""Files of Apache Kafka 4.3.0: our decode equals its dump tool's, our encode its bytes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
 def _prints_data(lines: list[str]) -> bool:
-    """Whether the dump was made with the records' data (the large one was not)."""
+    """Returns whether the dump was made with the records' data (the large one was not)."""
     return any(" payload: " in line for line in lines)
 
 
 def _comparable(lines: list[str], with_data: bool, kafka_metadata: bool) -> list[str]:
-    """Kafka prints its metadata records decoded, which are not ours; the rest counts."""
+    """Keeps the lines that both can print: Kafka prints its metadata records decoded."""
     if with_data and not kafka_metadata:
         return lines
     cut = [line.split(" payload: ")[0] for line in lines]
@@ -59,7 +59,7 @@ def test_validation_accepts_the_file(path: Path) -> None:
 
 
 def _with_own_times(raw: bytes, header: BatchHeader) -> tuple[bytes, BatchHeader]:
-    """The batch with the producer's times showing: LogAppendTime hides them in the deltas."""
+    """Returns the batch with the producer's times, which LogAppendTime hides in the deltas."""
     header = header._replace(attributes=header.attributes & ~TIMESTAMP_TYPE_FLAG)
     buffer = bytearray(raw)
     buffer[:HEADER_BYTES] = header.packed

@@ -1,4 +1,4 @@
-"""The header alone: patching, walking, names of bits, Kafka's sequence arithmetic."""
+"""The header alone: patches, walks, positions, names of bits, Kafka's sequence arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's primitive types: what is written is read, what is cut off is refused."""
+"""Kafka's primitive types: written values are read back, cut off ones are refused."""
 
 from __future__ import annotations
 

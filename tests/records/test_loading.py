@@ -1,4 +1,4 @@
-"""What importing costs, and that kernels work where nothing can be cached."""
+"""The cost of imports, and kernels without a place for their cache."""
 
 from __future__ import annotations
 

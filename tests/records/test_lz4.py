@@ -19,7 +19,7 @@ BLOCK = 64 * 1024
 
 
 def blocks_of(frame: bytes) -> list[bytes]:
-    """The plain bytes of each block, decompressed without the ones before it."""
+    """Returns the plain bytes of each block, decompressed without the blocks before it."""
     assert frame.startswith(JAVA_HEADER)
     position, found = len(JAVA_HEADER), []
     while True:
@@ -36,7 +36,7 @@ def blocks_of(frame: bytes) -> list[bytes]:
 
 
 def _alone(block: bytes) -> bytes:
-    """A raw block; its plain size is not in it, and is at most 64 KiB."""
+    """Decompresses a raw block; it does not contain its plain size, which is at most 64 KiB."""
     plain, at = bytearray(), 0
     while at < len(block):
         token = block[at]

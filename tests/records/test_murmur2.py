@@ -1,4 +1,4 @@
-"""The partitioner: Kafka's known hashes, and one by one the same as vectorised."""
+"""The partitioner: Kafka's known hashes, and the vectorised one equals the single one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidemark.records import murmur2, partition_for_key, partitions_for_keys
 
-# What Kafka's own UtilsTest expects, as signed 32-bit integers.
+# Values of Kafka's own UtilsTest, as signed 32-bit integers.
 KNOWN = {
     b"21": -973932308,
     b"foobar": -790332482,

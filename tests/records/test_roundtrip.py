@@ -1,4 +1,4 @@
-"""What goes in comes out: plain and Arrow paths, all codecs, and the two paths agree."""
+"""Round trips: plain and Arrow paths, all codecs, and the two paths agree."""
 
 from __future__ import annotations
 

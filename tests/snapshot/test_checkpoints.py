@@ -1,4 +1,4 @@
-"""Checkpoint files: what is written reads back, Kafka's own read as valid, every flaw is found."""
+"""Checkpoint files: ours read back, Kafka's are valid, every flaw is found."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_kafkas_checkpoints_read_as_valid(name):
 
 
 def test_our_control_batches_are_kafkas_bytes():
-    """A checkpoint's header and footer differ from Kafka's in nothing but time and CRC."""
+    """A checkpoint's header and footer differ from Kafka's only in time and CRC."""
     name = "00000000000000000043-0000000001.checkpoint"
     theirs = (GOLDEN / name).read_bytes()
     directory = MemoryDirectory()
@@ -128,7 +128,9 @@ def test_every_flipped_bit_is_found():
         except CorruptMessageError:
             continue
         silent.append(position)
-    assert silent == []  # base offset and epoch, outside of the CRC, are checked by themselves
+    assert (
+        silent == []
+    )  # base offset and epoch, which the CRC does not cover, are checked separately
 
 
 def test_every_torn_length_is_found():

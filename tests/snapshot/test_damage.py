@@ -1,5 +1,5 @@
-"""A broken checkpoint, whichever of its bytes is wrong: recognised, and the one before is used, or
-it is fetched anew from where the transfer stopped.
+"""A checkpoint with any byte wrong is recognised. The one before is used, or it is fetched again
+from where the transfer stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIG = MetadataLogConfig(segment_bytes=300, retention_bytes=-1, retention_ms=-
 
 
 def log_with_two_checkpoints():
-    """Voters in the log; checkpoints at two places; everything is still in the log."""
+    """Returns a log with voters, two checkpoints, and all its records."""
     disk = MemoryDirectory(seed=3)
     write_bootstrap_checkpoint(disk, VOTERS)
     directory = disk.subdirectory("__cluster_metadata-0")
@@ -49,7 +49,7 @@ def log_with_two_checkpoints():
 
 
 def regions(data):
-    """(name, first byte, last byte + 1) of the parts of a checkpoint file."""
+    """Returns (name, first byte, last byte + 1) of the parts of a checkpoint file."""
     found, position = [], 0
     while position < len(data):
         length = int.from_bytes(data[position + 8 : position + 12], "big") + 12
@@ -123,7 +123,7 @@ def test_a_log_whose_beginning_only_a_broken_checkpoint_covers_is_refused():
 
 
 class Download:
-    """A follower that is told to take a checkpoint of 250 bytes, in pieces of 100."""
+    """A follower that is to fetch a checkpoint of 250 bytes, in pieces of 100."""
 
     def __init__(self):
         log = ReplicatedLog(MemoryDirectory(seed=1), CONFIG, 0)

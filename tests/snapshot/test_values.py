@@ -1,4 +1,4 @@
-"""Batches of values by hand have the bytes that tidemark.records gives them, both ways."""
+"""Batches of values have the bytes that tidemark.records gives them, both ways."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_other_kinds_of_batches_are_read_too() -> None:
 def test_damaged_records_are_read_as_records_are_or_refused(
     values: list[bytes], flips: list[tuple[int, int]], cut: int | None, more: int
 ) -> None:
-    """The CRC is right: what is held is the walk over the records."""
+    """The CRC is right: the test is of the walk over the records."""
     count = len(values) + more
     body = bytearray(encode_values(values, 0, 7, 1_700)[HEADER_BYTES:])
     for position, byte in flips:
@@ -83,7 +83,9 @@ def test_every_wrong_byte_is_read_as_records_are_or_refused() -> None:
 
 
 def check_as_records(body: bytes, count: int) -> None:
-    """A batch with these records, its CRC right: `decode_values` and `decode_batch` agree."""
+    """Builds a batch of these records with a right CRC; asserts that `decode_values` and
+    `decode_batch` agree.
+    """
     raw = assemble(
         body,
         BatchOptions(partition_leader_epoch=7),

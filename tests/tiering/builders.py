@@ -1,4 +1,4 @@
-"""Short words for the tests of the tier: segments, partitions, and settings."""
+"""Short builders for the tests of the tier: segments, partitions, and settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def segment(
 
 
 def server_config(directory: str = "unused", **overrides: object) -> ServerConfig:
-    """A broker's settings; `overrides` by attribute name."""
+    """Returns a broker's settings; `overrides` by attribute name."""
     values = {
         "process.roles": "broker",
         "node.id": "1",

@@ -1,5 +1,5 @@
-"""The tier in a real cluster: processes, gRPC, the metadata topic; a broker that is killed finds it
-all again.
+"""The tier in a real cluster: processes, gRPC, the metadata topic. A broker that was killed finds
+everything again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def settings(storage: dict[str, str]) -> dict[str, str]:
 
 
 async def fill(bootstrap: str) -> None:
-    """A topic whose rolled segments leave the local disk."""
+    """Produces to a topic whose rolled segments leave the local disk."""
     async with AsyncAdmin(bootstrap) as admin:
         configs = {
             "segment.bytes": "32768",
@@ -48,7 +48,9 @@ async def fill(bootstrap: str) -> None:
 
 
 async def local_start(bootstrap: str) -> int:
-    """Waits until the tier has the rolled segments and they are gone locally; the local start."""
+    """Waits until the rolled segments are in the tier and deleted locally; returns the
+    local start.
+    """
     async with AsyncAdmin(bootstrap) as admin, asyncio.timeout(WAIT_S):
         while True:
             replicas = [

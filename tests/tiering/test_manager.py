@@ -285,11 +285,11 @@ def test_a_partition_that_moves_away_leaves_its_tier_alone(tmp_path: Path) -> No
     assert world.tier_logs() == [0]
 
 
-# What fails.
+# Failures.
 
 
 class FailingMetadata(MemoryRemoteLogMetadataManager):
-    """Refuses chosen writes, as a metadata topic without a leader does."""
+    """A metadata manager that refuses chosen writes, like a metadata topic without a leader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,7 +399,7 @@ def test_copies_that_an_earlier_process_began_are_deleted(tmp_path: Path) -> Non
     with pytest.raises(RetriableRemoteStorageError):
         asyncio.run(world.once())
     metadata.refuse = set()
-    world.manager = world.new_manager()  # the process was restarted
+    world.manager = world.new_manager()  # a restart of the process
     world.lead(1)
     asyncio.run(world.once())
     assert world.states() == [(0, 19, FINISHED)]
@@ -450,7 +450,7 @@ def test_a_leader_that_is_deposed_in_the_middle_finishes_its_copy_and_begins_no_
 
 
 class SignallingMetadata(MemoryRemoteLogMetadataManager):
-    """Tells when a copy was finished."""
+    """A metadata manager that signals when a copy was finished."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,7 +487,7 @@ def test_the_tasks_run_by_themselves_and_a_roll_wakes_them(tmp_path: Path) -> No
 def test_records_below_an_epoch_that_was_cut_off_are_never_read_from_an_old_copy(
     tmp_path: Path,
 ) -> None:
-    """KIP-405 scenario 3: the tier has 0..19 of epoch 0, this log 0..9 of it, then epoch 1."""
+    """KIP-405 scenario 3: the tier has 0..19 of epoch 0; this log has 0..9 of it, then epoch 1."""
     history = MemoryHistory()
     lost = World(tmp_path, broker_id=1, history=history)
     lost.lead(0)

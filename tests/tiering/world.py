@@ -23,7 +23,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def batch(first: int, count: int = 5, *, timestamp_ms: int | None = None, size: int = 40) -> bytes:
-    """A batch of records whose values tell their numbers."""
+    """Encodes a batch of records whose values contain their numbers."""
     return encode_batch(
         [
             Record(
@@ -115,7 +115,7 @@ class World:
         await self.manager.run_once(PARTITION)
 
     async def read_all(self, start: int, end: int, max_bytes: int = 700) -> bytes:
-        """Everything in [start, end) read through the tier, in answers of `max_bytes`."""
+        """Reads everything in [start, end) through the tier, in answers of `max_bytes`."""
         parts, offset = [], start
         while offset < end:
             records = await self.manager.read(PARTITION, self.log, offset, max_bytes)
@@ -125,7 +125,7 @@ class World:
         return b"".join(parts)
 
     def local_bytes(self, start: int, end: int) -> bytes:
-        """The same from the local log."""
+        """Reads the same from the local log."""
         parts, offset = [], start
         while offset < end:
             result = self.log.read(offset, 1 << 20)
@@ -134,7 +134,7 @@ class World:
         return b"".join(parts)
 
     def states(self) -> list[tuple[int, int, RemoteLogSegmentState]]:
-        """(start, end, state) of the remote segments."""
+        """Returns (start, end, state) of the remote segments."""
         cache = self.metadata.history.caches.get(PARTITION)
         return (
             []
@@ -143,7 +143,7 @@ class World:
         )
 
     def tier_logs(self, partition: TopicIdPartition = PARTITION) -> list[int]:
-        """The start offsets of the log files in the tier."""
+        """Returns the start offsets of the log files in the tier."""
         names = DirectoryRemoteStorageManager(OsDirectory(self.path / "tier")).list_files(partition)
         return sorted(int(name[:20]) for name in names if name.endswith(".log"))
 

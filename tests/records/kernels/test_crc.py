@@ -1,4 +1,4 @@
-"""The kernels' CRC and walk say what the C library and the plain walk say."""
+"""The kernels' CRC and walk agree with the C library and the plain walk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a kernel that was compiled before is compiled again."""
+"""The stamp that decides whether a cached kernel is compiled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' inner loops go by addresses: not a byte beside their arrays is read or written."""
+"""The kernels' inner loops use addresses: no byte beside their arrays is read or written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_varints_are_those_of_the_plain_codec(value: int) -> None:
 @given(data=st.binary(max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_odd_varints_are_read_or_refused_as_the_plain_codec_does(bits: int, data: bytes) -> None:
-    """Also those that are longer than they need be."""
+    """Odd varints include those longer than they need be."""
     for tail in (data, b"\x80" * len(data) + b"\0", b"\xff" * len(data) + data[:1]):
         reader = Reader(tail)
         try:
@@ -61,7 +61,7 @@ def column_of(values: list[bytes | None]) -> columns.Column:
 
 
 def test_a_batch_is_written_where_it_fits_and_nowhere_else() -> None:
-    """Whatever room there is, what lies behind it stays; with the promised room it always fits."""
+    """In any room, the bytes after it stay as they were; in the promised room every batch fits."""
     values = [b"x" * size for size in range(40)]
     keys = [b"k" * size if size % 3 else None for size in range(40)]
     times = np.arange(40, dtype=np.int64) * 10**9
@@ -106,7 +106,7 @@ print("whole")
 
 
 def test_nothing_is_read_behind_the_data_of_a_column() -> None:
-    """The page after the bytes can not be read: looking there kills the process."""
+    """The page after the bytes can not be read: an access to it ends the process."""
     done = subprocess.run(
         [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=200, check=False
     )

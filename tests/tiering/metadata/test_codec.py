@@ -29,7 +29,7 @@ LOGS = sorted(GOLDEN.glob("__remote_log_metadata-*/*.log"))
 
 
 def golden_values() -> list[tuple[bytes, str]]:
-    """Every value in the golden logs with the text Kafka's decoder printed for it."""
+    """Returns every value in the golden logs with the text that Kafka's decoder printed for it."""
     found = []
     for path in LOGS:
         buffer = path.read_bytes()

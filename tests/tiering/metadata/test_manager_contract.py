@@ -58,7 +58,7 @@ class Broker:
 
 
 class FakeTopic:
-    """A MetadataTopic over `Broker`; waits on its event, never on the clock."""
+    """A MetadataTopic over `Broker`, which waits on its event, never on the clock."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -109,7 +109,7 @@ Managers = Callable[[], Awaitable[RemoteLogMetadataManager]]
 
 @asynccontextmanager
 async def managers(kind: str) -> AsyncIterator[Managers]:
-    """Makes managers of several nodes over one history."""
+    """Provides a factory of managers of several nodes over one history."""
     history, broker, made = MemoryHistory(), Broker(), []
 
     async def make() -> RemoteLogMetadataManager:
@@ -131,7 +131,7 @@ async def managers(kind: str) -> AsyncIterator[Managers]:
 
 
 async def ready(manager: RemoteLogMetadataManager, partition: TopicIdPartition = PARTITION) -> None:
-    """Assigns the partition and lets the manager read."""
+    """Assigns the partition and waits until the manager has read it."""
     manager.on_partition_leadership_changes([partition], [])
     for _ in range(1000):
         if manager.is_ready(partition):
@@ -323,7 +323,7 @@ def test_of_two_nodes_that_race_the_history_decides_and_the_loser_is_told() -> N
         await ready(manager)
         one = segment(0, 9, 1, state=STARTED)
         await manager.add_remote_log_segment_metadata(one)
-        topic.hold = True  # another node deletes the copy before this one is heard
+        topic.hold = True  # another node deletes the copy before this write is read back
         number = metadata_partition(PARTITION, len(broker.logs))
         broker.append(number, encode(one.update(DELETING, 1, 2)))
         finish = asyncio.ensure_future(

@@ -1,4 +1,4 @@
-"""Reads of the tier under trouble: slow, broken and overloaded stores, small caches, corrupt
+"""Reads of the tier in bad conditions: slow, broken and overloaded stores, small caches, corrupt
 indexes.
 """
 
@@ -30,7 +30,7 @@ from tiering.store.manager import IndexType
 
 
 class SlowStorage:
-    """A storage whose log fetches wait for a gate; everything is counted."""
+    """A storage whose log fetches wait for a gate; every call is counted."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -58,7 +58,7 @@ class SlowStorage:
 def tiered_world(
     path: Path, *, segments: int = 2, settings: dict[str, object] | None = None, **topic: Any
 ) -> tuple[World, SlowStorage]:
-    """Segments of 20 records each in the tier, behind a storage that can be slowed down."""
+    """Returns a world with segments of 20 records each in the tier, behind a `SlowStorage`."""
     world = World(path, settings=settings, **topic)
     storage = SlowStorage(world.storage)
     world.storage = storage
@@ -201,7 +201,7 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
 
 
 class Indexes:
-    """A storage of 100-byte offset indexes alone."""
+    """A storage of 100-byte offset indexes only."""
 
     def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
         if index_type is IndexType.TIMESTAMP:

@@ -247,7 +247,7 @@ def test_the_environment_fills_what_the_settings_leave_open() -> None:
 
 
 def s3_error(code: str, status: int) -> S3Error:
-    """What the client raises for an error answer of the store."""
+    """Returns the client's exception for an error answer of the store."""
 
     class Response:
         pass
@@ -258,7 +258,7 @@ def s3_error(code: str, status: int) -> S3Error:
 
 
 class Answers:
-    """A client whose `get_object` and `put_object` give these answers in turn."""
+    """A client whose `get_object` and `put_object` return these answers in turn."""
 
     def __init__(self, *answers: Exception | bytes) -> None:
         self.answers = list(answers)

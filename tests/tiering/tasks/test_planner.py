@@ -1,4 +1,4 @@
-"""KIP-405's tables: what a new leader copies, what a reader is given, what retention may judge."""
+"""KIP-405's tables: a new leader's copies, a reader's segments, and the reach of retention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tiering.tasks.planner import (
 
 
 def cache_of(*segments: RemoteLogSegmentMetadata) -> RemoteLogMetadataCache:
-    """A cache in which these segments were copied, in this order."""
+    """Returns a cache in which these segments were copied, in this order."""
     cache = RemoteLogMetadataCache()
     for one in segments:
         begin(cache, one)
@@ -54,7 +54,7 @@ def change(
 
 
 def found(cache: RemoteLogMetadataCache, epoch: int, offset: int) -> int | None:
-    """The number of the segment a read of (epoch, offset) is given."""
+    """Returns the number of the segment for a read of (epoch, offset)."""
     segment = cache.segment_for(epoch, offset)
     return None if segment is None else segment.id.int
 
@@ -71,7 +71,8 @@ def test_follower_to_leader_copies_from_the_highest_offset_of_its_own_lineage() 
     lineage = epochs(e0=0, e1=3, e2=6, e3=7)
     copied = highest_copied_offset(lineage, 8, cache.highest_offset_for_epoch)
     assert copied == 4
-    # Broker B rolled at other offsets than broker A did: 4-6 holds offset 5, so it goes as a whole.
+    # Broker B rolled at other offsets than broker A: 4-6 holds offset 5, so it is copied as a
+    # whole.
     wanted = segments_to_copy(local((0, 4), (4, 7), (7, 8)), copied, 8, 0)
     assert [(one.base_offset, one.next_offset) for one in wanted] == [(4, 7)]
     assert segment_leader_epochs(lineage, 4, 7) == epochs(e1=4, e2=6)
@@ -148,7 +149,7 @@ def test_scenario_5_the_lineage_without_epoch_1_reads_its_own_records(
     assert found(diverged, 0, 2) == 1
     assert found(diverged, 0, 4) == 3
     assert found(diverged, 2, 5) == 3
-    assert found(diverged, 1, 3) == 2  # of the other lineage: no log here gives epoch 1 for it
+    assert found(diverged, 1, 3) == 2  # of the other lineage: no log here has epoch 1 at it
     assert highest_copied_offset(lineage, 7, diverged.highest_offset_for_epoch) == 5
     inside = [one.id.int for one in diverged.segments() if is_within_leader_epochs(one, 7, lineage)]
     assert inside == [1, 3]
@@ -191,7 +192,7 @@ def test_a_read_may_go_on_over_epochs_that_agree() -> None:
 def test_a_later_copy_of_the_same_offsets_replaces_the_older_one_until_it_goes() -> None:
     older, newer = segment(0, 9, 1), segment(0, 9, 2)
     cache = cache_of(older, newer)
-    assert found(cache, 0, 5) == 1  # the same records: whichever came first stays
+    assert found(cache, 0, 5) == 1  # the same records: the first copy stays
     change(cache, older, DELETING)
     assert found(cache, 0, 5) == 2
     change(cache, newer, DELETING)
