@@ -81,7 +81,7 @@ class LogServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ProduceStream(self, request_iterator, context):
-        """Produce over and over on one call, answered in the order of the requests: a third of the cost of a call each.
+        """Many Produce requests on one call, answered in order: a third of the cost of separate calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +113,7 @@ class LogServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """of the leader (KIP-107)
+        """to the leader (KIP-107)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -394,7 +394,7 @@ class ReplicationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchStream(self, request_iterator, context):
-        """Fetch over and over on one call, one request at a time.
+        """Many Fetch requests on one call, one at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

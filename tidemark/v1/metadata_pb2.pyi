@@ -254,7 +254,7 @@ Global___PartitionRecord: _TypeAlias = PartitionRecord  # noqa: Y015
 
 @_typing.final
 class NodeIds(_message.Message):
-    """A list of node ids that can be told from an absent one."""
+    """A list of node ids; an absent one differs from an empty one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -276,7 +276,7 @@ Global___NodeIds: _TypeAlias = NodeIds  # noqa: Y015
 
 @_typing.final
 class PartitionChangeRecord(_message.Message):
-    """Only what changes is set. A set leader raises the leader epoch; any change raises the partition epoch."""
+    """Only changed fields are set. A set leader raises the leader epoch; any change raises the partition epoch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -498,7 +498,7 @@ Global___NoOpRecord: _TypeAlias = NoOpRecord  # noqa: Y015
 
 @_typing.final
 class RegisterControllerRecord(_message.Message):
-    """KIP-919: a running controller, and what it supports. The newest of an id counts."""
+    """A running controller and the features it supports (KIP-919). The newest record of an id counts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -533,7 +533,7 @@ Global___RegisterControllerRecord: _TypeAlias = RegisterControllerRecord  # noqa
 
 @_typing.final
 class UnregisterControllerRecord(_message.Message):
-    """A controller that is no voter any more and will not come back."""
+    """A controller that is no longer a voter and does not return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

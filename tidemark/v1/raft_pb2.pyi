@@ -35,7 +35,7 @@ class VoteRequest(_message.Message):
     PRE_VOTE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     voter_id: _builtins.int
-    """whom the sender believes it asks"""
+    """the receiver, as the sender assumes"""
     voter_directory_id: _builtins.bytes
     """16 bytes; empty: unknown"""
     replica_epoch: _builtins.int
@@ -234,7 +234,7 @@ Global___EndQuorumEpochResponse: _TypeAlias = EndQuorumEpochResponse  # noqa: Y0
 
 @_typing.final
 class ReplicaKey(_message.Message):
-    """A replica and the directory it keeps its log in (KIP-853)."""
+    """A replica and the directory of its log (KIP-853)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -481,12 +481,12 @@ class AddRaftVoterRequest(_message.Message):
     LISTENERS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     timeout_ms: _builtins.int
-    """how long to wait for the voter to answer, catch up, and for the commit"""
+    """for the voter to answer and catch up, and for the commit"""
     voter_id: _builtins.int
     voter_directory_id: _builtins.bytes
     """16 bytes"""
     ack_when_committed: _builtins.bool
-    """false: answered as soon as the change is appended"""
+    """false: answered once the change is appended"""
     @_builtins.property
     def listener(self) -> _common_pb2.Endpoint:
         """of its controller listener"""
@@ -547,7 +547,7 @@ Global___RemoveRaftVoterRequest: _TypeAlias = RemoveRaftVoterRequest  # noqa: Y0
 
 @_typing.final
 class UpdateRaftVoterRequest(_message.Message):
-    """A voter tells its leader where it answers now."""
+    """The new addresses of a voter, sent to its leader."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -658,7 +658,7 @@ class DescribeQuorumResponse(_message.Message):
         """-1: never"""
         @_builtins.property
         def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
-            """of a voter: where it answers"""
+            """addresses of a voter"""
 
         def __init__(
             self,
@@ -695,7 +695,7 @@ class DescribeQuorumResponse(_message.Message):
     def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeQuorumResponse.ReplicaState]: ...
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
-        """where the voters answer"""
+        """addresses of the voters"""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ class RaftServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchStream(self, request_iterator, context):
-        """Fetch over a call that stays open, one at a time; an error ends it
+        """Fetch on a call that stays open, one request at a time; an error ends it
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

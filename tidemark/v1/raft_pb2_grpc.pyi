@@ -36,7 +36,7 @@ class RaftStub:
     EndQuorumEpoch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.EndQuorumEpochRequest, _raft_pb2.EndQuorumEpochResponse]
     Fetch: _grpc.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]
     FetchStream: _grpc.StreamStreamMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]
-    """Fetch over a call that stays open, one at a time; an error ends it"""
+    """Fetch on a call that stays open, one request at a time; an error ends it"""
     FetchSnapshot: _grpc.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]
     AddRaftVoter: _grpc.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]
@@ -54,7 +54,7 @@ class RaftAsyncStub(RaftStub):
     EndQuorumEpoch: _aio.UnaryUnaryMultiCallable[_raft_pb2.EndQuorumEpochRequest, _raft_pb2.EndQuorumEpochResponse]  # type: ignore[assignment]
     Fetch: _aio.UnaryUnaryMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]  # type: ignore[assignment]
     FetchStream: _aio.StreamStreamMultiCallable[_raft_pb2.QuorumFetchRequest, _raft_pb2.QuorumFetchResponse]  # type: ignore[assignment]
-    """Fetch over a call that stays open, one at a time; an error ends it"""
+    """Fetch on a call that stays open, one request at a time; an error ends it"""
     FetchSnapshot: _aio.UnaryUnaryMultiCallable[_raft_pb2.FetchSnapshotRequest, _raft_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_raft_pb2.DescribeQuorumRequest, _raft_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     AddRaftVoter: _aio.UnaryUnaryMultiCallable[_raft_pb2.AddRaftVoterRequest, _raft_pb2.RaftVoterResponse]  # type: ignore[assignment]
@@ -99,7 +99,7 @@ class RaftServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_raft_pb2.QuorumFetchRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_raft_pb2.QuorumFetchResponse], _abc.AsyncIterator[_raft_pb2.QuorumFetchResponse]]:
-        """Fetch over a call that stays open, one at a time; an error ends it"""
+        """Fetch on a call that stays open, one request at a time; an error ends it"""
 
     @_abc_1.abstractmethod
     def FetchSnapshot(
