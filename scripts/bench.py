@@ -1,8 +1,8 @@
 """Runs scripts/benches/*.py and prints each figure beside its ceiling, as a table or as JSON.
 
-A bench is a module with `run() -> list[dict]`; a row has name, value, unit, ceiling and ratio
-(value over ceiling, both measured in the same run; None where there is no ceiling). One bench that
-fails does not stop the others, but the exit status tells. Run it by `scripts/bench`.
+A bench is a module with `run() -> list[dict]`. A row has name, value, unit, ceiling and ratio:
+value over ceiling, both measured in the same run, or None without a ceiling. A bench that fails
+does not stop the others, but changes the exit status. Run it by `scripts/bench`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def bench_files() -> dict[str, Path]:
 
 
 def run_bench(name: str, path: Path) -> list[dict[str, Any]]:
-    """Loads and runs one bench; raises what it raises, ValueError for a row without a column."""
+    """Loads and runs one bench. Raises its errors, and ValueError for a row without a column."""
     spec = importlib.util.spec_from_file_location(f"benches.{name}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} can not be loaded")
@@ -45,7 +45,7 @@ def run_bench(name: str, path: Path) -> list[dict[str, Any]]:
 
 
 def shown(value: object) -> str:
-    """A cell: thousands separated, three figures for small numbers, a dash for None."""
+    """A cell: thousands separated, three digits for small numbers, a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, int | float):
@@ -54,7 +54,7 @@ def shown(value: object) -> str:
 
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
-    """The figures; the ratio as a percentage."""
+    """The figures as a table; the ratio as a percentage."""
     table = Table()
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("name", "unit") else "right")
@@ -65,7 +65,9 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> int:
-    """Exit status: 0 when every chosen bench ran, 1 when one failed, 2 for an unknown name."""
+    """Returns the exit status: 0 if every chosen bench ran, 1 if one failed, 2 for an unknown
+    name.
+    """
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benches to run; none: all")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
@@ -79,7 +81,7 @@ def main() -> int:
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are {', '.join(files)}", file=sys.stderr)
         return 2
-    # The root first: a bench may have the name of the package that it measures.
+    # The root first: a bench may have the name of the package it measures.
     sys.path[:0] = [str(BENCHES.parents[1]), str(BENCHES)]
     progress = Console(stderr=True, highlight=False)
     rows: list[dict[str, Any]] = []

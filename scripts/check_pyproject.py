@@ -1,8 +1,8 @@
-"""Holds pyproject.toml together with what it speaks of: packages, dependencies, constraints.
+"""Checks pyproject.toml against the tree and constraints.txt.
 
-Every dependency has a comment that says what it is for and a version in constraints.txt; every
-top-level package is built, type-checked and under the import contract; constraints.txt names
-neither a path nor a host. Prints what is wrong; the exit status tells whether anything is.
+Every dependency has a comment with its purpose and a version in constraints.txt. Every top-level
+package is built, type-checked and under the import contract. constraints.txt names neither a path
+nor a host. Problems are printed; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CLIENT_ONLY = {"pyspark_tidemark"}  # a face for Spark, on no floor of its own
+CLIENT_ONLY = {"pyspark_tidemark"}  # registers a format with Spark; outside the floors
 
 
 def distribution(requirement: str) -> str:
@@ -24,7 +24,7 @@ def distribution(requirement: str) -> str:
 
 
 def requirements(project: dict[str, object]) -> Iterator[str]:
-    """Every requirement of the project and its extras, itself left out."""
+    """Every requirement of the project and its extras, except itself."""
     groups = [project["dependencies"], *project["optional-dependencies"].values()]  # type: ignore[attr-defined,misc]
     for group in groups:
         for requirement in group:  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def requirements(project: dict[str, object]) -> Iterator[str]:
 
 
 def problems() -> Iterator[str]:
-    """What is wrong, a sentence each."""
+    """The problems, a sentence each."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(text)
     pins = {}
@@ -65,7 +65,7 @@ def problems() -> Iterator[str]:
 
 
 def main() -> int:
-    """Exit status: 0 when nothing is wrong."""
+    """Returns the exit status: 0 without problems."""
     found = list(problems())
     print("\n".join(found) if found else "pyproject.toml and constraints.txt agree with the tree")
     return 1 if found else 0

@@ -1,12 +1,14 @@
-"""Holds `tidemark dump-log` against the dump tool of a Kafka distribution, line by line.
+"""Compares `tidemark dump-log` with the dump tool of a Kafka distribution, line by line.
 
     KAFKA_HOME=/path/to/kafka .venv/bin/python scripts/compare_with_kafka.py FOLDER...
 
-Each segment, index, producer snapshot and checkpoint below the folders is dumped by both, whoever
-wrote it (a broker of Kafka, or Tidemark). Records, batches, entries and checks must agree, and the
-remarks on offsets that are not consecutive. Exits with 1 where anything differs. Values of a
-metadata log are Kafka's or ours: of those only the framing is compared. Of files that were not
-closed cleanly, what is said about their preallocated indexes differs in its words.
+Both dump each segment, index, producer snapshot and checkpoint below the folders, written by Kafka
+or by Tidemark. Records, batches, entries, checks and remarks on gaps in offsets must agree. Exit
+status 1 if anything differs.
+
+Two things are left out. The values of a metadata log are Kafka's or Tidemark's own: only their
+framing is compared. For files that were not closed cleanly, the two tools use different words about
+preallocated indexes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Options = tuple[str, ...]
 
 
 def options_of(path: Path) -> Iterator[Options]:
-    """The ways in which a file is dumped."""
+    """The option sets with which a file is dumped."""
     if path.parent.name.startswith("__cluster_metadata"):
         yield ("--deep-iteration",)
     elif path.suffix == ".log":
@@ -43,7 +45,7 @@ def options_of(path: Path) -> Iterator[Options]:
 
 
 def dumped(command: list[str], paths: list[Path], options: Options) -> dict[Path, list[str]]:
-    """The lines of each file's dump, its remarks on gaps at the end wherever they were printed."""
+    """The lines of each file's dump, with its remarks on gaps moved to the end."""
     whole = [*command, "--files", ",".join(map(str, paths)), *options]
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "KAFKA_OPTS": "-Dfile.encoding=UTF-8"}
     result = subprocess.run(whole, capture_output=True, check=False, env=environment)
@@ -59,7 +61,7 @@ def _lines(part: str, remarks: str) -> list[str]:
 
 
 def main() -> int:
-    """Compares all files; the exit status."""
+    """Compares all files. Returns the exit status."""
     home = os.environ.get("KAFKA_HOME")
     if home is None or len(sys.argv) < 2:
         print(__doc__)
@@ -76,7 +78,7 @@ def main() -> int:
     for options, named in paths.items():
         theirs, ours = (dumped(tool, named, options) for tool in (kafka, tidemark))
         for path in named:
-            if theirs[path][0] == _NOT_SHOWN:  # Kafka's tool gave up at a file before it
+            if theirs[path][0] == _NOT_SHOWN:  # Kafka's tool stopped at an earlier file
                 theirs |= dumped(kafka, [path], options)
             if theirs[path] != ours[path]:
                 differing += 1

@@ -1,10 +1,10 @@
-"""Writes the golden files of this version: logs of every kind, and what they hold.
+"""Writes the golden files of this version: logs of every kind, and summaries of their contents.
 
     .venv/bin/python scripts/make_golden.py tests/golden/tidemark-0.1
 
-Run once per release that changes a format; the files of earlier releases are never written again,
-since `tests/commitlog/log/test_own_golden.py` proves that they stay readable. Everything is fixed:
-the same program writes the same bytes.
+Run once per release that changes a format. The files of earlier releases are never written again:
+`tests/commitlog/log/test_own_golden.py` proves that they stay readable. Everything is fixed: the
+same program writes the same bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def records(rng: random.Random, count: int, first: int) -> list[Record]:
-    """Nulls, empty values, headers, times out of order."""
+    """Records with nulls, empty values, headers, and times out of order."""
     return [
         Record(
             0,
@@ -59,7 +59,7 @@ def records(rng: random.Random, count: int, first: int) -> list[Record]:
 
 
 def codec_log(log: Log, rng: random.Random, codec: str) -> None:
-    """300 records in batches of 1 to 40, over several segments."""
+    """Appends 300 records in batches of 1 to 40, over several segments."""
     while log.log_end_offset < 300:
         count = min(rng.randrange(1, 40), 300 - log.log_end_offset)
         batch = encode_batch(records(rng, count, log.log_end_offset), compression=codec)
@@ -67,7 +67,7 @@ def codec_log(log: Log, rng: random.Random, codec: str) -> None:
 
 
 def transactional_log(log: Log, rng: random.Random) -> None:
-    """Two producers interleaved; half of the transactions are aborted."""
+    """Appends the transactions of two interleaved producers; half of them are aborted."""
     sequences = {7: 0, 8: 0}
     for round_number in range(8):
         for producer in sequences:
@@ -96,7 +96,7 @@ def transactional_log(log: Log, rng: random.Random) -> None:
 
 
 def summary(log: Log) -> dict[str, object]:
-    """What a reader must find: a digest of the records, look-ups, epochs, aborted transactions."""
+    """The expected contents: a digest of the records, look-ups, epochs, aborted transactions."""
     digest, times, offset = hashlib.sha256(), [], 0
     while offset < log.log_end_offset:
         result = log.read(offset, 1500)

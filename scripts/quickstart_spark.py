@@ -1,8 +1,8 @@
-"""Step 7 of the quickstart as a process of its own: reads a topic with PySpark and prints, as one
-JSON object, rows and mean departure delay by carrier.
+"""Step 7 of the quickstart as a process of its own: reads a topic with PySpark.
 
-A Spark driver forks and talks a lot; apart from the job that keeps gRPC connections open, both stay
-simple. Usage: quickstart_spark.py BOOTSTRAP_SERVERS TOPIC
+It prints rows and mean departure delay by carrier, as one JSON object. A Spark driver forks, and
+the job keeps gRPC connections open; in separate processes both stay simple. Usage:
+quickstart_spark.py BOOTSTRAP_SERVERS TOPIC
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Fixtures that several rooms share, and one way of running Hypothesis: no deadlines, since a busy
-machine must not make a correct property fail, and the same examples in every run, so that a failure
-comes from a change. With TIDEMARK_SOAK=1 the examples are new ones each time.
+"""Fixtures that several rooms share, and one profile for Hypothesis.
+
+It has no deadlines: a busy machine must not fail a correct property. It runs the same examples
+every time, so that a failure comes from a change. With TIDEMARK_SOAK=1 the examples are new ones
+each time.
 """
 
 import os

@@ -1,8 +1,8 @@
 """A real object store for tests, from the first of: TIDEMARK_S3_ENDPOINT, a `minio` binary, Docker.
 
-Where CI is set its absence fails the tests; elsewhere they are skipped. A server started here
-listens on free loopback ports, keeps its data in a temporary directory, and is stopped with the
-session (or with `MinioServer`'s with-block, for tests that start one themselves).
+Without one, tests are skipped, or fail if CI is set. A server started here listens on free loopback
+ports and keeps its data in a temporary directory. It is stopped with the session, or with
+`MinioServer`'s with-block in tests that start one themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """Where a store answers, and a bucket of it that exists."""
+    """The endpoint of a store, and an existing bucket of it."""
 
     endpoint: str
     bucket: str
@@ -48,7 +48,7 @@ class ObjectStore:
         }
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell a node or the quickstart of this store."""
+        """The variables that point a node or the quickstart to this store."""
         return {
             "TIDEMARK_S3_ENDPOINT": self.endpoint,
             "TIDEMARK_S3_BUCKET": self.bucket,
@@ -71,7 +71,7 @@ class ObjectStore:
         )
 
     def make_bucket(self) -> None:
-        """Makes the bucket where it does not exist."""
+        """Creates the bucket if it does not exist."""
         client = self.client()
         if not client.bucket_exists(self.bucket):
             client.make_bucket(self.bucket)
@@ -88,9 +88,7 @@ def minio_binary() -> str | None:
 
 
 class MinioServer:
-    """A MinIO process of our own: `with MinioServer() as store: ...`; `stop` and `start` keep its
-    data.
-    """
+    """A MinIO process: `with MinioServer() as store: ...`; `stop` and `start` keep its data."""
 
     def __init__(self, binary: str | None = None, directory: str | None = None) -> None:
         self._binary = binary or minio_binary()
@@ -117,7 +115,7 @@ class MinioServer:
         self.close()
 
     def start(self) -> None:
-        """Starts the server and makes the bucket; RuntimeError where it does not come up."""
+        """Starts the server and creates the bucket. Raises RuntimeError if it does not come up."""
         if self._binary is None:
             raise RuntimeError("no minio binary: run scripts/install-tools")
         environment = {
@@ -144,10 +142,10 @@ class MinioServer:
         while not self._is_live():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"minio did not start: {log_path.read_text()[-2000:]}")
-            time.sleep(0.05)  # a foreign process: there is nothing to wait on but its port
+            time.sleep(0.05)  # a foreign process: only its port shows when it is ready
 
     def stop(self) -> None:
-        """Stops the process for sure; the data stays."""
+        """Stops the process, by SIGKILL if needed; the data stays."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -172,7 +170,7 @@ class MinioServer:
             with urllib.request.urlopen(url, timeout=2) as answer:
                 if answer.status != 200:
                     return False
-            self.store.make_bucket()  # "live" comes before it takes requests
+            self.store.make_bucket()  # "live" is reported before requests are served
         except (OSError, MinioException):
             return False
         return True
@@ -213,9 +211,7 @@ def _docker_runs() -> bool:
 
 @contextlib.contextmanager
 def object_store_or_skip() -> Iterator[ObjectStore]:
-    """The store, by the order of the module's docstring; skips, or fails on CI, where there is
-    none.
-    """
+    """The store, in the order of the module's docstring. Skips without one, or fails on CI."""
     environment = os.environ
     if environment.get("TIDEMARK_S3_ENDPOINT"):
         store = ObjectStore(
@@ -242,6 +238,6 @@ def object_store_or_skip() -> Iterator[ObjectStore]:
 
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
-    """A real S3 store with a bucket, one for the session: use key prefixes of your own."""
+    """A real S3 store with a bucket, one for the session; tests use key prefixes of their own."""
     with object_store_or_skip() as store:
         yield store

@@ -1,4 +1,4 @@
-"""Settings: Kafka's names and defaults, bounds, errors that say what to do, files and variables."""
+"""Settings: Kafka's names and defaults, bounds, helpful errors, files and variables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BROKER = {
 
 
 def server(**more: str) -> ServerConfig:
-    """A broker's settings and some more, `_` for `.` in the names."""
+    """A broker's settings and the given ones, with `_` for `.` in the names."""
     return parse_server_config(BROKER | {key.replace("_", "."): v for key, v in more.items()})
 
 

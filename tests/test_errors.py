@@ -10,7 +10,7 @@ from tidemark.v1 import errors_pb2
 
 
 def classes() -> list[type[ApiError]]:
-    """Every class of the table (sub-classes that a room adds belong to their parent's row)."""
+    """Every class of the table; sub-classes that a room adds belong to their parent's row."""
     return [
         cls
         for cls in vars(errors).values()

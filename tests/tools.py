@@ -1,4 +1,4 @@
-"""Where the pinned tools of scripts/install-tools are, for tests that run the real ones."""
+"""The paths of the pinned tools of scripts/install-tools, for tests that run the real ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 def tool(name: str) -> str:
     """The tool's path: from the cache of scripts/install-tools, else from PATH.
 
-    Where there is none the test is skipped; on CI, which installs it, that is a failure.
+    Without the tool the test is skipped; on CI, which installs it, it fails.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     pinned = cache / "tidemark" / "tools" / "bin" / name

@@ -1,8 +1,8 @@
 """The processes that the quorum bench starts: `_quorum_node.py ROLE JSON`.
 
-`raft` runs a Raft server alone and appends by itself what its stdin asks for, when it leads;
-`controller` runs a node with that role; `echo` answers gRPC messages as they are. JSON has what the
-role needs: `settings` of a node and its `cluster_id`, or a `port`.
+`raft` runs a Raft server alone; while it leads, it appends as commands on stdin say. `controller`
+runs a node with that role. `echo` returns gRPC messages unchanged. JSON has the role's arguments:
+`settings` of a node and its `cluster_id`, or a `port`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import UUID
 
 
 class Committed:
-    """Wakes who waits for the commit of an offset."""
+    """Wakes the waiters for the commit of an offset."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -58,7 +58,7 @@ class Committed:
 
 
 async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
-    """Runs a Raft server; commands on stdin are carried out by whoever leads."""
+    """Runs a Raft server; the leader executes the commands on stdin."""
     import grpc.aio
 
     from commitlog.disk.os_files import OsDirectory
@@ -100,7 +100,7 @@ async def raft_alone(settings: dict[str, str], cluster_id: str) -> None:
             try:
                 answer = await load(raft, committed, command)
             except (NotControllerError, asyncio.CancelledError):
-                continue  # it leads no more: the question is put again
+                continue  # it no longer leads: the command is repeated
             sys.stdout.write(json.dumps(answer | {"node": node_id}) + "\n")
             sys.stdout.flush()
 
@@ -131,7 +131,7 @@ async def load(raft: Any, committed: Committed, command: dict[str, Any]) -> dict
 
 
 def whole_controller(settings: dict[str, str], cluster_id: str) -> int:
-    """Runs a node, until it is killed."""
+    """Runs a node until it is killed."""
     from node.runtime.storage import format_storage
     from node.server import run
     from tidemark.config import parse_server_config
@@ -142,7 +142,7 @@ def whole_controller(settings: dict[str, str], cluster_id: str) -> int:
 
 
 async def echo(port: int) -> None:
-    """Answers what it is asked, over single calls and over open ones."""
+    """Returns requests unchanged, over unary calls and over open ones."""
     import grpc.aio
 
     from tidemark.wire import CHANNEL_OPTIONS

@@ -1,10 +1,12 @@
 """Compaction of 1 KiB records beside raw copies of the same files, in the same run.
 
-Half of the records are obsolete; batches of 16 records (16 KiB) and of 1,000 (1 MiB). What is
-timed is a whole cleaning: reading the dirty part for the map of keys with every CRC checked,
-reading all of it again, writing what stays, fsyncs and the swap. The ceiling is a raw copy of the
-segments' files, read and written 512 KiB at a time; once with an fsync per file as the cleaner
-does it, once without any (the cleaner then without them, too). Unit: MB of log cleaned per second.
+Half of the records are obsolete; batches have 16 records (16 KiB) or 1,000 (1 MiB). The time is
+that of a whole cleaning: it reads the dirty part for the map of keys with every CRC checked, reads
+all of it again, writes the retained records, syncs, and swaps the segments.
+
+The ceiling is a raw copy of the segments' files, read and written 512 KiB at a time. It is measured
+once with an fsync per file, as the cleaner does it, and once without any (the cleaner then without
+them, too). Unit: MB of log cleaned per second.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ PARTITION = TopicPartition("bench", 0)
 
 
 class _UnsyncedDirectory(OsDirectory):
-    """Leaves fsyncs out, to see what the work itself costs."""
+    """A directory without fsyncs, to measure the cost of the work itself."""
 
     def open(self, name: str, *, create: bool = False) -> File:
         return _UnsyncedFile(self.path_of(name), os.O_RDWR | (os.O_CREAT if create else 0))
@@ -62,7 +64,7 @@ class _UnsyncedFile(OsFile):
 
 @dataclass(frozen=True)
 class Case:
-    """A log: its batches, and whether its first half is clean already."""
+    """A log: its batches, and whether its first half is already clean."""
 
     name: str
     records_per_batch: int
@@ -70,8 +72,10 @@ class Case:
     half_clean: bool = False
 
     def key(self, rng: random.Random, offset: int) -> int:
-        """Random ones that occur twice on average; where half is clean, that half's are unique, and
-        a fifth of the others are among them.
+        """A random key that occurs twice on average.
+
+        If half of the log is clean, the keys of that half are unique, and a fifth of the others are
+        among them.
         """
         records = TOTAL_BYTES >> 10
         if not self.half_clean:
@@ -114,7 +118,7 @@ def _fill(path: Path, case: Case) -> None:
 
 
 def _clean(path: Path, directory: OsDirectory) -> tuple[float, float]:
-    """Seconds by the clock and of processor time."""
+    """Seconds of wall time and of processor time."""
     manager = LogManager([directory], SERVER, now_ms=lambda: NOW_MS)
     manager.open()
     log = manager.get_or_create(PARTITION, None, TOPIC)
@@ -133,7 +137,7 @@ def _clean(path: Path, directory: OsDirectory) -> tuple[float, float]:
 
 
 def _copy(path: Path, target: Path, *, sync: bool) -> tuple[float, float]:
-    """As `_clean`, of the raw copy."""
+    """As `_clean`, for the raw copy."""
     target.mkdir()
     begin, cpu = time.perf_counter(), time.process_time()
     for file in sorted(path.glob("*/*.log")):
@@ -161,12 +165,12 @@ def _row(name: str, unit: str, total: int, own: float, raw: float) -> dict[str, 
 
 
 def _measure(root: Path, case: Case, *, sync: bool) -> list[dict[str, Any]]:
-    """Cleanings and copies by turns, so that both see the same machine; the best of each."""
+    """Cleans and copies in turns, so that both see the same machine; the best of each counts."""
     total = sum(file.stat().st_size for file in (root / "log").glob("*/*.log"))
     own, raw = [], []
     for number in range(ROUNDS):
         log, target = root / f"log-{number}", root / f"copy-{number}"
-        shutil.copytree(root / "log", log)  # both read this very file, as the page cache has it
+        shutil.copytree(root / "log", log)  # both read this file, which the page cache holds
         os.sync()
         raw.append(_copy(log, target, sync=sync))
         shutil.rmtree(target)
@@ -181,7 +185,7 @@ def _measure(root: Path, case: Case, *, sync: bool) -> list[dict[str, Any]]:
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows for all cases; with fsyncs, too, for those that have an aim."""
+    """Rows for all cases; those with an aim are also measured with fsyncs."""
     rows = []
     for number, case in enumerate(CASES):
         root = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))

@@ -1,10 +1,9 @@
 """Produce and consume through a real cluster, beside raw gRPC of the same sizes in the same run.
 
-The ceiling of a produce is a raw put to a bare gRPC server in a process of its own, over one call
-that stays open as the producer's does, of a consume a raw unary get: same message size, as many
-under way at once, no log behind it. Client,
-nodes and raw server share the machine. Figures of 100-byte and 1,000-byte records, whole Arrow
-batches unless the name says "per record".
+The ceiling of a produce is a raw put to a bare gRPC server in a process of its own, over one open
+call like the producer's. That of a consume is a raw unary get. Both have the same message size and
+as many requests under way, but no log behind them. Client, nodes and raw server share the machine.
+Records have 100 and 1,000 bytes, in whole Arrow batches unless the name says "per record".
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, AsyncConsumer, AsyncProducer, NewTopic, TopicPartition
 
 PARTITIONS = 6
-MESSAGE_BYTES = 2 << 20  # what a produce request or fetch answer of these benches holds
+MESSAGE_BYTES = 2 << 20  # size of a produce request or fetch answer here
 UNDER_WAY = 3
 TOTAL_BYTES = 192 << 20
 PER_RECORD_COUNT = 200_000
@@ -71,7 +70,7 @@ def _serve(port_out: Any) -> None:
 
 
 async def _raw(port: int, method: str, request: bytes) -> float:
-    """MB/s of calls with UNDER_WAY at once."""
+    """MB/s of calls, UNDER_WAY at once."""
     import grpc.aio
 
     from tidemark import wire
@@ -104,7 +103,7 @@ def raw_put(channel: Any) -> Callable[[bytes], Awaitable[bytes]]:
 
 @contextmanager
 def raw_server() -> Iterator[tuple[int, int]]:
-    """(port, process id) of a bare gRPC server: /raw.Bench/Put takes bytes, Get gives them."""
+    """(port, process id) of a bare gRPC server: /raw.Bench/Put takes bytes, Get returns them."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(send,), daemon=True)
@@ -144,7 +143,7 @@ async def produce_arrow(servers: str, topic: str, acks: str, record_bytes: int) 
     data = chunk(record_bytes)
     rounds = TOTAL_BYTES // data.nbytes
     async with AsyncProducer(servers, acks=acks) as producer:
-        await producer.send_arrow(topic, data)  # warm: connections, kernels, metadata
+        await producer.send_arrow(topic, data)  # warms connections, kernels, metadata
         began = time.perf_counter()
         deliveries = []
         for _ in range(rounds):
@@ -211,7 +210,9 @@ def _row(name: str, value: float, unit: str, ceiling: float | None) -> Row:
 
 
 def _wait_replicated(admin: Admin, topic: str) -> None:
-    """Until every replica has all of the topic: a row must not pay for the row before it."""
+    """Waits until every replica has all of the topic, so that a row does not pay for the row
+    before.
+    """
     while True:
         dirs = [d for found in admin.describe_log_dirs(topics=[topic]).values() for d in found]
         ends: dict[TopicPartition, set[int]] = {}

@@ -1,10 +1,10 @@
 """The record codec on one core: batches of about 1 MiB, Arrow columns to bytes and back.
 
-Sizes of 10, 100 and 1,000 bytes, half of them random (a compressible half: words that repeat), with
-8-byte keys; plain and with each codec, both directions. The ceiling of a row is memcpy of the same
-plain encoded bytes in the same run, in records per second. The rows of aiokafka are what that
-independent codec (compiled, too) does with the same records as Python objects. All of it is time of
-the processor, of the fastest call: what else the machine does shows little.
+Values have 10, 100 and 1,000 bytes, half of them random and half of repeated words, with 8-byte
+keys. Each is measured uncompressed and with each codec, in both directions. The ceiling of a row is
+memcpy of the same plain encoded bytes in the same run, in records per second. The rows of aiokafka
+are those of that independent codec (also compiled) with the same records as Python objects. All
+times are processor times of the fastest call, which other load on the machine affects little.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _columns(size: int, rng: np.random.Generator) -> tuple[pa.Array, pa.Array, p
 def _aiokafka(
     key: pa.Array, value: pa.Array, codec: str
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Encoding and decoding by aiokafka; from and to Python objects, which are made beforehand."""
+    """Encoding and decoding by aiokafka, from and to Python objects that are made beforehand."""
     from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
     number = CODECS.index(codec)

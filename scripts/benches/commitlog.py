@@ -1,13 +1,16 @@
-"""The log on disk, one core: appends, sequential reads, recovery and look-ups, each beside what the
-file system does with the same bytes, alternately in the same run.
+"""The log on disk, on one core: appends, sequential reads, recovery and look-ups.
 
-Nothing is synced: the log acknowledges from the page cache, and so does the ceiling. Append's
-ceiling is one raw pwrite per batch, the read's is one raw pread per fetch, recovery's is a raw read
-with a CRC-32C over it (1 MiB at a time into one buffer: the fastest of the sizes tried). Unit: MB/s
-(10^6 bytes). A look-up by offset gives the position of its batch, one by time the record; their
-ceilings are raw preads where the answer lies: of the batch's header, and of the whole batch with a
-CRC over it. The look-ups' log has TIDEMARK_BENCH_LOG_GIB GiB (1; the project's aim is stated for
-10), in segments of 1 GiB as Kafka has them; it is recovered, too.
+Each alternates with raw file operations on the same bytes in the same run. Nothing is synced: the
+log acknowledges from the page cache, and so does the ceiling. Unit: MB/s (10^6 bytes).
+
+The ceiling of appends is one raw pwrite per batch, that of reads one raw pread per fetch. That of
+recovery is a raw read with a CRC-32C over it, 1 MiB at a time into one buffer: the fastest of the
+sizes tried. A look-up by offset returns the position of its batch, one by time the record. Their
+ceilings are raw preads at the position of the answer: of the batch's header, and of the whole batch
+with a CRC over it.
+
+The look-ups' log has TIDEMARK_BENCH_LOG_GIB GiB (default 1; the project's aim is stated for 10), in
+segments of 1 GiB as Kafka has them. It is recovered, too.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _alternately(own: Callable[[], float], raw: Callable[[], float]) -> tuple[float, float]:
-    """The best seconds of both, taken in turns, so that both see the same machine."""
+    """The best seconds of both, run in turns so that both see the same machine."""
     seconds = [(own(), raw()) for _ in range(ROUNDS)]
     return min(pair[0] for pair in seconds), min(pair[1] for pair in seconds)
 
@@ -117,7 +120,7 @@ def _raw_read(paths: list[Path], fetch: int) -> float:
 
 
 def _raw_check(paths: list[Path]) -> float:
-    """Reads all with a CRC over it."""
+    """Reads all files and computes a CRC over them."""
     buffer = memoryview(bytearray(MIB))
 
     def work() -> None:
@@ -169,7 +172,9 @@ def run() -> list[dict[str, Any]]:
 
 
 def _recovery_row(label: str, path: Path, config: TopicConfig) -> dict[str, Any]:
-    """An unclean stop: every batch is checked, the indexes are made anew."""
+    """The row of a recovery after an unclean stop: it checks every batch and rebuilds the
+    indexes.
+    """
     files = sorted(path.glob("*.log"))
 
     def recover() -> float:
@@ -178,7 +183,7 @@ def _recovery_row(label: str, path: Path, config: TopicConfig) -> dict[str, Any]
         opened[0].close(clean=False)
         return seconds
 
-    os.sync()  # what was written is on disk: recovery's own fsyncs find nothing of it
+    os.sync()  # writes back now, so that recovery's fsyncs have no work
     own, raw = _alternately(recover, lambda: _raw_check(files))
     return _row(f"log recovery {label}", sum(f.stat().st_size for f in files), own, raw)
 

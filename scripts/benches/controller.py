@@ -1,12 +1,16 @@
 """The metadata image and the controller at scale: one voter over a real log, in this process.
 
-1,000 topics of 100 partitions, RF 3, 100 brokers; with CONTROLLER_BENCH_TOPICS=10000 a million
-partitions, which takes a minute or two and a gigabyte. Times of the state machine are CPU seconds
-of the process, so that they mean something on a busy machine; how late the event loop was
-meanwhile is the clock's. Measured: loading a checkpoint and writing one (beside the mere parsing of
-its records by protobuf, and the mere writing of its bytes), resident memory, how long a standby
-takes until its first write is committed, fencing one of 100 brokers and its delta on a broker, and
-creating 10,000 partitions.
+There are 1,000 topics of 100 partitions, RF 3, on 100 brokers. CONTROLLER_BENCH_TOPICS=10000 makes
+a million partitions, which takes a minute or two and a gigabyte. Times of the state machine are CPU
+seconds of the process, which are stable on a busy machine. Delays of the event loop are wall time.
+
+Measured are:
+
+- loading and writing a checkpoint, beside parsing its records by protobuf and writing its bytes
+- resident memory
+- the time until a standby's first write is committed
+- fencing one of 100 brokers, and its delta on a broker
+- creating 10,000 partitions
 """
 
 from __future__ import annotations
@@ -104,7 +108,7 @@ class Node:
                 "listeners": "CONTROLLER://127.0.0.1:0",
                 "controller.quorum.voters": "1@127.0.0.1:9093",
                 "controller.quorum.election.timeout.ms": "100",
-                "broker.session.timeout.ms": "3600000",  # nobody sends heartbeats here
+                "broker.session.timeout.ms": "3600000",  # there are no heartbeats here
                 "metadata.log.max.snapshot.interval.ms": "0",
                 "log.dirs": directory,
             }
@@ -145,7 +149,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def watched(late_ms: list[float]) -> AsyncIterator[None]:
-    """How late the event loop comes to what is due each millisecond."""
+    """Collects the delays of the event loop, in ms, for a timer of one millisecond."""
 
     async def watch() -> None:
         while True:
@@ -160,7 +164,7 @@ async def watched(late_ms: list[float]) -> AsyncIterator[None]:
 
 
 async def load_and_write(directory: str, rows: Rows) -> MetadataImage:
-    """Everything that a running node does with a large image; gives the image."""
+    """Loads, applies and writes a large image as a running node does. Returns the image."""
     gc.collect()
     before, late_ms = resident_bytes(), list[float]()
     node = Node(directory)
@@ -193,7 +197,7 @@ async def load_and_write(directory: str, rows: Rows) -> MetadataImage:
 
 
 async def idle(node: Node) -> None:
-    """Until the controller has made its tables."""
+    """Waits until the controller has built its tables."""
     while (due_ms := node.core.next_deadline_ms()) is not None and due_ms < time.time() * 1000:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
@@ -222,7 +226,7 @@ def elapsed(work: Callable[[], object]) -> float:
 
 
 def parse_s(directory: str) -> float:
-    """Protobuf's mere parsing of the checkpoint's records, without looking at one: CPU seconds."""
+    """CPU seconds of protobuf for parsing the checkpoint's records, and nothing else."""
     log = OsDirectory(directory).subdirectory(LOG)
     reader = FileSnapshotReader(log, SnapshotId(1_000, 1))
     parse, total = r.pb.MetadataRecord.FromString, 0.0
@@ -235,7 +239,7 @@ def parse_s(directory: str) -> float:
 
 
 def write_s(directory: str, data: bytes) -> float:
-    """The mere writing of as many bytes, with an fsync."""
+    """Seconds for writing as many bytes, with an fsync."""
     path = Path(directory, "bytes")
     begin = time.perf_counter()
     with path.open("wb") as file:
@@ -250,7 +254,7 @@ def write_s(directory: str, data: bytes) -> float:
 
 
 class Pure:
-    """A core whose records are committed at once; CPU seconds of each event, by what it does."""
+    """A core whose records are committed at once; CPU seconds of each event, by its kind."""
 
     def __init__(self, image: MetadataImage) -> None:
         config = parse_server_config(
@@ -268,7 +272,7 @@ class Pure:
         self.batches: list[list[bytes]] = []
 
     def event(self, generate: Callable[[], ControllerResult[Any]]) -> float:
-        """Generates, encodes and replays; CPU seconds."""
+        """Generates, encodes and replays. Returns CPU seconds."""
         begin = time.process_time()
         result, offset = generate(), self.core.image.offset
         for batch in result.batches():
@@ -280,7 +284,7 @@ class Pure:
         return time.process_time() - begin
 
     def ticks(self, now_ms: int) -> list[float]:
-        """All timed work that is due."""
+        """Runs all timed work that is due."""
         steps = []
         while (due_ms := self.core.next_deadline_ms()) is not None and due_ms <= now_ms:
             steps.append(self.event(lambda: self.core.tick(now_ms)))
@@ -288,7 +292,7 @@ class Pure:
 
 
 def fence(image: MetadataImage, rows: Rows) -> None:
-    """One broker of 100 is silent."""
+    """Measures the fencing of one silent broker of 100."""
     pure = Pure(image)
     tables = pure.ticks(NOW_MS)
     silent = NOW_MS + 9_500
@@ -318,7 +322,7 @@ def fence(image: MetadataImage, rows: Rows) -> None:
 
 
 def create(image: MetadataImage, rows: Rows) -> None:
-    """100 topics of 100 partitions."""
+    """Measures the creation of 100 topics of 100 partitions."""
     pure = Pure(image)
     request = admin_pb2.CreateTopicsRequest()
     for number in range(100):
@@ -328,7 +332,7 @@ def create(image: MetadataImage, rows: Rows) -> None:
 
 
 def run() -> Rows:
-    """Rows of name, value, unit, ceiling (or the aim, where there is one), ratio to it."""
+    """Rows of name, value, unit, ceiling (or the aim, if there is one), and the ratio to it."""
     gc.set_threshold(*GARBAGE_THRESHOLDS)  # as a node does
     rows = [row("partitions", TOPICS * PARTITIONS, "partitions")]
     with tempfile.TemporaryDirectory() as directory:

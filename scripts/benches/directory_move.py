@@ -1,9 +1,9 @@
 """A log's move between two directories beside a raw copy of the same files, in the same run.
 
-What is timed is all that a move does: every piece read and checked (each batch's CRC), written,
-synced once a segment; indexes, checkpoints, renames and the swap. The ceiling copies the log's
-files 4 MiB at a time with an fsync for each. Batches of 1 MiB and of 1 KiB. Unit: MB of log per
-second of CPU, in which nobody waits for the disk, and per second by the clock.
+The time is that of a whole move: each piece is read, checked (each batch's CRC) and written, with
+one sync per segment; indexes, checkpoints, renames and the swap are included. The ceiling copies
+the log's files 4 MiB at a time with an fsync for each. Batches have 1 MiB and 1 KiB. Unit: MB of
+log per second of CPU, without waits for the disk, and per second of wall time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _move(manager: LogManager) -> None:
 
 
 def _copy(manager: LogManager, target: Path) -> None:
-    """The same files, as bytes."""
+    """Copies the same files as bytes."""
     log = manager.get(PARTITION)
     assert log is not None
     target.mkdir()
@@ -73,7 +73,7 @@ def _copy(manager: LogManager, target: Path) -> None:
 
 
 def _seconds(work: Callable[[], None]) -> tuple[float, float]:
-    """(of CPU, by the clock)"""
+    """(CPU seconds, wall seconds)"""
     cpu, clock = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - clock
@@ -85,7 +85,7 @@ def _rows(name: str, size_bytes: int, taken: list[tuple[float, float]]) -> tuple
 
 
 def run() -> list[dict[str, Any]]:
-    """Two rows for each size of batches."""
+    """Two rows for each batch size."""
     rows: list[dict[str, Any]] = []
     for label, batch_bytes in (("1 MiB", 1 << 20), ("1 KiB", 1 << 10)):
         root = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))

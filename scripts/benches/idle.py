@@ -1,11 +1,12 @@
-"""Partitions that nobody uses, in real processes: what they cost in memory and CPU, and how long
-clean stops and the starts after them take.
+"""Memory and CPU of idle partitions in real processes, and the times of clean stops and starts.
 
-Two clusters of one broker, one with 10,000 partitions, are idle side by side: CPU is what
-/proc/PID/stat says of both over the same minute, so what else the machine does falls on both alike;
-how often their threads wake up says the same without a clock. The passes of retention are made
-every 20 s instead of every 5 minutes, so that the minute has some of each. Then three brokers
-without and with 3,000 partitions of replication factor 3 (each leads a third, follows two thirds).
+Two clusters of one broker, one with 10,000 partitions, are idle side by side. CPU is that of
+/proc/PID/stat for both over the same minute, so that other load on the machine affects both alike.
+The number of wake-ups of their threads is a measure without a clock. Retention passes run every 20
+s instead of every 5 minutes, so that the minute has some of each.
+
+Then there are three brokers without and with 3,000 partitions of replication factor 3; each leads a
+third and follows two thirds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidemark.client import Admin, NewTopic, Producer
 PARTITIONS = int(os.environ.get("BENCH_IDLE_PARTITIONS", "10000"))
 REPLICATED = int(os.environ.get("BENCH_IDLE_REPLICATED", "3000"))
 IDLE_S = float(os.environ.get("BENCH_IDLE_SECONDS", "60"))
-SETTLE_S = 75.0  # every pass looks once at what is new; the rarest of those comes each minute
+SETTLE_S = 75.0  # every pass sees new logs once; the rarest runs each minute
 PER_TOPIC = 100
 WRITTEN = 10
 """One of so many partitions is written to before the last stop."""
@@ -33,7 +34,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """Of a process so far: user and system time, and how often its threads went to sleep."""
+    """A process so far: user and system time, and how often its threads went to sleep."""
 
     cpu_s: float
     switches: int
@@ -50,7 +51,7 @@ class Usage(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """Percent of one core, and wake-ups a second."""
+    """Percent of one core, and wake-ups per second."""
 
     cpu_percent: float
     wakeups: float
@@ -64,7 +65,7 @@ def rss_mb(pid: int) -> float:
 
 
 def idle(pids: list[int]) -> list[Idle]:
-    """What each process does over the same `IDLE_S`."""
+    """The load of each process over the same `IDLE_S`."""
     time.sleep(SETTLE_S)
     before, begin = [Usage.of(pid) for pid in pids], time.monotonic()
     time.sleep(IDLE_S)
@@ -96,7 +97,7 @@ def wait_for_logs(directory: Path, count: int, timeout_s: float = 600) -> None:
 
 
 def write_some(bootstrap: str, partitions: int) -> None:
-    """A record to each tenth partition."""
+    """Writes a record to each tenth partition."""
     with Producer(bootstrap) as producer:
         for name in topics(partitions, 1):
             for number in range(0, PER_TOPIC, WRITTEN):
@@ -123,7 +124,7 @@ def _idle_rows(name: str, full: Idle, empty: Idle) -> list[dict[str, Any]]:
 
 
 def stop(cluster: LocalCluster, what: str) -> list[dict[str, Any]]:
-    """A clean stop of the only broker, and what of its time was the broker's own CPU."""
+    """Stops the only broker cleanly. Rows of the time, and of the broker's own CPU in it."""
     (broker,) = cluster.broker_ids
     process = cluster.node(broker).process
     assert process is not None
@@ -185,7 +186,7 @@ def one_broker(path: Path) -> list[dict[str, Any]]:
 
 
 def three_brokers(path: Path) -> list[dict[str, Any]]:
-    """Idle followers: what replication of nothing costs."""
+    """Rows of idle followers: the cost of replication without records."""
     with LocalCluster(path, controllers=1, brokers=3, broker_overrides=_SETTINGS) as cluster:
         cluster.wait_ready(60)
         pids = [_pid(cluster, n) for n in cluster.broker_ids]

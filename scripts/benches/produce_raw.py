@@ -1,10 +1,9 @@
-"""Produce requests of ready-made batches, acks=all on three nodes, RF 3: what the nodes alone can
-do.
+"""Produce requests of ready-made batches, acks=all on three nodes, RF 3: the limit of the nodes.
 
-One client process sends encoded batches (no accumulator, no codec) in requests of one size, a few
-at once to every leader, beside raw gRPC puts of the same size and number in the same run. It tells
-requests/s, MB/s, latency, and the CPU time of all processes per GB, which says more than the clock
-on a machine that others use too. 128 KiB and 16 KiB are where the cost of a request decides.
+One client process sends encoded batches, without accumulator and codec, in requests of one size. A
+few are under way to every leader, beside raw gRPC puts of the same size and number in the same run.
+Rows are requests/s, MB/s, latency, and the CPU time of all processes per GB, which is more reliable
+than wall time on a shared machine. At 128 KiB and 16 KiB the cost of a request dominates.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""The metadata quorum: three controllers as processes on one disk, gRPC between them.
+"""The metadata quorum: three controllers as processes on one disk, with gRPC between them.
 
-First Raft alone, under the appends of one writer, of many, and of batches; then whole controllers,
-asked over gRPC as brokers and administrators ask them. Beside the rates stand ceilings of the same
-run: the linger-batched rate, that is what a wait of `controller.quorum.append.linger.ms` and one
-fsync for each group could commit; for a lone writer also one fsync and one round trip of an open
-gRPC call; for changes of partitions what Raft alone committed in batches. The raw figures
-(fsyncs, gRPC calls) are rows of their own. All three logs lie on the one disk here, so a commit's
-fsyncs compete for it. Failover is counted in fetch timeouts, from SIGKILL (or from an orderly stop)
-of the leader to the next committed write.
+First comes Raft alone, under the appends of one writer, of many, and of batches; then whole
+controllers, with the requests of brokers and administrators. Ceilings of the same run:
+
+- the linger-batched rate: commits with a wait of `controller.quorum.append.linger.ms` and one fsync
+  for each group
+- for a lone writer also one fsync and one round trip of an open gRPC call
+- for changes of partitions, the batched commits of Raft alone
+
+The raw figures (fsyncs, gRPC calls) are rows of their own. All three logs are on one disk, so the
+fsyncs of a commit compete for it. Failover is counted in fetch timeouts, from SIGKILL (or an
+orderly stop) of the leader to the next committed write.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Controllers:
-    """Three processes, and a way to ask whoever leads."""
+    """Three processes, and requests to their leader."""
 
     def __init__(self, directory: Path, role: str) -> None:
         self.ports = free_ports(3)
@@ -93,7 +96,7 @@ class Controllers:
             process.stdin.flush()
 
     def ask(self, name: str, writers: int, records: int, seconds: float) -> dict[str, Any]:
-        """The first answer, with the CPU time of all; while nobody leads it is asked again."""
+        """The first answer, with the CPU time of all; repeated while there is no leader."""
         line = command(name, writers, records, seconds)
         deadline = time.monotonic() + seconds + 30
         while time.monotonic() < deadline:
@@ -117,7 +120,7 @@ class Controllers:
         return None
 
     def cpu_seconds(self) -> float:
-        """What all processes have used so far."""
+        """CPU seconds of all processes so far."""
         ticks = 0
         for process in self.processes.values():
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -136,7 +139,7 @@ def child(role: str, what: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def command(name: str, writers: int, records: int, seconds: float) -> dict[str, Any]:
-    """What whoever leads is to append."""
+    """The command for the leader to append records."""
     return {
         "name": name,
         "writers": writers,
@@ -176,12 +179,14 @@ def raw_appends(directory: Path, appends: int, record_bytes: int, seconds: float
 
 
 def linger_batched(group: int, appends: float, linger_ms: int) -> float:
-    """What one fsync each linger time can commit of groups that a raw disk takes at this rate."""
+    """Commits per second with one fsync each linger time, for groups that a raw disk takes at this
+    rate.
+    """
     return group / (linger_ms / 1000 + group / appends)
 
 
 async def raw_calls(seconds: float = 1.0) -> tuple[float, float]:
-    """gRPC calls of 100 bytes per second, one after another: single ones, and over an open one."""
+    """gRPC calls of 100 bytes per second, one after another: unary ones, and over an open call."""
     import grpc.aio
 
     from tidemark.wire import CHANNEL_OPTIONS
@@ -219,7 +224,7 @@ async def raw_calls(seconds: float = 1.0) -> tuple[float, float]:
 
 
 class Administrator:
-    """Brokers and an administrator in one: asks the active controller over gRPC."""
+    """Brokers and an administrator in one; sends requests to the active controller over gRPC."""
 
     def __init__(self, controllers: Controllers) -> None:
         from quorum.services.controller_client import ControllerClient
@@ -281,7 +286,9 @@ class Administrator:
         await self._client.close()
 
     async def create(self, topics: int, partitions: int, prefix: str) -> tuple[float, list[bytes]]:
-        """Seconds for topics that the first broker leads, 1,000 partitions to a request; ids."""
+        """Creates topics that the first broker leads, 1,000 partitions a request. Returns seconds
+        and ids.
+        """
         per_request = max(1, 1000 // partitions)
         ids: list[bytes] = []
         begin = time.perf_counter()
@@ -300,7 +307,7 @@ class Administrator:
         return time.perf_counter() - begin, ids
 
     async def add_partitions(self, prefix: str, topics: int, count: int) -> float:
-        """Seconds to bring each topic to `count` partitions, one request."""
+        """Brings each topic to `count` partitions in one request. Returns seconds."""
         request = self.admin.CreatePartitionsRequest(timeout_ms=60_000)
         for number in range(topics):
             request.topics.add(name=f"{prefix}{number}", count=count)
@@ -376,7 +383,7 @@ def run_raft(directory: Path) -> tuple[list[dict[str, Any]], float]:
     controllers = Controllers(directory, "raft")
 
     def phase(name: str, writers: int, records: int) -> tuple[dict[str, Any], float]:
-        """What Raft committed, and raw appends of such groups per second before and after."""
+        """The commits of Raft, and raw appends of such groups per second before and after."""
         raw = [raw_appends(directory, writers * records, RECORD_BYTES)]
         found = controllers.ask(name, writers, records, PHASE_S)
         raw.append(raw_appends(directory, writers * records, RECORD_BYTES))
@@ -458,7 +465,7 @@ def failovers(controllers: Controllers, end: int) -> list[float]:
         found.append(answer["at"] - ended)
         process.kill()
         process.wait()
-        # Who still waits to lead for the probe is started anew, with the one that was ended.
+        # Nodes that still wait to lead for the probe are restarted, with the one that was ended.
         for node_id in [n for n in controllers.processes if n != answer["node"]]:
             stale = controllers.processes.pop(node_id)
             stale.kill()

@@ -1,9 +1,9 @@
 """Reading a topic with Spark (local[2]), in rows per second.
 
-The ceiling is Spark reading the same Arrow batches from the memory of its Python workers, through a
-data source of its own that does nothing else, in the same run: the way into the JVM is the same, so
-the ratio is what the log, gRPC and the decoding leave of it. The best of a few reads counts, after
-a first one that starts the workers and loads the kernels.
+The ceiling is Spark reading the same Arrow batches from the memory of its Python workers in the
+same run, through a data source that does nothing else. The way into the JVM is the same, so the
+ratio is the cost of the log, gRPC and decoding. The best of a few reads counts, after a first one
+that starts the workers and loads the kernels.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _fill(servers: str, topic: str, value_bytes: int, rows: int) -> None:
 
 
 def _sample(servers: str, topic: str) -> bytes:
-    """One Arrow batch as a task gives it to Spark, as an IPC stream."""
+    """One Arrow batch as a task passes it to Spark, as an IPC stream."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options = parse_options({"bootstrap.servers": servers, "subscribe": topic})
@@ -79,8 +79,9 @@ def _sample(servers: str, topic: str) -> bytes:
 
 
 def _memory_source(stream: bytes, rows: int) -> Any:
-    """A data source that yields one batch again and again; a local class, so that it pickles
-    whole.
+    """A data source that yields one batch repeatedly.
+
+    It is a local class, so that it pickles whole.
     """
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -110,7 +111,7 @@ def _memory_source(stream: bytes, rows: int) -> Any:
 
 
 def _best_rate(frame: Any, rows: int) -> float:
-    """Rows per second of the best read; every column goes into the JVM and nowhere else."""
+    """Rows per second of the best read; every column goes into the JVM and no further."""
     best = 0.0
     for _ in range(READS + 1):
         begin = time.perf_counter()

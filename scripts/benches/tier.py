@@ -2,8 +2,8 @@
 gets.
 
 Everything runs over one MinIO server (TIDEMARK_S3_ENDPOINT, or a `minio` binary), then over a plain
-directory, in one run. The ceilings move the same bytes: `raw put` puts the log files with the same
-client, `raw get` reads ranges as large as the reader's chunks, as many at once as it does.
+directory, in one run. The ceilings move the same bytes. `raw put` puts the log files with the same
+client. `raw get` reads ranges of the reader's chunk size, with as many requests at once.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _raw_metadata(number: int, size_bytes: int) -> RemoteLogSegmentMetadata:
 
 
 def _raw_get(storage: RemoteStorageManager, objects: list[RemoteLogSegmentMetadata]) -> float:
-    """Ranges of a chunk's size, three at once: the one asked for and two read ahead."""
+    """Gets ranges of a chunk's size, three at once: the requested one and two read ahead."""
     chunk = _config("unused").remote_log_reader_chunk_bytes
     calls: list[Callable[[], bytes]] = []
     for metadata in objects:

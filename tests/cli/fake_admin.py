@@ -1,4 +1,4 @@
-"""An Admin without a cluster: plain values to tell, and a memory of what it was to change."""
+"""An Admin without a cluster: it answers with plain values and records the requested changes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def quorum(leader: int | None, *voters: QuorumReplica) -> QuorumDescription:
 
 
 class FakeAdmin:
-    """Stands for `tidemark.client.sync.Admin`; the class itself is what commands call."""
+    """Stands for `tidemark.client.sync.Admin`; commands call the class itself."""
 
     def __init__(self) -> None:
         self.brokers = [broker(4, "a"), broker(5, "b"), broker(6, "c")]
@@ -93,7 +93,7 @@ class FakeAdmin:
     def add(self, *topics: TopicDescription) -> None:
         self.topics |= {t.name: t for t in topics}
 
-    # What it tells.
+    # Answers.
 
     def describe_cluster(self) -> ClusterDescription:
         return ClusterDescription("fake", self.quorum.leader_id, tuple(self.brokers))
@@ -134,7 +134,7 @@ class FakeAdmin:
     def describe_features(self) -> dict[str, FeatureDescription]:
         return self.features
 
-    # What it is asked to change.
+    # Recorded changes.
 
     def incremental_alter_configs(
         self,
@@ -158,7 +158,7 @@ class FakeAdmin:
         self.calls.append(("wait", dict(reassignments), timeout_ms))
 
     def finish_moves(self) -> None:
-        """The replicas are where the last reassignment wants them."""
+        """Puts the replicas where the last reassignment wants them."""
         _, moves = next(call for call in reversed(self.calls) if call[0] == "reassign")
         for (name, index), replicas in moves.items():
             found = self.topics[name]
@@ -188,6 +188,6 @@ class FakeAdmin:
 
 
 def entry(name: str, value: str, source: str, *synonyms: tuple[str, str]) -> ConfigEntry:
-    """A setting; `synonyms` as (value, source) below the one in effect."""
+    """A setting; `synonyms` are (value, source) below the effective one."""
     others = tuple(ConfigSynonym(name, v, s) for v, s in ((value, source), *synonyms))
     return ConfigEntry(name, value, source, False, "STRING", "what it means", others)

@@ -1,4 +1,4 @@
-"""`tidemark dev` from start to Ctrl-C, as at a terminal; no process stays behind."""
+"""`tidemark dev` from start to Ctrl-C, as at a terminal; no process remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dev:
         self.process.communicate()
 
     def announced(self) -> dict[str, str]:
-        """What it says when the cluster is ready."""
+        """The fields it prints when the cluster is ready."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.stderr and self.process.stderr.read().decode()
@@ -57,7 +57,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for another process; the test's own limit ends it."""
+    """Waits for another process; the test's timeout ends it."""
     while not condition():
         time.sleep(0.01)
 

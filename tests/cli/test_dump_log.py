@@ -1,4 +1,4 @@
-"""`tidemark dump-log` over files that Apache Kafka wrote, against its own tool, line by line."""
+"""`tidemark dump-log` over files of Apache Kafka, compared with Kafka's tool line by line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def run(*arguments: str) -> str:
     return result.stdout.removesuffix("\n")
 
 
-MORE = GOLDEN.with_name("kafka-4.3.0-more")  # of other seeds and sizes, for what the others lack
+MORE = GOLDEN.with_name("kafka-4.3.0-more")  # other seeds and sizes: cases missing there
 MORE_DUMPS = sorted(MORE.rglob("*.dump.txt"))
 
 
 def options_of(dump: Path, text: str) -> list[str]:
-    """What the tool was told when it printed this."""
+    """The options of the tool when it printed this."""
     if dump.parent.name.startswith("__remote_log_metadata"):
         return ["--remote-log-metadata-decoder"]
     if dump.parent.name.startswith("__transaction_state"):
@@ -53,7 +53,7 @@ def decode_all(data: bytes) -> list[Record]:
 
 @pytest.fixture(autouse=True)
 def inside_golden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's tool was run there, and prints names as it was given them."""
+    """Kafka's tool was run in that directory, and prints names as given."""
     monkeypatch.chdir(GOLDEN)
 
 
@@ -142,7 +142,7 @@ def test_sound_indexes_pass_and_damaged_ones_are_told_with_status_1(
     monkeypatch.chdir(tmp_path)
     index = f"{0:020d}{suffix}"
     shown = run(index, option).split("\n")
-    if suffix == ".txnindex":  # Kafka's tool prints its entries whatever it is told
+    if suffix == ".txnindex":  # Kafka's tool prints its entries with any options
         assert [line.split(":")[0] for line in shown[1:]] == ["version"] * (len(shown) - 1)
     else:
         passed = [f"{index} passed sanity check."] if option == "--index-sanity-check" else []

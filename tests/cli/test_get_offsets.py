@@ -1,4 +1,4 @@
-"""`tidemark get-offsets`: names and times, the partitions asked for, and what is not there."""
+"""`tidemark get-offsets`: names and times, the requested partitions, and missing ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ runner = CliRunner()
 
 
 class FakeAdmin(PlainFake):
-    """Partition n ends at 10 * n; only partition 1 has a record late enough."""
+    """An admin of partitions n that end at 10 * n; only partition 1 has a record late enough."""
 
     def __init__(self) -> None:
         super().__init__()

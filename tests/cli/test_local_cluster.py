@@ -23,12 +23,12 @@ runner = CliRunner()
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
-    # So that the metadata log soon begins at a checkpoint.
+    # Small, so that the metadata log soon begins at a checkpoint.
     small = {
         "metadata.log.segment.bytes": "1024",
         "metadata.log.max.record.bytes.between.snapshots": "1000",
         "metadata.max.retention.bytes": "2000",
-        "broker.session.timeout.ms": "3000",  # a killed broker's successor waits for its end
+        "broker.session.timeout.ms": "3000",  # the successor of a killed broker waits that long
     }
     with LocalCluster(directory, controllers=1, brokers=1, controller_overrides=small) as cluster:
         cluster.wait_ready(60)
@@ -156,7 +156,7 @@ def test_nothing_stays_behind_when_the_parent_is_killed(tmp_path: Path) -> None:
 
 
 def _gone(pid: int) -> bool:
-    """Waits for the kernel to deliver the signal; a zombie that nobody reaped counts as gone."""
+    """Waits for the kernel to deliver the signal; a zombie counts as gone."""
     status = Path(f"/proc/{pid}/status")
     for _ in range(100_000):
         try:

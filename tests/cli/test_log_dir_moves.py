@@ -24,7 +24,9 @@ T0 = TopicPartition("t", 0)
 
 
 class DiskAdmin(FakeAdmin):
-    """Brokers with the directories A and B; a move is done after `polls` descriptions."""
+    """An admin of brokers with the directories A and B; a move is done after `polls`
+    descriptions.
+    """
 
     def __init__(self, polls: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`tidemark log-dirs describe`: what it asks for, and how it shows directories that work or not."""
+"""`tidemark log-dirs describe`: its requests, and the output for online and offline directories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ runner = CliRunner()
 
 
 class FakeAdmin:
-    """Two directories of one broker: one works, one is offline."""
+    """An admin of one broker with two directories: one is online, one offline."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Any]] = []

@@ -1,4 +1,4 @@
-"""What the operators' commands ask for and print, without a cluster."""
+"""Requests and output of the operators' commands, without a cluster."""
 
 from __future__ import annotations
 

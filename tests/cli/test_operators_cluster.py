@@ -1,5 +1,7 @@
-"""An operator's walk through a real cluster: settings, more partitions, replicas moved, leaders
-elected, a broker lost and forgotten, and all of it seen in the metadata.
+"""An operator's walk through a real cluster.
+
+Settings, more partitions, moved replicas, elected leaders, a broker lost and unregistered; and all
+of it visible in the metadata.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def cat(cluster: LocalCluster, path: str) -> Any:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for the cluster; the test's own limit ends it."""
+    """Waits for the cluster; the test's timeout ends it."""
     while not condition():
         time.sleep(0.1)
 
@@ -107,7 +109,7 @@ def test_settings_partitions_replicas_leaders_and_the_metadata_of_it_all(
     assert cat(cluster, "/topics/byName/t/0")["leader"] == 2
     assert ask(cluster, "elect-leaders", "t-0")[0]["result"] == "not needed"
 
-    # What is on the controller's disk says the same.
+    # The controller's disk has the same metadata.
     live = cat(cluster, "/topics")
     found = ask(cluster, "metadata", "cat", "/topics", "-s", str(cluster.node(1).data_directory))
     assert found["/topics"] == live

@@ -1,4 +1,4 @@
-"""Plans: Kafka's JSON both ways, and placements that are even, rack-aware and move little."""
+"""Plans: Kafka's JSON in both directions; placements are even, rack-aware and move little."""
 
 from __future__ import annotations
 

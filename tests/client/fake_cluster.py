@@ -1,9 +1,9 @@
 """A cluster in this process: the Log service of several nodes over real gRPC on loopback, with
-faults by script.
+scripted faults.
 
-Logs are lists of record batches. Duplicates and gaps of idempotent producers are judged as a
-partition leader judges them (KIP-98). A script is a list of faults per partition; each produce
-takes the next one.
+Logs are lists of record batches. Duplicates and gaps of idempotent producers get the answers of a
+partition leader (KIP-98). A script is a list of faults per partition; each produce takes the next
+one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from tidemark.wire.exchange import answer_in_order
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one produce: `code` is answered without a write; `lose` loses the answer
-    after the write, `drop` before it; `reached` tells of it, `wait_for` delays it; `move_to` first
-    gives the partition to another leader.
+    """The fault of one produce.
+
+    `code` is answered without a write. `lose` loses the answer after the write, `drop` before it.
+    `reached` is set when the produce arrives, `wait_for` delays it, and `move_to` first moves the
+    leadership.
     """
 
     code: ErrorCode = ErrorCode.NONE
@@ -256,7 +258,7 @@ class FakeCluster:
             for batch in state.log:
                 if records.read_header(batch).last_offset >= asked.fetch_offset:
                     found += batch
-            # As a node does: cut wherever the limit falls, but never below one whole batch.
+            # As a node does: cut at the limit, but never below one whole batch.
             first = records.read_header(found).size_bytes if found else 0
             answer.records = found[: max(first, asked.partition_max_bytes)]
         return answer

@@ -1,4 +1,4 @@
-"""The producer's core alone, under the test's clock: order, sequences, limits, random walks."""
+"""The producer's core alone, on the test's clock: order, sequences, limits, random walks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AsyncConsumer against the fake cluster: everything once, in order, from where it was asked."""
+"""AsyncConsumer against the fake cluster: every record once, in order, from the requested
+position.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ FAST: dict[str, Any] = {
 
 
 def fill(cluster: FakeCluster, count: int, per_batch: int = 10, topic: str = "t") -> None:
-    """Records 0..count-1 with timestamps 1000 + number, round the partitions batch by batch."""
+    """Appends records 0..count-1 with timestamps 1000 + number, batch by batch to each partition in
+    turn.
+    """
     partitions = sorted(p for p in cluster.partitions if p.topic == topic)
     for step, begin in enumerate(range(0, count, per_batch)):
         state = cluster.partitions[partitions[step % len(partitions)]]
@@ -351,7 +355,7 @@ def test_read_committed_drops_what_was_aborted() -> None:
 
 
 def test_a_control_batch_without_records_ends_no_transaction() -> None:
-    """What compaction leaves of a marker: its header alone (KIP-98's last batch of a producer)."""
+    """Compaction leaves only the header of a marker (KIP-98's last batch of a producer)."""
     empty = records.encode_batch(
         [], last_offset=0, control=True, producer_id=1, producer_epoch=0, transactional=True
     )

@@ -1,4 +1,4 @@
-"""The client's picture of the cluster: what it asks in the background is nobody's surprise."""
+"""The client's metadata cache: background refreshes cause no surprises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.types import Endpoint
 
 
 class SlowToFail(Connections):
-    """Calls fail when they are told to."""
+    """Connections whose calls fail on command."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SlowToFail(Connections):
 
 
 def test_a_question_that_nobody_waits_for_any_more_fails_in_silence() -> None:
-    """A client is closed while it asks: its log must not end with a traceback."""
+    """A client is closed during a refresh: its log must not end with a traceback."""
     told: list[dict[str, Any]] = []
 
     async def main() -> None:

@@ -1,4 +1,6 @@
-"""AsyncProducer against the fake cluster: what is acknowledged is in the log once, in order."""
+"""AsyncProducer against the fake cluster: every acknowledged record is in the log once, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_a_topic_that_grows_is_noticed_by_partition_number_and_by_age() -> None:
         with pytest.raises(InvalidPartitionsError):
             await producer.send("t", b"beyond", partition=3)
         cluster.create_topic("t", 4)
-        producer._metadata.mark_stale()  # what metadata.max.age.ms does
+        producer._metadata.mark_stale()  # as after metadata.max.age.ms
         await producer.send("t", b"asks anew", partition=0)
         await producer._metadata.refresh()  # joins the one under way
         table = pa.RecordBatch.from_pydict({"value": keys, "key": keys})
@@ -201,7 +203,7 @@ def test_a_fatal_error_fails_its_batch_only_and_later_ones_are_accepted() -> Non
         await asyncio.wait_for(producer.flush(), 10)
         with pytest.raises(InvalidTimestampError, match="t-0"):
             await refused
-        await producer.send("t", b"1")  # its sequence begins anew: no gap
+        await producer.send("t", b"1")  # its sequence begins again: no gap
         assert cluster.values("t") == numbered(2)
 
     run(scenario)

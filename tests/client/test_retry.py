@@ -1,4 +1,4 @@
-"""The retry policy: pure, so a table of cases says it all."""
+"""The retry policy as a table of cases; it is a pure function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking faces, from plain threads, over the fake cluster."""
+"""The blocking classes, from plain threads, over the fake cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ONE = TopicPartition("t", 0)
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    """A fake cluster on the loop of the blocking clients: gRPC likes one loop per process best."""
+    """A fake cluster on the loop of the blocking clients: gRPC works best with one loop per
+    process.
+    """
     from tidemark.client.sync import shared_loop
 
     fake = FakeCluster(1)

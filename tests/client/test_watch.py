@@ -1,4 +1,4 @@
-"""A call is given up when the node it went to no longer leads, and for no other reason."""
+"""A call is abandoned when its node no longer leads, and for no other reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemark.errors import NetworkError
 
 
 class Slow:
-    """A call that takes this long, and a leader that moves at a time."""
+    """A call of a given duration, and a leader that moves at a given time."""
 
     def __init__(self, lasts_s: float, moves_at_s: float = 1e9) -> None:
         self.lasts_s = lasts_s
@@ -63,7 +63,7 @@ def test_who_stops_waiting_is_not_told_of_another_leader(moves_at_s: float) -> N
 
     async def main() -> None:
         waiting = asyncio.ensure_future(slow.outcome())
-        # at the very moment at which the leader is found to have moved, too
+        # at the same moment at which the move is detected
         asyncio.get_running_loop().call_later(SLOW_CALL_S, waiting.cancel)
         await asyncio.wait((waiting,))
         assert waiting.cancelled()

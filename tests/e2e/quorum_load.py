@@ -1,9 +1,9 @@
-"""Compare-and-set on the metadata of a real cluster, with a history: topics that are created only
-if they are absent and deleted only if they are present, by several clients at once.
+"""Compare-and-set on the metadata of a real cluster, with a history.
 
-Requests go straight to the node that says itself that it leads, and are never repeated (neither
-here nor by the node, which takes them for forwarded): so every answer tells what this very request
-did, and where no clear answer comes nothing is known of it.
+Several clients at once create topics only if they are absent, and delete them only if they are
+present. Requests go straight to the node that reports itself as leader. They are never repeated,
+neither here nor by the node, which takes them for forwarded. Every answer is therefore about this
+very request; without a clear answer its effect is unknown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Load:
         return admin_pb2_grpc.AdminStub(self.channels[node_id])
 
     async def find_leader(self) -> int | None:
-        """The first node, in a random order, that says of itself that it leads."""
+        """The first node, in a random order, that reports itself as leader."""
         for node_id in self.rng.sample(sorted(self.addresses), len(self.addresses)):
             try:
                 answer = await self.stub(node_id).DescribeMetadataQuorum(
@@ -118,7 +118,7 @@ class Load:
         return "no effect" if error in NO_EFFECT else "unknown"
 
     async def topics_on(self, node_id: int) -> set[str] | None:
-        """The topics as one controller has them; None while it does not answer."""
+        """The topics of one controller's image; None if it does not answer."""
         try:
             request = admin_pb2.ListTopicsRequest()
             answer = await self.stub(node_id).ListTopics(request, timeout=REQUEST_S)
@@ -127,7 +127,9 @@ class Load:
         return {topic.name for topic in answer.topics}
 
     async def final_topics(self, timeout_s: float = 60) -> set[str]:
-        """What all controllers agree on in the end; AssertionError when they do not."""
+        """The topics that all controllers agree on in the end. Raises AssertionError if they do
+        not.
+        """
         deadline = time.monotonic() + timeout_s
         seen: list[set[str] | None] = []
         same = 0

@@ -1,7 +1,8 @@
-"""What happens to brokers and their disks in a storage chaos: seeded actions that wait for events.
+"""The faults of brokers and their disks in a storage chaos: seeded actions that wait for events.
 
-At most one broker is away or has a broken disk at any time, and before something is taken from it
-the others are in every ISR: so all that was acknowledged is to be kept, and the load gets on.
+At most one broker is away or has a broken disk at any time. Before an action takes something from
+it, the others are in every ISR. All acknowledged records must therefore be kept, and the load can
+continue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def disk_of(root: Path, broker: int, name: str) -> Path:
 
 
 class Faults:
-    """The actions on one cluster; `done` tells which, in order."""
+    """The actions on one cluster; `done` lists them in order."""
 
     def __init__(self, cluster: LocalCluster, load: Load, admin: Admin, seed: int) -> None:
         self.cluster, self.load, self.admin = cluster, load, admin
@@ -44,7 +45,7 @@ class Faults:
         self.done: list[str] = []
 
     def run(self, actions: list[str]) -> None:
-        """Does these; afterwards every broker runs and its disks are good."""
+        """Runs these actions; afterwards every broker runs and its disks are good."""
         for action in actions:
             self.done.append(action)
             getattr(self, action)()
@@ -53,14 +54,14 @@ class Faults:
     # Actions.
 
     def kill(self) -> None:
-        """kill -9, and back."""
+        """Kills a broker with SIGKILL and restarts it."""
         broker = self._victim()
         self.cluster.kill(broker)
         self.load.wait_more(200)
         self._back(broker)
 
     def pause(self) -> None:
-        """SIGSTOP until the others go on without it, and SIGCONT."""
+        """Stops a broker with SIGSTOP until the others continue without it; then SIGCONT."""
         broker = self._victim()
         self.cluster.pause(broker)
         self.load.wait_more(200)
@@ -68,7 +69,7 @@ class Faults:
         self.cluster.wait_ready(90)
 
     def kill_controller(self) -> None:
-        """kill -9 of the one that leads, and back."""
+        """Kills the active controller with SIGKILL and restarts it."""
         leader = self.admin.describe_quorum().leader_id
         assert leader is not None
         self.cluster.kill(leader)
@@ -76,7 +77,7 @@ class Faults:
         self.cluster.restart(leader)
 
     def move(self) -> None:
-        """Some replicas go to a directory by lot, or stay there; nobody waits for them."""
+        """Assigns random directories to some replicas, without waiting for the moves."""
         wanted = {}
         for broker in self.cluster.broker_ids:
             for topic in TOPICS:
@@ -90,24 +91,24 @@ class Faults:
         assert not refused, refused
 
     def elect(self) -> None:
-        """Preferred leaders."""
+        """Elects preferred leaders."""
         self.admin.elect_leaders("PREFERRED")
 
     def delete_records(self) -> None:
-        """The first part of what is acknowledged goes."""
+        """Deletes the first part of the acknowledged records."""
         for partition in range(PARTITIONS):
             offset = int(self.load.end_of(EVENTS, partition) * self.rng.uniform(0.2, 0.7))
             self.admin.delete_records({TopicPartition(EVENTS, partition): offset})
 
     def broken_disk(self) -> None:
-        """A disk refuses writes and comes back as it was."""
+        """Makes a disk refuse writes; it comes back as it was."""
         broker, disk = self._break()
         self._end(broker)
         assert disk.is_dir()
         self._back(broker)
 
     def replaced_disk(self) -> None:
-        """A disk refuses writes and an empty one takes its place."""
+        """Makes a disk refuse writes; an empty one replaces it."""
         broker, disk = self._break()
         self._end(broker)
         shutil.rmtree(disk)
@@ -115,7 +116,7 @@ class Faults:
         self._back(broker)
 
     def absent_disk(self) -> None:
-        """A disk vanishes, its broker goes on and starts without it, and it comes back."""
+        """Removes a disk; its broker continues and starts without it, and it comes back."""
         broker = self._victim()
         disk = self._fuller(broker)
         away = disk.with_name(f"{disk.name}.away")
@@ -133,7 +134,7 @@ class Faults:
         self._back(broker)
 
     def lost_disk(self) -> None:
-        """A disk is replaced by an empty one while its broker is down."""
+        """Replaces a disk by an empty one while its broker is down."""
         broker = self._victim()
         disk = self._fuller(broker)
         self.cluster.kill(broker)
@@ -142,10 +143,10 @@ class Faults:
         self.load.wait_more(100)
         self._back(broker)
 
-    # How.
+    # Steps.
 
     def move_on(self, broker: int, gone: Path) -> None:
-        """What is left of a broker's replicas is asked to move, into what is not there, too."""
+        """Requests moves of a broker's remaining replicas, also into the missing directory."""
         disks = [disk_of(self.cluster.directory, broker, name) for name in DISKS]
         for disk in disks:
             replicas = {
@@ -157,14 +158,14 @@ class Faults:
             self.admin.alter_replica_log_dirs(replicas)
 
     def _victim(self) -> int:
-        """A broker that everything goes on without: the others are in every ISR."""
+        """A broker that is not needed: the others are in every ISR."""
         broker = self.rng.choice(self.cluster.broker_ids)
         others = set(self.cluster.broker_ids) - {broker}
         self.wait_for_isr(others)
         return broker
 
     def wait_for_isr(self, brokers: set[int], timeout_s: float = 90) -> None:
-        """Returns when these are in the ISR of every partition."""
+        """Returns when these brokers are in the ISR of every partition."""
 
         def out_of_sync() -> list[str]:
             topics = self.admin.describe_topics(TOPICS)
@@ -178,26 +179,26 @@ class Faults:
         self.until(lambda: not out_of_sync(), timeout_s, out_of_sync)
 
     def until(self, holds: Callable[[], bool], timeout_s: float, why: Callable[[], object]) -> None:
-        """Asks until it holds."""
+        """Polls until `holds` is true; fails with `why` after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline, f"{self.done}, after {timeout_s} s: {why()}"
             time.sleep(_POLL_S)
 
     def log_dirs(self, broker: int) -> dict[str, LogDirDescription]:
-        """The directories of a broker by the last part of their path."""
+        """The directories of a broker by the last component of their path."""
         described = self.admin.describe_log_dirs([broker], TOPICS)[broker]
         return {Path(directory.log_dir).name: directory for directory in described}
 
     def _fuller(self, broker: int) -> Path:
-        """The disk with more replicas in it: it is written to."""
+        """The disk with more replicas: it is written to."""
         found = {name: len(d.replicas) for name, d in self.log_dirs(broker).items()}
         names = [f"{broker}{name}" for name in DISKS]
         most = max(names, key=lambda name: (found.get(name, 0), name))
         return disk_of(self.cluster.directory, broker, most.removeprefix(str(broker)))
 
     def _break(self) -> tuple[int, Path]:
-        """From now on a disk of a broker refuses writes; returns when the broker has noticed."""
+        """Makes a disk of a broker refuse writes; returns when the broker has noticed."""
         broker = self._victim()
         disk = self._fuller(broker)
         process = self.cluster.node(broker).process
@@ -230,7 +231,7 @@ class Faults:
         self.until(offline, 60, lambda: f"broker {broker} still takes {disk} for good")
 
     def _end(self, broker: int) -> None:
-        """SIGKILL or SIGTERM."""
+        """Sends SIGKILL or SIGTERM."""
         if self.rng.random() < 0.5:
             self.cluster.kill(broker)
         else:

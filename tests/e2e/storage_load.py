@@ -1,8 +1,8 @@
-"""An acks=all load whose every record says who sent it and when, and what must be left of it.
+"""An acks=all load whose records contain sender and number, and the check of its result.
 
-Each producer is a thread of its own and numbers its records; `delivered` are those acknowledged,
-with their offsets. The load goes on until it is stopped, with two rounds on their way: faults meet
-it wherever it happens to be, and wait for it to get on (`wait_more`).
+Each producer is a thread of its own and numbers its records; `delivered` are the acknowledged ones,
+with their offsets. The load continues until it is stopped, with two rounds under way. Faults hit it
+at any point, and wait for its progress (`wait_more`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Sender(threading.Thread):
                         self._finish(ahead.popleft())
                 while ahead:
                     self._finish(ahead.popleft())
-        except Exception as error:  # told to the test by its own thread
+        except Exception as error:  # raised in the test's thread
             self.load.fail(error)
 
     def _round(self, producer: Producer) -> list[tuple[Sent, SyncDelivery]]:
-        """A few records to every partition."""
+        """Sends a few records to every partition."""
         sent = []
         for _ in range(_ROUND):
             for topic in TOPICS:
@@ -108,7 +108,7 @@ class Load:
         self.stopped.set()
 
     def stop(self) -> None:
-        """Returns when all that was sent is acknowledged; raises what a record failed with."""
+        """Returns when all records sent are acknowledged. Raises a record's error."""
         self.stopped.set()
         for sender in self._senders:
             sender.join(150)
@@ -141,7 +141,7 @@ class Load:
                 self._change.wait(left)
 
     def end_of(self, topic: str, partition: int) -> int:
-        """Behind the last acknowledged record of a partition; 0 where there is none."""
+        """The offset behind the last acknowledged record of a partition; 0 if there is none."""
         with self._change:
             offsets = [
                 offset
@@ -152,7 +152,7 @@ class Load:
 
 
 def read_all(servers: str) -> list[ConsumerRecord]:
-    """All records of the topics, each partition's in order; the tier's, too."""
+    """All records of the topics, in order within a partition; those of the tier, too."""
     wanted = [TopicPartition(topic, p) for topic in TOPICS for p in range(PARTITIONS)]
     found: list[ConsumerRecord] = []
     with Consumer(servers) as consumer:
@@ -168,8 +168,10 @@ def read_all(servers: str) -> list[ConsumerRecord]:
 
 
 def check(load: Load, found: list[ConsumerRecord], starts: dict[TopicPartition, int]) -> None:
-    """Every acknowledged record is where it was put, once, in the order of its producer; the
-    compacted topic ends with the last value of each key."""
+    """Asserts that every acknowledged record is at its offset, once, in the order of its producer.
+
+    The compacted topic must end with the last value of each key.
+    """
     there = {(r.topic, r.partition, r.offset): (r.key, r.value) for r in found}
     assert len(there) == len(found), "an offset was read twice"
     latest: dict[tuple[int, bytes], tuple[int, bytes | None]] = {}
@@ -195,7 +197,7 @@ def check(load: Load, found: list[ConsumerRecord], starts: dict[TopicPartition, 
 
 
 def _check_order(found: list[ConsumerRecord]) -> None:
-    """No record is stored twice, or before one that its producer sent earlier."""
+    """Asserts that no record is stored twice, or before one that its producer sent earlier."""
     before: dict[tuple[str, int, bytes], int] = {}
     for record in found:
         if record.value is None:
@@ -207,7 +209,7 @@ def _check_order(found: list[ConsumerRecord]) -> None:
 
 
 def starts_of(admin: Admin, broker_ids: list[int]) -> dict[TopicPartition, int]:
-    """Where the leaders' logs begin."""
+    """The log start offsets at the leaders."""
     return {
         replica.topic_partition: replica.log_start_offset
         for directories in admin.describe_log_dirs(broker_ids, TOPICS).values()

@@ -1,6 +1,4 @@
-"""SIGKILL and SIGSTOP on real processes: nothing that was acknowledged is lost, nothing appears
-twice.
-"""
+"""SIGKILL and SIGSTOP on real processes: no acknowledged record is lost, none appears twice."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def events(begin: int, count: int) -> pa.RecordBatch:
-    """Events whose value is their number: what is read tells exactly what is missing or double."""
+    """Events whose value is their number, so that missing and duplicate ones can be named."""
     values = [b"%d" % number for number in range(begin, begin + count)]
     keys = [b"%d" % (number % 97) for number in range(begin, begin + count)]
     return pa.RecordBatch.from_arrays(

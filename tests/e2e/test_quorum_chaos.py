@@ -1,8 +1,8 @@
-"""Five real controllers, killed and stopped at random under a metadata load: every answer that was
-given is explained by one order of the changes, and none that was acknowledged is lost.
+"""Five real controllers, killed and stopped at random under a metadata load.
 
-`TIDEMARK_CHAOS_S` says for how long (15 s; the soak takes 60), `TIDEMARK_CHAOS_SEED` chooses the
-faults.
+One order of the changes explains every answer, and no acknowledged change is lost.
+`TIDEMARK_CHAOS_S` is the duration in seconds (default 15; 60 in the soak), and
+`TIDEMARK_CHAOS_SEED` chooses the faults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class Faults:
-    """SIGKILL and SIGSTOP; never more than two of five are away at once."""
+    """SIGKILL and SIGSTOP; at most two of five controllers are away at once."""
 
     def __init__(self, cluster: LocalCluster, load: Load, seed: int) -> None:
         self.cluster, self.load, self.rng = cluster, load, random.Random(seed)
@@ -49,7 +49,7 @@ class Faults:
             await asyncio.to_thread(self.cluster.kill, victim)
             await asyncio.sleep(self.rng.random())
             await asyncio.to_thread(self.cluster.restart, victim)
-            await asyncio.sleep(2)  # the process has to start, or nobody is left soon
+            await asyncio.sleep(2)  # the process needs time to start, or no controller is left soon
         else:
             self.pauses += 1
             self.cluster.pause(victim)
@@ -75,12 +75,12 @@ async def storm(cluster: LocalCluster, duration_s: float, seed: int) -> tuple[Lo
     await faults.run(duration_s)
     calm = len(load.history)
     deadline = time.monotonic() + 60
-    while len(load.history) < calm + 2:  # it goes on after the last fault
+    while len(load.history) < calm + 2:  # the load continues after the last fault
         assert time.monotonic() < deadline, f"nothing is answered any more: {load.answers}"
         await asyncio.sleep(0.1)
     load.stopped = True
     await asyncio.gather(*clients)
-    await asyncio.sleep(2.5)  # what was sent and not answered takes effect by now, or never
+    await asyncio.sleep(2.5)  # requests without an answer have taken effect by now, or never will
     topics = await load.final_topics()
     now = time.monotonic()
     for key, history in load.history.items():

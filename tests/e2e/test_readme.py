@@ -33,7 +33,7 @@ def commands(text: str) -> list[str]:
 
 
 def run(line: str, directory: Path, bootstrap_servers: str) -> str:
-    """What a line prints in bash; it must succeed. `tidemark` is the one that is tested."""
+    """The output of a line in bash; it must succeed. `tidemark` is the tested one."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", line],
@@ -65,7 +65,7 @@ def test_the_two_commands_are_scripts_that_ci_runs() -> None:
 
 @contextmanager
 def running(line: str, directory: Path) -> Iterator[str]:
-    """Runs `tidemark dev` until the block ends, as another terminal would; its brokers."""
+    """Runs `tidemark dev` until the block ends, as a second terminal would. Gives its brokers."""
     with subprocess.Popen(
         ["bash", "-c", f"exec {line}"], cwd=directory, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -1,7 +1,8 @@
-"""Brokers are killed and stopped, their disks break, vanish, come back or are replaced, replicas
-move between directories to and fro, records are deleted and compacted, segments go to the tier, all
-under load: what was acknowledged is there once and in order, and the replicas are equal.
+"""Brokers and their disks under faults, with a load: every acknowledged record is there once and in
+order, and the replicas are equal.
 
+Brokers are killed and stopped. Disks break, vanish, come back or are replaced. Replicas move
+between directories, records are deleted and compacted, segments go to the tier.
 `TIDEMARK_CHAOS_SEED` chooses the actions, `TIDEMARK_CHAOS_ACTIONS` their number.
 """
 
@@ -80,7 +81,7 @@ def cluster_in(path: Path, controllers: int) -> LocalCluster:
 
 
 def plan(rng: random.Random, count: int, *, controllers: int) -> list[str]:
-    """Heavy actions with light ones before them: moves are under way when something breaks."""
+    """Heavy actions with light ones before them, so that moves are under way when a disk breaks."""
     heavy = HEAVY + ["kill_controller"] * (controllers > 1)
     actions = []
     for _ in range(count):
@@ -116,7 +117,7 @@ def settled(faults: Faults) -> bool:
 
 
 def watched(faults: Faults) -> list[str]:
-    """What is not at rest: moves under way, a replica behind, a disk that is offline."""
+    """The unfinished work: moves under way, replicas that lag, offline directories."""
     found = []
     ends: dict[TopicPartition, set[tuple[int, int]]] = {}
     for broker in faults.cluster.broker_ids:
@@ -140,7 +141,7 @@ def watched(faults: Faults) -> list[str]:
 
 
 def compare_replicas(path: Path, brokers: list[int]) -> None:
-    """On disk: one log of each partition on each broker, all of them with the same records."""
+    """Asserts that each broker has one log of each partition on disk, with the same records."""
     for topic in TOPICS:
         for partition in range(PARTITIONS):
             name = f"{topic}-{partition}"
@@ -161,7 +162,7 @@ def compare_replicas(path: Path, brokers: list[int]) -> None:
 
 
 def entries(log: Path, *, deep: bool) -> list[dict[str, Any]]:
-    """The batches, or the records, of all segments; none is damaged."""
+    """The batches, or the records, of all segments. Asserts that none is damaged."""
     found = []
     options = DumpOptions(deep_iteration=deep, print_data_log=deep)
     for segment in sorted(log.glob("*.log")):
@@ -183,7 +184,9 @@ def same_batches(name: str, logs: list[list[dict[str, Any]]]) -> None:
 
 
 def same_state(name: str, logs: list[list[dict[str, Any]]]) -> None:
-    """Each is cleaned at its own time; what two have is equal, and so is each key's last value."""
+    """Asserts that common entries are equal, and the last value of each key; cleaning times
+    differ.
+    """
     by_offset: dict[int, tuple[Any, Any]] = {}
     states = []
     for log in logs:

@@ -1,5 +1,7 @@
-"""The chart, rendered by the real Helm: manifests are valid Kubernetes objects in a strict check,
-what must hold in them holds, and impossible values are refused with a reason.
+"""The chart, rendered by the real Helm.
+
+Manifests are valid Kubernetes objects in a strict check, required properties hold in them, and
+impossible values are refused with a reason.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ VALUE_SETS: dict[str, dict[str, str]] = {
 
 
 def run_helm(command: str, values: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`helm COMMAND` over the chart; --set for every value."""
+    """Runs `helm COMMAND` over the chart, with --set for every value."""
     arguments = [tool("helm"), *command.split(), str(CHART), "--namespace", "tide"]
     for key, value in values.items():
         arguments += ["--set", f"{key}={value}"]
@@ -170,7 +172,9 @@ def test_headless_services_publish_pods_that_are_not_ready() -> None:
 
 
 def start_script(tmp_path: Path, role: str, pod: str, environment: dict[str, str]) -> list[str]:
-    """Runs files/start.sh over a `tidemark` that only tells its arguments; the lines it makes."""
+    """Runs files/start.sh over a `tidemark` that only prints its arguments. Returns the resulting
+    lines.
+    """
     (tmp_path / "tidemark").write_text('#!/bin/sh\necho "RUN $*"\n')
     (tmp_path / "tidemark").chmod(0o755)
     (tmp_path / f"{role}.properties").write_text(f"process.roles={role}\n")

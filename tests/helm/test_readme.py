@@ -50,7 +50,7 @@ def test_the_kubernetes_block_renders_as_printed(tmp_path: Path) -> None:
     )
     assert brokers["image"].startswith("registry.example/tidemark:")
 
-    # The secret that kubectl makes is the one that brokers read.
+    # Brokers read the secret that kubectl creates.
     sources = [variable.get("valueFrom", {}) for variable in brokers["env"]]
     secrets = [source["secretKeyRef"] for source in sources if "secretKeyRef" in source]
     read = {secret["key"] for secret in secrets if secret["name"] == "tier"}

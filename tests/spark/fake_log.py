@@ -1,6 +1,6 @@
 """A broker that is one dict of record batches, behind the real `Log` service on a loopback port.
 
-Enough for readers: Metadata, ListOffsets, Fetch. Tests put batches in, cut the log's start, and
+It is enough for readers: Metadata, ListOffsets, Fetch. Tests add batches, cut the log's start, and
 read through the real client and over real gRPC.
 """
 
@@ -22,27 +22,27 @@ from tidemark.v1 import log_pb2, log_pb2_grpc
 
 @dataclass
 class FakePartition:
-    """A log: batches in order, and where it starts."""
+    """A log: batches in order, and its start offset."""
 
     batches: list[bytes] = field(default_factory=list)
     log_start_offset: int = 0
     log_end_offset: int = 0
 
     def append(self, records: Sequence[Record], **options: Any) -> None:
-        """One batch at the end, or further on where the first record says so."""
+        """Appends one batch at the end, or further on if the first record says so."""
         base = max(records[0].offset, self.log_end_offset)
         self.batches.append(encode_batch(records, base_offset=base, **options))
         self.log_end_offset = base + len(records)
 
     def read(self, offset: int) -> bytes:
-        """The batch that holds `offset`, or the first after it; empty at the end."""
+        """The batch with `offset`, or the first after it; empty at the end."""
         for batch in self.batches:
             if read_header(batch).next_offset > offset:
                 return batch
         return b""
 
     def offset_for(self, timestamp_ms: int) -> int:
-        """What ListOffsets answers; batches have one record each where this is asked."""
+        """The answer of ListOffsets; correct for batches of one record."""
         if timestamp_ms == -1:
             return self.log_end_offset
         if timestamp_ms == -2:
@@ -127,7 +127,7 @@ def serving(partitions: dict[TopicPartition, FakePartition]) -> Iterator[FakeLog
 
 
 def records(first: int, count: int, timestamp_ms: int = 1_000) -> list[Record]:
-    """Records of consecutive offsets; keys and values tell the offset."""
+    """Records of consecutive offsets; keys and values contain the offset."""
     return [
         Record(
             offset=offset,

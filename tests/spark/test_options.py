@@ -1,4 +1,4 @@
-"""What a user may say to the source, and how wrong words are answered."""
+"""The options of the source, and the errors for wrong ones."""
 
 from __future__ import annotations
 

@@ -159,4 +159,4 @@ def test_reading_ahead_keeps_order_and_gives_errors_where_they_happened() -> Non
         taken.extend(ahead(batches()))  # type: ignore[arg-type]
     stream = ahead(iter(range(1000)))  # type: ignore[arg-type]
     assert [next(stream), next(stream)] == [0, 1]
-    stream.close()  # the taker stops early: the thread ends, nothing hangs
+    stream.close()  # the reader stops early: the thread ends, nothing hangs

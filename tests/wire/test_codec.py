@@ -1,4 +1,4 @@
-"""The hand-made codec against protobuf in both directions, and against bad bytes."""
+"""The hand-made codec compared with protobuf in both directions, and fed with bad bytes."""
 
 from __future__ import annotations
 

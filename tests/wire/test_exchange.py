@@ -1,4 +1,4 @@
-"""Requests and answers over one call: their order, their limits, and what ends them."""
+"""Requests and answers over one call: their order, their limits, and the ends of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[bytes], bytes | asyncio.Future[bytes] | Coroutine[Any, Any, b
 
 
 def with_exchange(answer: Answer, scenario: Callable[[Exchange], Awaitable[None]]) -> None:
-    """Runs `scenario` with an exchange that a real server answers by `answer`."""
+    """Runs `scenario` with an exchange; a real server answers it by `answer`."""
 
     async def main() -> None:
         async def serve(requests: Any, context: Any) -> None:
@@ -48,7 +48,7 @@ def test_answers_come_in_the_order_of_the_requests_however_long_each_takes() -> 
         if request == b"0":
             await first.wait()
         elif request == b"99":
-            first.set()  # so all of them are under way, or wait for room, before one is answered
+            first.set()  # all are under way, or wait for room, before the first answer
         return b"re: " + request
 
     async def scenario(exchange: Exchange) -> None:
