@@ -1,10 +1,15 @@
 """A broker: its logs, partitions, fetchers, lifecycle and services, put together.
 
-Order of a start: Raft runs, so metadata arrives -> the listener serves (not ready yet) ->
-registration -> the image has caught up with it -> logs are opened, with their topics' settings, and
-recovered where the last stop was not clean -> replicas are made of the image -> ready: the
-heartbeat asks to be unfenced -> health says SERVING. A stop goes the other way round, after the
-controller moved the leaderships away.
+Order of a start:
+
+1. Raft runs, so metadata arrives.
+2. The listeners serve; health says NOT_SERVING.
+3. The broker registers, and waits until the image contains the registration.
+4. Logs are opened with their topics' settings, and recovered after an unclean stop.
+5. The replicas of the image are hosted.
+6. Heartbeats ask to be unfenced; once the controller agrees, health says SERVING.
+
+A stop goes the other way round, after the controller has moved leaderships away.
 """
 
 from __future__ import annotations
@@ -59,7 +64,7 @@ _STILL_STARTING = (
 
 
 class BrokerServer:
-    """One per process. `start`, then `controlled_shutdown` and `stop`."""
+    """One per process. Call `start`, then `controlled_shutdown` and `stop`."""
 
     def __init__(
         self,
@@ -162,8 +167,11 @@ class BrokerServer:
         return ReplicaFetchers(make)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
-        """Its partitions are offline and the controller hears of it; the process ends where it was
-        the last one, or holds the metadata log (KIP-112, KIP-858)."""
+        """Takes the partitions of a failed directory offline and reports it to the controller.
+
+        The process ends if no directory is left, or if the metadata log is in the failed one
+        (KIP-112, KIP-858).
+        """
         self._hosting.directories_failed()
         if self._logs.has_failed:
             left = self._logs.online_directories
@@ -176,16 +184,17 @@ class BrokerServer:
 
     @property
     def is_ready(self) -> bool:
+        """Whether the controller has unfenced this broker."""
         return self.lifecycle.unfenced.is_set()
 
     def _topic_config(self, topic: str) -> TopicConfig | None:
-        """Settings of a topic whose log is opened; None if the image has no such topic."""
+        """Settings of a topic whose log is being opened; None if the image has no such topic."""
         if topic not in self._loader.image.topics:
             return None
         return self._cluster.topic_config(topic, self._loader.image)
 
     def _replica_in_image(self, partition: TopicPartition) -> tuple[UUID, UUID | None] | None:
-        """The topic id of a partition, and the directory that its replica here is noted in."""
+        """The topic id of a partition and the directory assigned to its replica here."""
         topic = self._loader.image.topics.get(partition.topic)
         found = None if topic is None else topic.partitions.get(partition.partition)
         if topic is None or found is None:
@@ -193,7 +202,7 @@ class BrokerServer:
         return topic.topic_id, found.directory_of(self._config.node_id)
 
     async def start(self) -> None:
-        """Serves, and begins to register; returns before the broker is ready."""
+        """Starts serving and registering; returns before the broker is ready."""
         await self._listeners.start()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("directory assignments", self._assignments.run(), self._on_fatal))
@@ -217,8 +226,10 @@ class BrokerServer:
         )
 
     async def _become_ready(self) -> None:
-        """Ready when the image holds our own registration, the logs are open (their topics'
-        settings decide how), and every replica we host is made of them.
+        """Opens the logs and hosts the replicas of the image, then asks to be unfenced.
+
+        Waits first until the image contains this broker's registration: settings of topics decide
+        how logs are opened.
         """
         await self.lifecycle.registered.wait()
         await self._loader.wait_for_offset(self._identity.epoch)
@@ -250,12 +261,13 @@ class BrokerServer:
             await self._listeners.set_serving(False)
 
     async def controlled_shutdown(self) -> None:
-        """Has the controller move our leaderships away; returns when we may go, or after a time."""
+        """Has the controller move leaderships away; returns when it agrees to the stop, or after a
+        timeout."""
         await self._listeners.set_serving(False)
         await self.lifecycle.begin_controlled_shutdown()
 
     async def stop(self, clean: bool) -> None:
-        """Ends everything; `clean` writes the checkpoints and the clean-shutdown marker."""
+        """Stops everything; `clean` writes the checkpoints and the clean-shutdown marker."""
         await cancel_all(*self._tasks)
         await self._listeners.stop()
         await self._mover.stop()
@@ -270,16 +282,17 @@ class BrokerServer:
 
 
 def _load_kernels() -> None:
-    """Those that walk over a leader's records: compiled at installation, loaded by each process."""
+    """Loads the kernels that walk over a leader's records, which were compiled at installation."""
     from tidemark.records.arrow import warm_up
 
     warm_up()
 
 
 def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> RemoteLogManager | None:
-    """The remote log manager as configured; None while remote.log.storage.system.enable is
-    false. Its cache is in the first log directory that can be used: nothing is made in place of a
-    disk that is away."""
+    """The remote log manager as configured; None if remote.log.storage.system.enable is false.
+
+    Its cache is in the first usable log directory: no directory is made in place of a missing disk.
+    """
     if not config.remote_log_storage_system_enable:
         return None
     from tiering.metadata.topic_based import create_metadata_manager

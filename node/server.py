@@ -1,9 +1,9 @@
 """The process of a node: controller, broker, or both, on one event loop.
 
-`Server.start` brings everything up in order: directories checked, Raft started (one RaftServer,
-shared by both roles), metadata loader, controller, broker. `run_until_stopped` waits for SIGTERM or
-SIGINT (controlled shutdown) or for a fatal error (the process must not go on). `run(config)` is the
-blocking entry of the command line; its value is the exit code.
+`Server.start` starts everything in order: directories are checked, then Raft (one RaftServer,
+shared by both roles), the metadata loader, the controller and the broker start. `run_until_stopped`
+waits for SIGTERM or SIGINT, which cause a controlled shutdown, or for a fatal error. `run(config)`
+is the blocking entry of the command line; it returns the exit code.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tidemark.errors import FatalError, TidemarkError
 logger = logging.getLogger(__name__)
 
 GARBAGE_THRESHOLDS = (50_000, 20, 50)
-"""One request for many partitions makes thousands of objects and hardly a cycle: with Python's own
-thresholds (700, 10, 10) a busy controller spends a sixth of its time looking for cycles."""
+"""A request for many partitions allocates thousands of objects and hardly any cycle. With Python's
+default thresholds (700, 10, 10) a busy controller spends a sixth of its time collecting garbage."""
 
 
 class Server:
-    """One node. `start`, then `run_until_stopped` or `stop`."""
+    """One node. Call `start`, then `run_until_stopped` or `stop`."""
 
     def __init__(self, config: ServerConfig, *, clock: Clock | None = None) -> None:
         self.config = config
@@ -46,13 +46,15 @@ class Server:
         self.broker: BrokerServer | None = None
 
     def on_fatal(self, error: FatalError) -> None:
-        """The process must stop; the first reason counts."""
+        """Records that the process must stop; the first error counts."""
         if not self.fatal.done():
             self.fatal.set_exception(error)
 
     async def start(self) -> None:
-        """Raises StorageError, ConfigError or FatalError that says what to do; then nothing is left
-        running."""
+        """Starts the node; if that fails, nothing is left running.
+
+        Raises StorageError, ConfigError or FatalError with the action to take.
+        """
         storage = self._storage = open_storage(self.config)
         storage.lock(self.config)
         try:
@@ -100,12 +102,12 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Serves what its roles are for: a broker is registered and unfenced."""
+        """Whether the node serves its roles; a broker must be registered and unfenced."""
         return self.broker is None or self.broker.is_ready
 
     async def wait_until_ready(self) -> None:
-        """Returns when the broker is unfenced (a controller: at once); raises the fatal error if
-        one comes first."""
+        """Returns when the broker is unfenced; on a mere controller at once. Raises the fatal error
+        if one comes first."""
         if self.broker is None:
             return
         ready = asyncio.ensure_future(self.broker.lifecycle.unfenced.wait())
@@ -117,12 +119,12 @@ class Server:
             ready.cancel()
 
     def ask_to_stop(self) -> None:
-        """What SIGTERM and SIGINT do."""
+        """Ends `run_until_stopped`, as SIGTERM and SIGINT do."""
         self._stop_asked.set()
 
     async def run_until_stopped(self) -> None:
-        """Until a signal asks to stop: then in order. Raises FatalError, after stopping, when the
-        process must not go on."""
+        """Runs until a signal, then stops in order. Raises FatalError, after stopping, if one ended
+        the run."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask_to_stop)
@@ -138,7 +140,7 @@ class Server:
             self.fatal.result()
 
     async def stop(self, orderly: bool = True) -> None:
-        """Stops everything; `orderly` moves leaderships away first and marks the logs as cleanly
+        """Stops everything; `orderly` first moves leaderships away and marks the logs as cleanly
         closed."""
         if self.broker is not None and orderly and self.config.controlled_shutdown_enable:
             await self.broker.controlled_shutdown()
@@ -169,8 +171,8 @@ async def _serve(config: ServerConfig) -> None:
 
 
 def run(config: ServerConfig) -> int:
-    """Runs a node until it is stopped. 0 after an orderly stop, 1 with a message on stderr
-    otherwise."""
+    """Runs a node until it is stopped. Returns 0 after an orderly stop, else 1 with a message on
+    stderr."""
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
         import uvloop

@@ -1,4 +1,4 @@
-"""The one thing the parts of a broker need of the controller's client: a call by method name."""
+"""The protocol of calls to the active controller, by method name."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ class ControllerCaller(Protocol):
     """`quorum.services.controller_client.ControllerClient`, or a fake in tests."""
 
     async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
-        """The active controller's answer; raises RequestTimedOutError when none answers in time."""
+        """Returns the active controller's answer. Raises RequestTimedOutError if none arrives in
+        `timeout_ms`."""
         ...

@@ -1,8 +1,10 @@
-"""Tells the controller in which log directory each replica is (KIP-858).
+"""Reports the log directory of each replica to the controller (KIP-858; Kafka's
+AssignmentsManager).
 
-What is to be told waits in a table, one directory per partition, the newest wins; it is sent in
-batches, one request under way, and again after a backoff until the controller took it or does not
-know the replica. The table is bounded by the node's replicas. Kafka's AssignmentsManager.
+Waiting assignments are in a table, one directory per partition; a newer one replaces an older one.
+They are sent in batches, with one request in flight. A request is repeated after a backoff until
+the controller accepts it or does not know the replica. The number of hosted replicas bounds the
+table.
 """
 
 from __future__ import annotations
@@ -58,8 +60,10 @@ class DirectoryAssignments:
         directory_id: UUID,
         done: Callable[[], None] | None = None,
     ) -> None:
-        """The replica is in that directory; `done` is called when the controller has noted it (not
-        where it knows no such replica, or a newer directory was submitted meanwhile).
+        """Queues the directory of a replica.
+
+        `done` is called when the controller has recorded it. It is not called if the controller
+        knows no such replica, or if a newer directory was submitted meanwhile.
         """
         known = self._waiting.get(identity)
         if known is None or known.directory_id != directory_id or done is not None:
@@ -67,7 +71,7 @@ class DirectoryAssignments:
             self._work.set()
 
     async def run(self) -> None:
-        """Sends what waits, for ever."""
+        """Sends waiting assignments forever."""
         backoff_ms = _BACKOFF_MS
         while True:
             await self._work.wait()
@@ -80,7 +84,7 @@ class DirectoryAssignments:
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_MAX)
 
     async def _send(self) -> bool:
-        """One request; False where something of it has to be sent again."""
+        """Sends one request; returns False if a part of it must be sent again."""
         identities = list(self._waiting)[:PARTITIONS_PER_REQUEST]
         batch = {identity: self._waiting[identity] for identity in identities}
         try:
@@ -114,7 +118,7 @@ class DirectoryAssignments:
         name = "no answer" if code is None else code.name
         logger.info("%s: the controller did not note its directory: %s", identity, name)
         if code not in _NOT_OURS:
-            # tried again behind the others, which a directory it does not know must not hold up
+            # Retried last, so that a directory unknown to the controller does not block the rest.
             self._waiting[identity] = self._waiting.pop(identity)
             return False
         del self._waiting[identity]

@@ -1,15 +1,19 @@
-"""A broker's life in the eyes of the controller (KIP-631): register, catch up, be unfenced, send
-heartbeats, go in order.
+"""The lifecycle of a broker at the controller (KIP-631).
 
-    NOT_RUNNING -> STARTING   begins to register, again and again until
-    initial.broker.registration.timeout.ms STARTING    -> RECOVERY   registered (fenced); heartbeats
-    tell the metadata offset RECOVERY    -> RUNNING    caught up, logs recovered: no longer wants to
-    be fenced, and the controller agreed RUNNING     -> PENDING_CONTROLLED_SHUTDOWN   wants to go:
-    the controller moves its leaderships away any         -> SHUTTING_DOWN
+    from          to                           when
+    ------------  ---------------------------  ----------------------------------------------
+    NOT_RUNNING   STARTING                     `run` begins; it registers until
+                                               initial.broker.registration.timeout.ms
+    STARTING      RECOVERY                     registered, fenced; heartbeats report the
+                                               metadata offset
+    RECOVERY      RUNNING                      logs are recovered and the controller unfences
+    RUNNING       PENDING_CONTROLLED_SHUTDOWN  `begin_controlled_shutdown`; the controller moves
+                                               leaderships away
+    PENDING_...   SHUTTING_DOWN                the controller agrees, or a timeout
 
-The heartbeat is a task of its own and waits for nothing but its own answer. When the controller
-says that it does not know our epoch (it fenced and forgot us, or we are behind), the broker
-registers again with the same incarnation.
+The heartbeat is a task of its own and waits for nothing but its own answer. If the controller
+reports the broker epoch as stale or the broker as unknown, the broker registers again with the same
+incarnation id.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ _CATCH_UP_HEARTBEAT_MS = 100
 
 
 class LifecycleState(enum.IntEnum):
-    """Kafka's numbers."""
+    """The states, with Kafka's numbers."""
 
     NOT_RUNNING = 0
     STARTING = 1
@@ -56,7 +60,7 @@ class LifecycleState(enum.IntEnum):
 
 
 class BrokerLifecycle:
-    """One per broker. `run` is its task; `unfenced` and `may_stop` are what others wait for."""
+    """One per broker. `run` is its task; others wait for the events `unfenced` and `may_stop`."""
 
     def __init__(
         self,
@@ -89,20 +93,26 @@ class BrokerLifecycle:
         self.may_stop = asyncio.Event()
 
     def set_ready(self) -> None:
-        """Logs are recovered and the image is applied: the broker wants to serve."""
+        """Asks to be unfenced: logs are recovered and the image is applied."""
         self._ready = True
         self._wake.set()
 
     def directory_failed(self, directory_id: UUID) -> None:
-        """A log directory went offline: the next heartbeat, sent at once, says so, and so does
-        every other one. `failures_told` is set when the controller has heard of all of them."""
+        """Reports a failed log directory with the next heartbeat, sent at once, and with every
+        later one.
+
+        `failures_told` is set when the controller has received all of them.
+        """
         self.offline_directories.add(directory_id)
         self.failures_told.clear()
         self._wake.set()
 
     async def wait_until_told(self) -> None:
-        """Raises FatalError where the controller does not hear of failed directories in
-        log.dir.failure.timeout.ms: it would leave us leaderships that we can not serve."""
+        """Waits until the controller has received all failed directories.
+
+        Raises FatalError after log.dir.failure.timeout.ms: the controller would leave this broker
+        leaderships that it cannot serve.
+        """
         timeout_ms = self._config.log_dir_failure_timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -114,7 +124,7 @@ class BrokerLifecycle:
             ) from error
 
     async def run(self) -> None:
-        """Registers, then sends heartbeats for ever. Raises FatalError when it can not register at
+        """Registers, then sends heartbeats forever. Raises FatalError if it cannot register at
         all."""
         self.state = LifecycleState.STARTING
         await self._register(self._config.initial_broker_registration_timeout_ms)
@@ -125,8 +135,10 @@ class BrokerLifecycle:
             await self._pause(interval_ms)
 
     async def begin_controlled_shutdown(self) -> None:
-        """Asks to go; returns when the controller lets us, or does not answer for a session's
-        time."""
+        """Asks for a controlled shutdown, if the broker is running.
+
+        Returns when the controller agrees, or after two session timeouts.
+        """
         if self.state is not LifecycleState.RUNNING:
             return
         self.state = LifecycleState.PENDING_CONTROLLED_SHUTDOWN
@@ -167,7 +179,7 @@ class BrokerLifecycle:
                     f"({self._cluster_id}): {error}"
                 ) from error
             except ApiError as error:
-                # DUPLICATE_BROKER_REGISTRATION: our earlier process' session has to run out first.
+                # DUPLICATE_BROKER_REGISTRATION: the previous process' session must expire first.
                 if not (error.retriable or isinstance(error, DuplicateBrokerRegistrationError)):
                     raise FatalError(f"the controller refused this broker: {error}") from error
                 if deadline is not None and loop.time() >= deadline:
@@ -175,7 +187,7 @@ class BrokerLifecycle:
                         f"could not register with the controllers in {timeout_ms} ms: {error}; "
                         "check controller.quorum.voters and that they run"
                     ) from error
-                if str(error) != told:  # it is tried five times a second
+                if str(error) != told:  # tried five times a second
                     told = str(error)
                     logger.info("registration failed (%s), trying again", error)
                 await asyncio.sleep(_RETRY_MS / 1000)
@@ -211,7 +223,7 @@ class BrokerLifecycle:
         return request
 
     async def _heartbeat(self) -> int:
-        """Sends one; gives the time to the next (ms)."""
+        """Sends one heartbeat; returns the time to the next one in ms."""
         request = pb.BrokerHeartbeatRequest(
             broker_id=self._identity.id,
             broker_epoch=self._identity.epoch,

@@ -1,8 +1,9 @@
 """The cluster as the published metadata shows it to this node: brokers, leaders, settings.
 
-A metadata publisher, registered before those that read it, so that all of them see one image. The
-settings of this broker and the defaults of topics are server.properties, then the settings altered
-for all brokers, then those altered for this one (Kafka's DynamicBrokerConfig).
+The view is a metadata publisher. It is registered before those that read it, so that all of them
+see one image. Settings of this broker and defaults of topics come from server.properties,
+overridden by the settings altered for all brokers, then by those altered for this one (Kafka's
+DynamicBrokerConfig).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SettingsListener = Callable[[ServerConfig], None]
 
 
 class ClusterView:
-    """One per broker. `image` is the image of the latest update, empty before the first one;
+    """One per broker. `image` is the latest published image, empty before the first update;
     `settings` are the broker's settings in force."""
 
     def __init__(self, config: ServerConfig) -> None:
@@ -49,7 +50,7 @@ class ClusterView:
         self._listeners.append(listener)
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Takes over a new image; called by the metadata loader, in order."""
+        """Replaces the image; called by the metadata loader, in order."""
         self.image = image
         if delta.brokers_changed:
             self._brokers = {
@@ -62,7 +63,7 @@ class ClusterView:
             self._alter_settings()
 
     def alters_broker(self, delta: MetadataDelta) -> bool:
-        """Whether the delta has settings of this broker, which are also the defaults of topics."""
+        """Whether the delta changes settings of this broker, and thereby defaults of topics."""
         return not self._resources.isdisjoint(delta.configs_changed)
 
     def _alter_settings(self) -> None:
@@ -74,7 +75,8 @@ class ClusterView:
                 listener(settings)
 
     def _altered(self, combine: Callable[..., T]) -> T:
-        """server.properties with what the image alters; without it if a value is not valid."""
+        """Combines server.properties with the altered settings; without them if one is not
+        valid."""
         of_all, own = (self.image.broker_configs(i) for i in (None, self._config.node_id))
         try:
             return combine(self._config, of_all, own)
@@ -83,11 +85,12 @@ class ClusterView:
             return combine(self._config)
 
     def brokers(self) -> Mapping[int, BrokerView]:
-        """Registered brokers by id; the mapping is replaced, not changed."""
+        """Registered brokers by id; an update replaces the mapping, and never changes it."""
         return self._brokers
 
     def leader_of(self, topic_partition: TopicPartition) -> tuple[int, int] | None:
-        """(leader, epoch) of any partition of the cluster, -1 for no leader; None if unknown."""
+        """(leader, epoch) of any partition of the cluster, leader -1 for none; None if it is
+        unknown."""
         topic = self.image.topics.get(topic_partition.topic)
         found = None if topic is None else topic.partitions.get(topic_partition.partition)
         if found is None:
@@ -99,10 +102,10 @@ class ClusterView:
         return None if topic is None else topic.name
 
     def topic_config(self, topic: str, image: MetadataImage | None = None) -> TopicConfig:
-        """The effective settings of a topic of the image (by default the latest published one),
-        one object for all of its partitions.
+        """The effective settings of a topic, one object for all of its partitions.
 
-        A setting that this version can not read takes its default; the others hold.
+        `image` is by default the latest published one. A setting that this version cannot read
+        takes its default; the others hold.
         """
         own = (self.image if image is None else image).topic_configs(topic)
         if not own:

@@ -1,19 +1,20 @@
-"""The state of one partition on one node: leader or follower, ISR, high watermark. Pure: no IO, no
-clock, no task.
+"""The state of one partition on one node: role, ISR, high watermark. Pure: no IO, clock or task.
 
 Transitions (everything else raises or is ignored as stale):
 
     from      | to        | cause
     ----------+-----------+------------------------------------------------------------------
-    any       | LEADER    | registration names this node (`apply`); a new epoch forgets replicas
-    any       | FOLLOWER  | registration names another node, or nobody
+    any       | LEADER    | registration names this node (`apply`); a new epoch resets replicas
+    any       | FOLLOWER  | registration names another node, or none
     COMMITTED | PENDING   | leader proposes an ISR (`maybe_expand_isr`, `maybe_shrink_isr`)
     PENDING   | COMMITTED | the controller's answer, or a registration with a higher partition epoch
 
-While an AlterPartition is under way the *maximal* ISR counts: what is committed plus what is being
-added. So the high watermark never passes a replica that may already be a member in the controller's
-eyes (KIP-497). Rules of the high watermark: the least end offset over the maximal ISR and over
-caught-up replicas that are about to join; never back; not while the committed ISR is below
+While an AlterPartition is in flight the *maximal* ISR counts: the committed members and the
+proposed ones. So the high watermark never passes a replica that the controller may already count as
+a member (KIP-497).
+
+The high watermark is the least end offset over the maximal ISR and over caught-up replicas that are
+about to join. It never moves back, and it does not move while the committed ISR is below
 min.insync.replicas (KIP-966). Source: Kafka's Partition and PartitionState, restated.
 """
 
@@ -34,8 +35,8 @@ from tidemark.errors import (
 )
 from tidemark.types import TopicIdPartition
 
-# Answers to AlterPartition that end the proposal without effect: a newer registration is on its
-# way, or the proposal was refused.
+# Errors that end a proposal without effect: a newer registration is on its way, or the proposal was
+# refused.
 _NOT_RETRIED = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -47,8 +48,7 @@ _NOT_RETRIED = frozenset(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     }
 )
-# Refused by the controller without a change: the committed state stands and a later proposal may be
-# made at once.
+# Refused without a change: the committed state holds, and a new proposal can follow at once.
 _REVERTED = frozenset({ErrorCode.INELIGIBLE_REPLICA})
 
 
@@ -58,15 +58,15 @@ class Role(enum.Enum):
 
 
 class BrokerView(NamedTuple):
-    """What the metadata image says of a broker, as far as an ISR cares."""
+    """State of a broker in the metadata image, as far as an ISR depends on it."""
 
     epoch: int
     in_service: bool  # neither fenced nor in controlled shutdown
 
 
 class Registration(NamedTuple):
-    """The controller's word on the partition: the part of an image's PartitionRegistration used
-    here."""
+    """State of the partition at the controller: the used part of an image's
+    PartitionRegistration."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -78,14 +78,14 @@ class Registration(NamedTuple):
 
 
 class IsrMember(NamedTuple):
-    """A proposed member and the broker epoch under which the leader saw it fetch."""
+    """A proposed member, and the broker epoch that its last fetch carried."""
 
     broker_id: int
     broker_epoch: int
 
 
 class IsrProposal(NamedTuple):
-    """What goes into an AlterPartition request."""
+    """One partition of an AlterPartition request."""
 
     partition: TopicIdPartition
     leader_epoch: int
@@ -95,7 +95,7 @@ class IsrProposal(NamedTuple):
 
 
 class AlterResult(NamedTuple):
-    """A successful answer: the committed state after the change."""
+    """A successful answer to a proposal: the committed state after the change."""
 
     leader: int | None
     leader_epoch: int
@@ -105,7 +105,7 @@ class AlterResult(NamedTuple):
 
 
 class AckState(NamedTuple):
-    """Whether a produce with acks=all may be answered, and with what."""
+    """Whether a produce with acks=all can be answered, and its error."""
 
     done: bool
     error: ErrorCode
@@ -117,8 +117,8 @@ _WAIT = AckState(False, ErrorCode.NONE)
 
 @dataclass(slots=True)
 class Partition:
-    """One partition's core. Its edge tells it end offsets and fetches, and carries out what it
-    proposes."""
+    """The core of one partition. Its edge passes in end offsets and fetches, and sends its
+    proposals."""
 
     identity: TopicIdPartition
     node_id: int
@@ -141,12 +141,12 @@ class Partition:
     # --- registrations -------------------------------------------------------------------------
 
     def apply(self, registration: Registration, log_end_offset: int, now_ms: int) -> bool:
-        """Takes over the controller's word; True when a new leader epoch began here. Older words
-        are ignored."""
+        """Applies a registration; True if a new leader epoch began. Older registrations are
+        ignored."""
         if registration.partition_epoch < self.partition_epoch:
             return False
         if registration.partition_epoch == self.partition_epoch and self.pending is not None:
-            return False  # nothing new: the proposal under way stays
+            return False  # nothing new: the proposal in flight stays
         new_epoch = registration.leader_epoch > self.leader_epoch
         self.log_end_offset = log_end_offset
         removed = self.isr - frozenset(registration.isr)
@@ -178,21 +178,24 @@ class Partition:
         self.remotes = {r: self.remotes.get(r) or ReplicaState() for r in others}
         for replica_id, state in self.remotes.items():
             state.restart(replica_id in self.isr, now_ms, fresh)
-            if replica_id in removed:  # its disk may be dead: nobody waits for it to come back
+            if replica_id in removed:  # its disk may be dead: do not wait for it
                 state.forget_pace()
 
     # --- what happens to the log ---------------------------------------------------------------
 
     def on_append(self, log_end_offset: int, now_ms: int) -> bool:
-        """The local log grew (or was cut, on a follower); True when the high watermark moved."""
+        """Updates the end of the local log, after an append or a follower's truncation; True if the
+        high watermark moved."""
         for state in self.remotes.values():
             state.look_up_pulse(self.log_end_offset)
         self.log_end_offset = log_end_offset
         return self.role is Role.LEADER and self.maybe_advance_high_watermark(now_ms)
 
     def on_leader_high_watermark(self, leader_high_watermark: int) -> bool:
-        """A follower hears the leader's; it never goes back and never passes the own end. True when
-        it moved."""
+        """Applies the leader's high watermark on a follower; True if its own moved.
+
+        The watermark never moves back and never passes the end of the local log.
+        """
         candidate = min(leader_high_watermark, self.log_end_offset)
         if candidate <= self.high_watermark:
             return False
@@ -200,21 +203,24 @@ class Partition:
         return True
 
     def on_truncate(self, log_end_offset: int, high_watermark: int) -> None:
-        """A follower's log was cut or rebuilt, or just opened; the only way the watermark sinks."""
+        """Resets the offsets after a follower's log was truncated, rebuilt or opened.
+
+        Nothing else lowers the high watermark.
+        """
         self.log_end_offset = log_end_offset
         self.high_watermark = max(0, min(high_watermark, log_end_offset))
 
     def on_follower_fetch(
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int, now_ms: int
     ) -> bool:
-        """A follower's fetch acknowledges all below `offset`; True when the high watermark
-        moved."""
+        """Takes a follower's fetch as an acknowledgement of everything below `offset`; True if the
+        high watermark moved."""
         state = self.remotes[replica_id]
         state.on_fetch(offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
         return self.maybe_advance_high_watermark(now_ms)
 
     def maybe_advance_high_watermark(self, now_ms: int) -> bool:
-        """True when it moved."""
+        """Advances the high watermark if the rule allows it; True if it moved."""
         if self.role is not Role.LEADER or len(self.isr) < self.effective_min_isr:
             return False
         lowest = self.log_end_offset
@@ -238,7 +244,7 @@ class Partition:
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Every replica that may be in the ISR by the controller's account."""
+        """Every replica that the controller may count as in sync."""
         if self.pending is None:
             return self.isr
         return self.isr | {member.broker_id for member in self.pending.new_isr}
@@ -248,7 +254,7 @@ class Partition:
         return min(self.min_insync_replicas, max(1, len(self.replicas)))
 
     def maybe_expand_isr(self, replica_id: int) -> IsrProposal | None:
-        """A proposal that adds the replica, if it may join and none is under way."""
+        """Proposes to add the replica; None if it may not join, or a proposal is in flight."""
         if self.role is not Role.LEADER or self.pending is not None or replica_id in self.isr:
             return None
         state = self.remotes.get(replica_id)
@@ -262,15 +268,17 @@ class Partition:
         return self._propose(self.isr | {replica_id})
 
     def maybe_recover(self) -> IsrProposal | None:
-        """A proposal that ends the recovery after an unclean election (KIP-704): a log needs none
-        beyond what opening it did, so it is made as soon as this node leads."""
+        """Proposes the end of the recovery after an unclean election (KIP-704).
+
+        Opening the log is all the recovery it needs, so a new leader proposes this at once.
+        """
         if self.role is not Role.LEADER or self.pending is not None or not self.recovering:
             return None
         return self._propose(self.isr, recovering=False)
 
     def maybe_shrink_isr(self, now_ms: int) -> IsrProposal | None:
-        """A proposal without the replicas that lag too long, if there are some and none is under
-        way."""
+        """Proposes an ISR without lagging replicas; None if there are none, or a proposal is in
+        flight."""
         if self.role is not Role.LEADER or self.pending is not None:
             return None
         lagging = {
@@ -288,16 +296,19 @@ class Partition:
 
     @property
     def is_settled(self) -> bool:
-        """Can the passing of time change nothing here? While every replica is at the leader's end
-        none is too late for anything: not for the ISR, nor does one hold the high watermark."""
+        """Whether the passing of time can change nothing here.
+
+        While every replica is at the leader's end, none can lag, and none holds back the high
+        watermark.
+        """
         return self.role is not Role.LEADER or (
             self.pending is None
             and all(s.log_end_offset == self.log_end_offset for s in self.remotes.values())
         )
 
     def on_alter_result(self, result: AlterResult, now_ms: int) -> bool:
-        """The controller's answer to the proposal under way; True when the high watermark moved.
-        Stale answers are ignored."""
+        """Applies the answer to the proposal in flight, unless it is stale; True if the high
+        watermark moved."""
         if self.role is not Role.LEADER or result.leader_epoch != self.leader_epoch:
             return False
         if result.partition_epoch < self.partition_epoch:
@@ -310,10 +321,10 @@ class Partition:
         return self.maybe_advance_high_watermark(now_ms)
 
     def on_alter_error(self, proposal: IsrProposal, code: ErrorCode) -> IsrProposal | None:
-        """The proposal to send again, or None: it is given up, or no longer the one under way.
+        """Returns the proposal to send again; None if it is given up or no longer in flight.
 
-        One that is given up because our view is old stays pending (its members keep counting) until
-        the newer registration arrives; one that the controller refused is taken back.
+        A proposal given up because this view is old stays pending until the newer registration
+        arrives, and its members keep counting. One that the controller refused is reverted.
         """
         if self.pending is not proposal:
             return None
@@ -343,8 +354,8 @@ class Partition:
         return -1 if view is None else view.epoch
 
     def _is_eligible(self, replica_id: int) -> bool:
-        """Unfenced, not shutting down, and the very process whose fetches we saw (KIP-841,
-        KIP-903)."""
+        """Whether the replica is unfenced, not shutting down, and the process that fetched last
+        (KIP-841, KIP-903)."""
         view = self.brokers().get(replica_id)
         if view is None or not view.in_service:
             return False
@@ -353,8 +364,8 @@ class Partition:
     # --- questions -----------------------------------------------------------------------------
 
     def check_leader_epoch(self, current_leader_epoch: int | None) -> None:
-        """Raises FencedLeaderEpochError for a caller behind us, UnknownLeaderEpochError for one
-        ahead (KIP-320)."""
+        """Raises FencedLeaderEpochError if the caller's epoch is older, UnknownLeaderEpochError if
+        it is newer (KIP-320)."""
         if current_leader_epoch is None or current_leader_epoch == self.leader_epoch:
             return
         if current_leader_epoch < self.leader_epoch:
@@ -376,7 +387,11 @@ class Partition:
             )
 
     def check_follower(self, replica_id: int, broker_epoch: int) -> None:
-        """A fetch by a replica: it must be one, and not by an earlier process of it (KIP-903)."""
+        """Checks the sender of a fetch (KIP-903).
+
+        Raises UnknownLeaderEpochError if it is no replica, NotLeaderOrFollowerError if an earlier
+        process of it sent the fetch.
+        """
         state = self.remotes.get(replica_id)
         if state is None:
             raise UnknownLeaderEpochError(
@@ -389,7 +404,7 @@ class Partition:
             )
 
     def check_enough_replicas(self) -> None:
-        """Before an append with acks=all; raises NotEnoughReplicasError."""
+        """Raises NotEnoughReplicasError if the ISR is too small for an append with acks=all."""
         if len(self.isr) < self.effective_min_isr:
             raise NotEnoughReplicasError(
                 f"{self.identity.topic_partition}: {len(self.isr)} in-sync replicas, "
@@ -397,8 +412,8 @@ class Partition:
             )
 
     def ack_state(self, required_offset: int, leader_epoch: int) -> AckState:
-        """May a produce whose records end at `required_offset`, appended in `leader_epoch`, be
-        answered?"""
+        """Whether a produce appended in `leader_epoch`, whose records end at `required_offset`, can
+        be answered."""
         if self.role is not Role.LEADER or self.leader_epoch != leader_epoch:
             return AckState(True, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.high_watermark < required_offset:

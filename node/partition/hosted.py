@@ -1,9 +1,9 @@
-"""A partition as this node hosts it: the pure core, its log, and who waits for it to move.
+"""A hosted partition: the pure core, its log, and those who wait for either.
 
-Three kinds of waiting: followers' fetches wait for the log's end, consumers' fetches for the high
-watermark, produces with acks=all for the high watermark to pass their records. Waiters are plain
-futures, or the watches of fetch sessions; whoever waits takes itself out again. Nothing here
-awaits, so a change of role, an append and a wake-up are atomic to every other task of the loop.
+Followers' fetches wait for the log's end, consumers' fetches for the high watermark. Produces with
+acks=all wait until the high watermark passes their records. A waiter is a future or the watch of a
+fetch session, and removes itself. Nothing here awaits, so a change of role, an append and a wake-up
+are each atomic for all other tasks of the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemark.types import TopicIdPartition, TopicPartition
 
 
 class Wakeable(Protocol):
-    """A future, or what wants to hear of each wake-up."""
+    """A future, or an object that is notified of each wake-up."""
 
     def done(self) -> bool: ...
 
@@ -39,7 +39,7 @@ class PendingAck(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HostedPartition:
-    """One replica of this node. `offline` tells why its log can not be used; then every request
+    """One replica of this node. While `offline` has a reason, the log is unusable and every request
     fails with it."""
 
     core: Partition
@@ -50,9 +50,11 @@ class HostedPartition:
     data_waiters: set[Wakeable] = field(default_factory=set)
     commit_waiters: set[Wakeable] = field(default_factory=set)
     acks: deque[PendingAck] = field(default_factory=deque)
-    segment_copyable: Callable[[TopicIdPartition], None] | None = None  # the tier's nudge
-    watched: set[HostedPartition] = field(default_factory=set)  # the node's (IsrKeeper)
-    told_start: int = 0  # the log start that `start_moved` told last
+    segment_copyable: Callable[[TopicIdPartition], None] | None = (
+        None  # the tier's; called once per segment
+    )
+    watched: set[HostedPartition] = field(default_factory=set)  # shared with IsrKeeper
+    told_start: int = 0  # the log start at the last `start_moved`
     _nudged_base: int = 0
 
     @property
@@ -68,15 +70,15 @@ class HostedPartition:
         return self.core.role is Role.LEADER
 
     def appended(self, now_ms: int) -> None:
-        """After an append as leader: moves the core, wakes followers' fetches and whoever the
-        watermark concerns."""
+        """Updates the core after an append as leader, and wakes the waiters concerned."""
         if self.core.on_append(self.log.log_end_offset, now_ms):
             self.committed()
         self.watched.add(self)
         _wake(self.data_waiters)
 
     def committed(self) -> None:
-        """The high watermark moved: tells the log, wakes consumers, answers produces."""
+        """Applies an advanced high watermark: updates the log, wakes consumers, answers
+        produces."""
         self.log.update_high_watermark(self.core.high_watermark)
         _wake(self.commit_waiters)
         self.answer_acks()
@@ -84,36 +86,36 @@ class HostedPartition:
             self._nudge_tier(self.segment_copyable)
 
     def _nudge_tier(self, segment_copyable: Callable[[TopicIdPartition], None]) -> None:
-        """A rolled segment is wholly below the high watermark now: it may be copied."""
+        """Reports once that a rolled segment is wholly below the high watermark and can be
+        copied."""
         base = self.log.active_segment.base_offset
         if self._nudged_base < base <= self.core.high_watermark and not self.offline:
             self._nudged_base = base
             segment_copyable(self.core.identity)
 
     def reconfigure(self, config: TopicConfig) -> None:
-        """The topic's settings changed: the log and the core take them over."""
+        """Applies changed settings of the topic to the log and the core."""
         self.config = self.log.config = config
         self.core.min_insync_replicas = config.min_insync_replicas
 
     def start_moved(self) -> None:
-        """The log's start moved: the followers have to know, and somebody may wait until they
-        do."""
+        """Wakes waiters after the log start moved: followers must learn it, and DeleteRecords may
+        wait for it."""
         self.told_start = self.log.log_start_offset
         _wake(self.commit_waiters)
 
     def isr_shrank(self) -> None:
-        """A follower that was taken out comes back with its next fetch, if that is looked at."""
+        """Wakes followers' fetches: a removed replica rejoins when its next fetch is processed."""
         _wake(self.data_waiters)
 
     def role_changed(self) -> None:
-        """Everybody who waits must look again; produces of an older epoch fail."""
+        """Wakes all waiters; produces of an older epoch fail."""
         self.answer_acks()
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
 
     def answer_acks(self) -> None:
-        """Answers produces in the order of their offsets, up to the first that still has to
-        wait."""
+        """Answers waiting produces in offset order, up to the first that must still wait."""
         while self.acks:
             first = self.acks[0]
             state = self.core.ack_state(first.required_offset, first.leader_epoch)
@@ -123,12 +125,12 @@ class HostedPartition:
             first.answer(state.error)
 
     def stop(self) -> None:
-        """The replica is gone from this node: nobody waits any longer."""
+        """Ends all waiting: the replica leaves this node."""
         self.deleted = True
         self._send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def fail(self, reason: str) -> None:
-        """Its log can not be used any more: whoever waits, and comes, hears KAFKA_STORAGE_ERROR."""
+        """Takes the replica offline: present and later requests fail with KAFKA_STORAGE_ERROR."""
         self.offline = reason
         self._send_away(ErrorCode.KAFKA_STORAGE_ERROR)
 

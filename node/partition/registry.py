@@ -1,5 +1,4 @@
-"""The partitions a node hosts, looked up by whoever serves a request, with the errors Kafka gives
-for what is not here."""
+"""The partitions that a node hosts, by name, with Kafka's errors for those it does not host."""
 
 from __future__ import annotations
 
@@ -48,11 +47,14 @@ class PartitionRegistry:
         return self._hosted.get(topic_partition)
 
     def get(self, topic: str, partition: int, topic_id: bytes = b"") -> HostedPartition:
-        """The hosted partition, by name or id; raises what Kafka's ReplicaManager would.
+        """The hosted partition, by name or topic id.
 
-        UnknownTopicOrPartitionError / UnknownTopicIdError: nobody knows it;
-        NotLeaderOrFollowerError: others host it; InconsistentTopicIdError: another topic of that
-        name; KafkaStorageError: its disk failed.
+        Raises as Kafka's ReplicaManager does:
+
+        - UnknownTopicOrPartitionError or UnknownTopicIdError if the metadata has no such partition,
+        - NotLeaderOrFollowerError if only other nodes host it,
+        - InconsistentTopicIdError if the topic of that name has another id,
+        - KafkaStorageError if its disk failed.
         """
         if not topic and topic_id:
             known = len(topic_id) == 16
@@ -75,5 +77,5 @@ class PartitionRegistry:
         return hosted
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """(leader, epoch) as this node knows them, for answers that send the caller elsewhere."""
+        """(leader, epoch) as this node knows them, for answers that redirect the caller."""
         return self._cluster.leader_of(TopicPartition(topic, partition))

@@ -1,4 +1,4 @@
-"""The two clocks of a node: wall time for what is written, monotonic time for what is measured."""
+"""The clocks of a node: wall time for timestamps, monotonic time for durations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _mono_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`wall_ms` stamps records and ages segments; `mono_ms` measures lag and sessions. Tests give
-    their own."""
+    """`wall_ms` stamps records and ages segments; `mono_ms` measures lag and sessions. Tests pass
+    their own clocks."""
 
     wall_ms: Callable[[], int] = _wall_ms
     mono_ms: Callable[[], int] = _mono_ms

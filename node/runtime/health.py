@@ -1,5 +1,7 @@
-"""Standard gRPC health and reflection on a listener: SERVING once the broker is registered,
-unfenced, and its logs are recovered."""
+"""The standard gRPC health service and reflection of a listener.
+
+Health says SERVING once the broker is registered and unfenced, with its logs recovered.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-# A probe of this name asks whether the loop turns, whatever the state of the cluster: a broker that
-# is fenced must not be restarted for it.
+# The service that a liveness probe asks for. It is SERVING while the loop runs, whatever the state
+# of the cluster: a fenced broker must not be restarted.
 LIVENESS = "liveness"
 
 

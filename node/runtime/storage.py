@@ -1,10 +1,12 @@
 """The directories of a node: formatting them, and checking at start that they are this node's.
 
-`meta.properties` in every directory says cluster, node and directory (Kafka's format, version 1). A
-node starts only on directories that name its own id and one and the same cluster: a directory
-mounted at the wrong place must not be written to. One of log.dirs that is missing, can not be read,
-or is not formatted is left alone, offline, while another one is good (KIP-112); the metadata log's
-must be good. It is never formatted on the way: it may be a disk that is not mounted.
+`meta.properties` in every directory names cluster, node and directory (Kafka's format, version 1).
+A node starts only on directories that name its own id and one cluster: a directory mounted at the
+wrong place must not be written to.
+
+A directory of log.dirs that is missing, unreadable or not formatted is offline while another one is
+usable (KIP-112); it may be a disk that is not mounted, so a start never formats it. The directory
+of the metadata log must be usable.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def random_cluster_id() -> str:
 
 
 def directory_paths(config: ServerConfig) -> list[str]:
-    """All directories of a node: log.dirs, and metadata.log.dir where it is another one."""
+    """All directories of a node: log.dirs, and metadata.log.dir if it is another one."""
     paths = list(dict.fromkeys((*config.log_dirs, config.metadata_directory)))
     resolved: dict[Path, str] = {}
     for path in paths:
@@ -53,9 +55,9 @@ def directory_paths(config: ServerConfig) -> list[str]:
 def first_voters(
     config: ServerConfig, *, standalone: bool = False, initial_controllers: str | None = None
 ) -> VoterSet | None:
-    """The voters that formatting writes down (see `quorum.replica.bootstrap`); None: none.
+    """The voters that formatting writes (see `quorum.replica.bootstrap`); None if it writes none.
 
-    Raises ConfigError where the options do not fit the node.
+    Raises ConfigError if the options do not fit the node.
     """
     if not standalone and initial_controllers is None:
         return None
@@ -88,15 +90,15 @@ def format_storage(
     voters: VoterSet | None = None,
     levels: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Writes meta.properties into every directory of the node; gives one line per directory.
+    """Writes meta.properties into every directory of the node; returns one line per directory.
 
     `voters` (of `first_voters`) become the bootstrap checkpoint of the metadata directory, which
-    gets the directory id that they name for this node. `levels` are the feature levels that a
+    takes the directory id that they name for this node. `levels` are the feature levels that a
     controller begins an empty log with (None: this version's).
 
-    Raises StorageError, before anything is written, for a directory that is formatted already (fine
-    with `ignore_formatted`), that belongs to another cluster or node (never fine), or that can not
-    be made.
+    Raises StorageError before anything is written: for a directory that belongs to another cluster
+    or node, that cannot be made, or that is formatted already. `ignore_formatted` allows the last
+    case.
     """
     if not cluster_id or any(c.isspace() for c in cluster_id):
         raise StorageError(f"cluster id {cluster_id!r} is empty or has blanks in it")
@@ -135,12 +137,12 @@ class NodeStorage:
     cluster_id: str
     directories: dict[str, OsDirectory]
     directory_ids: dict[str, UUID]
-    unusable: dict[str, str] = field(default_factory=dict)  # those of log.dirs, with the reason
+    unusable: dict[str, str] = field(default_factory=dict)  # of log.dirs, with the reason
     locks: list[DirectoryLock] = field(default_factory=list)
 
     def lock(self, config: ServerConfig) -> None:
-        """Takes every directory for this process; StorageError when another one holds it. A disk
-        that refuses makes its directory unusable."""
+        """Locks every directory for this process. A disk error makes a directory unusable. Raises
+        StorageError if another process holds a lock."""
         try:
             for path, directory in list(self.directories.items()):
                 try:
@@ -153,7 +155,7 @@ class NodeStorage:
             raise
 
     def _leave_out(self, path: str, error: StorageError, config: ServerConfig) -> None:
-        """Goes on without one of log.dirs; raises the error where the node can not."""
+        """Continues without one of log.dirs; raises the error if the node cannot."""
         if path == config.metadata_directory:
             raise error
         logger.error("log directory %s can not be used: %s", path, error)
@@ -162,13 +164,15 @@ class NodeStorage:
             raise error
 
     def release(self) -> None:
-        """Gives the directories back."""
+        """Releases the locks of the directories."""
         while self.locks:
             self.locks.pop().release()
 
     def previous_broker_epoch(self, config: ServerConfig) -> int:
-        """The broker epoch of a clean stop before this start; -1 after any other (KIP-966), and
-        where one of log.dirs can not tell."""
+        """The broker epoch of the clean stop before this start (KIP-966).
+
+        -1 after any other stop, and if a directory of log.dirs cannot be read.
+        """
         found = set()
         for path in config.log_dirs:
             directory = self.directories.get(path)
@@ -179,20 +183,20 @@ class NodeStorage:
         return found.pop() if len(found) == 1 else -1
 
     def metadata(self, config: ServerConfig) -> tuple[OsDirectory, UUID]:
-        """Where `__cluster_metadata-0` lives."""
+        """The directory of `__cluster_metadata-0` and its id."""
         path = config.metadata_directory
         return self.directories[path], self.directory_ids[path]
 
     def first_levels(self, config: ServerConfig) -> Mapping[str, int]:
-        """The feature levels of an empty log; raises FatalError for a file of no use."""
+        """The feature levels of an empty log. Raises FatalError if their file cannot be used."""
         return read_first_levels(self.directories[config.metadata_directory])
 
     def first_usable(self, config: ServerConfig) -> OsDirectory:
-        """The first one of log.dirs that can be used; there is one."""
+        """The first usable directory of log.dirs; there always is one."""
         return next(self.directories[p] for p in config.log_dirs if p in self.directories)
 
     def log_directories(self, config: ServerConfig) -> list[LogDirectory]:
-        """log.dirs in their order; the unusable ones are offline from the beginning."""
+        """The directories of log.dirs in order; unusable ones are offline from the start."""
         return [
             LogDirectory(
                 self.directories.get(path) or OsDirectory.unseen(path),
@@ -204,9 +208,11 @@ class NodeStorage:
 
 
 def open_storage(config: ServerConfig) -> NodeStorage:
-    """Checks every directory. Raises StorageError that says what to do for one that belongs to
-    another cluster or node, or carries the id of a second one (a copy); and for one that is missing
-    or not formatted where the node can not do without it.
+    """Checks every directory of the node.
+
+    Raises StorageError with the action to take: for a directory of another cluster or node, for a
+    copy of another directory, and for one that is missing or not formatted if the node cannot do
+    without it.
     """
     storage = NodeStorage("", {}, {})
     refused: list[tuple[str, StorageError]] = []
@@ -231,7 +237,8 @@ def open_storage(config: ServerConfig) -> NodeStorage:
 
 
 def _look_at(path: str) -> tuple[OsDirectory, MetaProperties]:
-    """StorageError for a directory that is missing, can not be read, or is not formatted."""
+    """Opens a directory and reads its meta.properties. Raises StorageError if it is missing,
+    unreadable or not formatted."""
     try:
         directory = OsDirectory(path, create=False)
     except StorageError as error:

@@ -1,5 +1,4 @@
-"""Background tasks that can not die unseen: what nobody expected stops the process with a clear
-message."""
+"""Background tasks whose failure never stays unnoticed: an unhandled error stops the process."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ OnFatal = Callable[[FatalError], None]
 
 
 def spawn(name: str, work: Coroutine[Any, Any, None], on_fatal: OnFatal) -> asyncio.Task[None]:
-    """Runs `work` as a task; a FatalError or any error it does not handle itself goes to
+    """Runs `work` as a task; passes a FatalError, or any other unhandled error wrapped in one, to
     `on_fatal`."""
     task = asyncio.get_running_loop().create_task(work, name=name)
 
@@ -35,7 +34,7 @@ def spawn(name: str, work: Coroutine[Any, Any, None], on_fatal: OnFatal) -> asyn
 
 
 async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancels and awaits them; their outcomes were looked at by `spawn`."""
+    """Cancels and awaits tasks; `spawn` has reported their errors."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
@@ -43,7 +42,8 @@ async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def every(interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
-    """Does `work` for ever, `interval_ms` after its end each time; begins after one interval."""
+    """Runs `work` forever, each time `interval_ms` after its last end; begins after one
+    interval."""
     while True:
         await asyncio.sleep(interval_ms / 1000)
         await work()
