@@ -8,7 +8,7 @@ brokers, leaders, settings of topics and of this broker.
 
 The rooms above may import all of it; nothing outside of node does.
 
-The high watermark never passes a replica that the controller may count as in sync, and sinks only
-when a log is truncated (RULES.md rule 9 and I9). Nothing here awaits: an append, a change of role
-and a wake-up are each atomic for all other tasks of the loop.
+The high watermark never passes a replica that the controller may count as in sync (RULES.md rule 9
+and I9). It sinks only when a log is truncated. Nothing here awaits: an append, a change of role and
+a wake-up are each atomic for all other tasks of the loop.
 """

@@ -1,8 +1,10 @@
 """The cluster as the published metadata shows it to this node: brokers, leaders, settings.
 
 The view is a metadata publisher. It is registered before those that read it, so that all of them
-see one image. Settings of this broker and defaults of topics come from server.properties,
-overridden by the settings altered for all brokers, then by those altered for this one (Kafka's
+see one image.
+
+Settings of this broker and defaults of topics come from server.properties. Settings altered for all
+brokers override them, and those altered for this broker override both (Kafka's
 DynamicBrokerConfig).
 """
 

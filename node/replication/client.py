@@ -1,8 +1,8 @@
-"""How a follower asks its leader: Fetch with the hand-made codec, ListOffsets and
-OffsetForLeaderEpoch as protobuf messages.
+"""Calls of a follower to its leader: Fetch with the hand-made codec, the others with protobuf.
 
-`ReplicationClient` is the protocol the fetchers use; `GrpcReplicationClient` speaks gRPC over one
-channel per peer, and fetches over one call that stays open (`tidemark.wire.exchange`).
+`ReplicationClient` is the protocol that fetchers use. `GrpcReplicationClient` uses one gRPC channel
+per peer and fetches over one call that stays open (`tidemark.wire.exchange`). ListOffsets and
+OffsetForLeaderEpoch are protobuf messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemark.wire import (
 )
 from tidemark.wire.exchange import Exchange
 
-# A peer that comes back is found within a second; gRPC's own backoff goes up to two minutes.
+# A peer that returns is found within a second; gRPC's default backoff grows to two minutes.
 _OPTIONS = [
     *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 
 class ReplicationClient(Protocol):
-    """A follower's calls to one peer; all raise NetworkError when the peer can not be reached."""
+    """A follower's calls to one peer; all raise NetworkError if the peer cannot be reached."""
 
     async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse: ...
 
     async def list_offset(
         self, request: pb.ListOffsetsRequest, timeout_ms: int
     ) -> pb.ListOffsetsResponse.PartitionResponse:
-        """For a request of one partition; raises the error of its answer."""
+        """Sends a request for one partition. Raises the error of the answer."""
         ...
 
     async def epoch_end(
         self, request: pb.OffsetForLeaderEpochRequest, timeout_ms: int
     ) -> pb.OffsetForLeaderEpochResponse.Partition:
-        """For a request of one partition; raises the error of its answer."""
+        """Sends a request for one partition. Raises the error of the answer."""
         ...
 
     async def close(self) -> None: ...
@@ -84,7 +84,7 @@ class GrpcReplicationClient:
             ask = self._fetches.ask(request.SerializeToString(), timeout_ms / 1000)
             return decode_fetch_response(await self._mapped(ask))
         except (NetworkError, asyncio.CancelledError):
-            self._fetches.close()  # the leader must not go on with what nobody waits for
+            self._fetches.close()  # the leader must stop working on an abandoned fetch
             raise
 
     async def list_offset(

@@ -1,10 +1,9 @@
-"""What a follower does to its log when a leader answers: append, cut where histories part, or begin
-anew.
+"""Changes to a follower's log by a leader's answer: append, truncate where histories part, restart.
 
-Pure decisions over a `Log`, no network. Truncation follows the epochs (KIP-101, KIP-279, KIP-595):
-the leader names the epoch and end offset where the follower's last epoch ended; the follower cuts
-to the smaller of both ends, or, when it does not know that epoch, to the end of its own epoch
-before it and lets the next fetch ask again.
+These are decisions over a `Log`, without network. Truncation follows the epochs (KIP-101, KIP-279,
+KIP-595). The leader names the epoch and end offset at which the follower's last epoch ended. The
+follower truncates to the smaller of both ends. If it does not know that epoch, it truncates to the
+end of its own previous epoch, and the next fetch asks again.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ def last_fetched_epoch(hosted: HostedPartition) -> int | None:
 def append(
     hosted: HostedPartition, answer: FetchPartitionData, request_epoch: int, now_ms: int
 ) -> int:
-    """Appends whole batches of the leader's answer and takes over its watermark; gives the bytes
-    appended.
+    """Appends whole batches of the leader's answer and takes over its high watermark; returns the
+    bytes appended.
 
-    Batches of an epoch newer than the one the request was made in are left for a later fetch
-    (KAFKA-18723).
+    Batches of a newer epoch than the request's are left for a later fetch (KAFKA-18723).
     """
     payload = answer.payload
     appended = 0
     if payload:
         _make_room(hosted, payload, request_epoch, now_ms)
-        # A log that was compacted once has gaps for ever, whatever its policy says today.
+        # A log that was ever compacted keeps its gaps, whatever its policy is now.
         info = hosted.log.append_as_follower(
             payload, now_ms, gaps_allowed=True, epoch_max=request_epoch
         )
@@ -55,8 +53,10 @@ def append(
 
 
 def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int, now_ms: int) -> None:
-    """An empty log begins where the first batch does: the leader's start, which it was set to, is
-    within a batch after DeleteRecords. The start is taken over again with the answer.
+    """Restarts an empty log where the first batch begins.
+
+    After DeleteRecords the leader's start, to which an empty log was set, may be within a batch.
+    The answer then sets the start again.
     """
     end = hosted.log.log_end_offset
     if hosted.log.log_start_offset != end:
@@ -72,7 +72,7 @@ def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int, no
 def truncate_to_divergence(
     hosted: HostedPartition, epoch: int, end_offset: int, now_ms: int
 ) -> int:
-    """Cuts the log where it left the leader's history; gives the new end offset."""
+    """Truncates the log where it parts from the leader's history; returns the new end offset."""
     local_end = hosted.log.log_end_offset
     if end_offset < 0:
         target = hosted.core.high_watermark
@@ -85,13 +85,13 @@ def truncate_to_divergence(
         elif own[0] == epoch:
             target = min(own[1], end_offset, local_end)
         else:
-            target = min(own[1], local_end)  # an epoch the leader knows and we do not: ask again
+            target = min(own[1], local_end)  # an epoch that only the leader has: ask again
     truncate(hosted, target, now_ms)
     return target
 
 
 def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
-    """Cuts the follower's log to end at `offset` (or, below its start, empties it there)."""
+    """Truncates the follower's log to end at `offset`; below its start, empties it there."""
     watermark = hosted.core.high_watermark
     if offset < watermark:
         logger.warning(
@@ -108,14 +108,14 @@ def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
 
 
 def restart_at(hosted: HostedPartition, offset: int, now_ms: int) -> None:
-    """Empties the log: the leader begins only at `offset`."""
+    """Empties the log and restarts it at `offset`, where the leader's log begins."""
     logger.info("%s: starting anew at %d", hosted.topic_partition, offset)
     hosted.log.truncate_fully_and_start_at(offset, now_ms)
     settle(hosted)
 
 
 def settle(hosted: HostedPartition) -> None:
-    """After the log was cut or rebuilt: the core's offsets follow it."""
+    """Sets the core's offsets after the log was truncated or rebuilt."""
     core = hosted.core
     core.on_truncate(hosted.log.log_end_offset, core.high_watermark)
     if core.high_watermark < hosted.log.log_start_offset:

@@ -1,9 +1,9 @@
-"""The partitions a node hosts: makes the leaders, followers and logs that the metadata asks for.
+"""Hosts partitions: makes the leaders, followers and logs that the metadata assigns to this node.
 
-The metadata is the only authority: `on_metadata_update(delta, image)` brings every partition that
-changed to the state the image asks for (log made or deleted, role taken, fetcher assigned). It runs
-to its end without waiting, so a request sees either the state before or the one after. Requests
-are served by `node.serving`, on the partitions of the registry.
+The metadata is the only authority. `on_metadata_update(delta, image)` brings every changed
+partition to the state of the image: its log is created or deleted, its role set, its fetcher
+assigned. The update runs to its end without waiting, so a request sees the state before it or after
+it. Requests are served by `node.serving`, on the partitions of the registry.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TOPIC = ConfigResourceType.TOPIC
 
 
 class TierFollower(Protocol):
-    """What the remote log manager is told of leaders, followers, and replicas that go."""
+    """The remote log manager, as far as it follows leaders, followers and removed replicas."""
 
     def on_leadership_change(
         self,
@@ -58,8 +58,8 @@ class TierFollower(Protocol):
 
 
 class Hosting:
-    """Keeps the registry's partitions as the metadata says; one per broker. `cluster` takes over
-    each image first."""
+    """Keeps the registry's partitions as the metadata assigns them; one per broker. `cluster` must
+    receive each image first."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Hosting:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Takes over a new image; called by the metadata loader, in order."""
+        """Applies a new image; called by the metadata loader, in order."""
         leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
         followers: dict[TopicIdPartition, Log] = {}
         for topic in delta.topics_deleted.values():
@@ -106,7 +106,8 @@ class Hosting:
             self._set_strays_aside(image)
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
-        """Once at start: logs that no partition of the image claims."""
+        """Renames logs that the image does not assign here (strays). Called once, with the first
+        image."""
         node_id = self._config.node_id
         strays = []
         for log in self._logs.logs():
@@ -173,7 +174,8 @@ class Hosting:
     def _host(
         self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> HostedPartition:
-        """Opens or makes the log; a log that can not be opened leaves an offline partition."""
+        """Opens or creates the log of a replica and registers the partition. Raises if the log
+        cannot be opened."""
         config = self._cluster.topic_config(identity.topic)
         core = Partition(
             identity=identity,
@@ -200,8 +202,10 @@ class Hosting:
     def _may_hold_data(
         self, topic_partition: TopicPartition, registration: PartitionRegistration
     ) -> bool:
-        """Does the metadata take this replica for one that has the committed records? One that has
-        no directory yet, and is not from before this start, is new: it has none."""
+        """Whether the metadata counts on committed records in this replica.
+
+        A replica without a directory, assigned after this start, is new and has none.
+        """
         node_id = self._config.node_id
         is_old = (
             registration.directory_of(node_id) is not None
@@ -214,8 +218,10 @@ class Hosting:
     def _tell_directory(
         self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> None:
-        """Has the controller know the directory of a replica, where the image says another one. A
-        node with a single directory has nothing to tell: it stops when that fails."""
+        """Reports the directory of a replica if the image has another one.
+
+        A node with a single directory reports nothing: it stops when that directory fails.
+        """
         home = self._logs.directory_of(identity.topic_partition)
         actual = None if home is None else home.directory_id
         known = registration.directory_of(self._config.node_id)
@@ -228,15 +234,20 @@ class Hosting:
     def _tell_lost(
         self, identity: TopicIdPartition, registration: PartitionRegistration, error: Exception
     ) -> None:
-        """A log alone is of no use, its directory works: to the controller that is the same as a
-        directory that it did not know of, so that others lead and the ISR goes on."""
+        """Reports the directory of a replica as lost, although only its log is unusable.
+
+        For the controller both are the same: others lead, and the ISR continues without it.
+        """
         known = registration.directory_of(self._config.node_id)
         if not isinstance(error, LogDirectoryOfflineError) and known != LOST_DIRECTORY:
             self._assignments.submit(identity, LOST_DIRECTORY)
 
     def directories_failed(self) -> None:
-        """Log directories went offline: their partitions do, the others go on. What the controller
-        does not know to lie there, it is told to be lost (KIP-858)."""
+        """Takes the partitions of failed log directories offline; the others continue.
+
+        Replicas that the controller does not place in such a directory are reported as lost
+        (KIP-858).
+        """
         node_id = self._config.node_id
         for topic_partition in self._logs.drop_offline():
             hosted = self._partitions.find(topic_partition)
@@ -279,14 +290,17 @@ class Hosting:
             self._fetchers.follow(hosted, leader, endpoint)
 
     def _peers_changed(self, changed: set[int]) -> None:
-        """A peer may have come back elsewhere: its followers' fetchers learn the endpoint."""
+        """Follows leaders among the changed brokers again, since their endpoints may be new."""
         for hosted in self._partitions:
             if not hosted.is_leader and hosted.core.leader in changed and not hosted.offline:
                 self._follow(hosted)
 
     def _stop(self, identity: TopicIdPartition, *, topic_deleted: bool = False) -> None:
-        """The replica leaves this node with its log. What is in the tier goes only with the topic,
-        and by its last leader: after a reassignment the other replicas still need it."""
+        """Removes a replica and its log from this node.
+
+        Its remote data is deleted only with the topic, by the last leader: after a reassignment the
+        other replicas still need it.
+        """
         hosted = self._partitions.find(identity.topic_partition)
         if hosted is None:
             self._partitions.offline.pop(identity.topic_partition, None)
@@ -310,7 +324,7 @@ class Hosting:
     async def _leave_tier(
         self, tier: TierFollower, identity: TopicIdPartition, delete_remote: bool
     ) -> None:
-        """Tells the tier, again and again while remote deletion fails."""
+        """Ends the tier's work on a partition; retries with backoff while remote deletion fails."""
         backoff_ms = self._config.remote_log_manager_task_retry_backoff_ms
         while True:
             try:
@@ -337,8 +351,8 @@ class Hosting:
         leaders: dict[TopicIdPartition, tuple[Log, int]],
         followers: dict[TopicIdPartition, Log],
     ) -> None:
-        """Settings changed: logs and cores take them over, and the tier hears of topics that are
-        tiered from now on."""
+        """Applies changed settings to logs and cores, and reports topics that are tiered from now
+        on."""
         all_topics = self._cluster.alters_broker(delta)
         names = {resource.name for resource in delta.configs_changed if resource.type == _TOPIC}
         configs: dict[str, TopicConfig] = {}
@@ -352,7 +366,7 @@ class Hosting:
             hosted.reconfigure(config)
             if hosted.offline:
                 continue
-            # A smaller min.insync.replicas may let the watermark go on.
+            # A smaller min.insync.replicas may let the high watermark advance.
             if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
                 hosted.committed()
             if config.remote_storage_enable and not before.remote_storage_enable:
@@ -362,7 +376,7 @@ class Hosting:
                     followers[hosted.core.identity] = hosted.log
 
     async def stop(self) -> None:
-        """Stops following; hosted logs are closed by the log manager."""
+        """Stops following; the log manager closes hosted logs."""
         await self._fetchers.stop()
         await cancel_all(*self._leaving)
         for hosted in self._partitions:

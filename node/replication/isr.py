@@ -1,8 +1,7 @@
-"""Keeps the in-sync replicas of the partitions led here: what followers' fetches mean, and the
-AlterPartition requests that follow.
+"""Keeps the in-sync replicas of the partitions led here: followers' fetches and AlterPartition.
 
-All proposals that wait go into one request, and one request is under way at a time (KIP-497). A
-proposal that the controller could not answer is sent again after a backoff; the partition's core
+All waiting proposals go into one request, and one request is in flight at a time (KIP-497). A
+proposal that the controller could not answer is sent again after a backoff. The partition's core
 decides which errors end it.
 """
 
@@ -29,7 +28,7 @@ _STALE_EPOCH_BACKOFF_MS = 500
 
 
 class FollowerName(Protocol):
-    """A follower as its fetch names it."""
+    """Identity of a follower in its fetch."""
 
     @property
     def node_id(self) -> int: ...
@@ -56,7 +55,7 @@ class IsrKeeper:
         self._request_timeout_ms = request_timeout_ms
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
-        self.watched: set[HostedPartition] = set()  # those that `shrink` looks at
+        self.watched: set[HostedPartition] = set()  # checked by `shrink`
 
     def on_follower_fetch(
         self,
@@ -66,8 +65,8 @@ class IsrKeeper:
         log_start_offset: int,
         now_ms: int,
     ) -> None:
-        """A fetch that passed its checks: moves the high watermark and may bring the follower into
-        the ISR."""
+        """Applies a fetch that passed its checks: may move the high watermark and bring the
+        follower into the ISR."""
         core = hosted.core
         moved = core.on_follower_fetch(
             replica.node_id, replica.broker_epoch, fetch_offset, log_start_offset, now_ms
@@ -80,12 +79,15 @@ class IsrKeeper:
             hosted.committed()
 
     def shrink(self) -> None:
-        """Drops followers that lag longer than replica.lag.time.max.ms; call it every half of
-        that. Those that are out of the ISR and stay behind hold the high watermark no more either:
-        no request of the others may tell, where sessions name only what is new.
+        """Proposes ISRs without followers that lag longer than replica.lag.time.max.ms; called
+        every half of that.
 
-        Only `watched` partitions are looked at: those that took a record or a registration, or
-        that a follower fetched below the end, until all their replicas are at the end."""
+        A follower outside of the ISR that stays behind then no longer holds the high watermark. No
+        request of the others may trigger that, because sessions name only changed partitions.
+
+        Only `watched` partitions are checked: those with a new record or registration, or a fetch
+        below the end. They are watched until all their replicas are at the end.
+        """
         now_ms = self._clock.mono_ms()
         for hosted in list(self.watched):
             if not hosted.is_leader or hosted.offline or hosted.deleted:
@@ -101,13 +103,13 @@ class IsrKeeper:
                 self.watched.discard(hosted)
 
     def submit(self, proposal: IsrProposal | None) -> None:
-        """Puts a proposal into the next request."""
+        """Adds a proposal to the next request."""
         if proposal is not None:
             self._unsent[proposal.partition] = proposal
             self._work.set()
 
     async def run(self) -> None:
-        """Sends what waits, for ever."""
+        """Sends waiting proposals forever."""
         while True:
             await self._work.wait()
             self._work.clear()
@@ -118,7 +120,8 @@ class IsrKeeper:
                     await asyncio.sleep(backoff_ms / 1000)
 
     async def _send(self, batch: dict[TopicIdPartition, IsrProposal]) -> int:
-        """Sends one request and applies its answer; gives the backoff before the next (ms)."""
+        """Sends one request and applies its answer; returns the backoff before the next one in
+        ms."""
         try:
             response = await self._client.call(
                 "AlterPartition", self._request(batch), self._request_timeout_ms

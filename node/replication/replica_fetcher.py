@@ -1,13 +1,13 @@
-"""Follower fetchers: one task per peer node that leads something we follow, all its partitions in
-one long-polling request.
+"""Follower fetchers: one task per peer, with all partitions that the peer leads in one long poll.
 
-A peer that keeps a session (node.serving.fetch_session) is told only of partitions that are new,
-moved, or were in its last answer; one that does not is told of all, each time.
+A peer that keeps a session (`node.serving.fetch_session`) is sent only partitions that are new,
+moved, or were in its last answer. Otherwise each request names all of them.
 
-A partition is FETCHING, DELAYED (backing off after an error) or BUSY (asking the leader where to go
-on: out of range, or bootstrapping from the tier). An answer counts only if the partition is still
-followed in the leader epoch of the request; what arrives late is dropped. The divergence check
-rides on each fetch (`last_fetched_epoch`, KIP-595), so no separate truncation phase is needed.
+A partition is FETCHING, DELAYED (in backoff after an error) or BUSY. BUSY means asking the leader
+where to continue: the offset is out of range, or in the tier. An answer counts only while the
+partition is followed in the leader epoch of the request; a late one is dropped. The divergence
+check is part of each fetch (`last_fetched_epoch`, KIP-595), so no separate truncation phase is
+needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidemark.wire import FetchPartitionData, FetchResponse
 
 logger = logging.getLogger(__name__)
 
-_GRAIN_S = 0.001  # what is due within this is due now
+_GRAIN_S = 0.001  # due within this counts as due now
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ class ReplicaFetcher:
         self._in_session: dict[TopicPartition, _FollowedPartition] = {}
         self._unsent: dict[
             TopicPartition, _FollowedPartition
-        ] = {}  # what the session has to hear of
+        ] = {}  # for the session's next request
         self._resting: dict[TopicPartition, _FollowedPartition] = {}  # delayed or busy: not fetched
-        self._leaving: set[TopicPartition] = set()  # those the session may have to forget
+        self._leaving: set[TopicPartition] = set()  # the session may have to drop them
         self._changed = asyncio.Event()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._fetch: asyncio.Task[FetchResponse] | None = None
@@ -91,7 +91,7 @@ class ReplicaFetcher:
         return tuple(self._followed)
 
     def follow(self, hosted: HostedPartition) -> None:
-        """Begins (or goes on) to follow in the partition's current leader epoch."""
+        """Follows the partition in its current leader epoch; no change if it does already."""
         key = hosted.topic_partition
         known = self._followed.get(key)
         if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
@@ -120,7 +120,7 @@ class ReplicaFetcher:
         await self.client.close()
 
     def _interrupt(self) -> None:
-        """A parked fetch does not know of a new partition: ask again with it."""
+        """Cancels a parked fetch, so that the next one includes a new partition."""
         self._changed.set()
         if self._fetch is not None and not self._fetch.done():
             self._fetch.cancel()
@@ -148,7 +148,7 @@ class ReplicaFetcher:
                     self._delay(item)
 
     def _rouse(self, due: float) -> None:
-        """Those whose rest is over are fetched again."""
+        """Fetches partitions again whose delay is over."""
         for key, item in list(self._resting.items()):
             if not item.busy and item.retry_at < due:
                 del self._resting[key]
@@ -158,7 +158,7 @@ class ReplicaFetcher:
         return [item for key, item in self._followed.items() if key not in self._resting]
 
     def _end_session(self) -> None:
-        """The next request names everything."""
+        """Ends the session: the next request names everything."""
         self._session_id = 0
         self._in_session = {}
         self._leaving.clear()
@@ -210,7 +210,7 @@ class ReplicaFetcher:
                 self._take(item, answer)
 
     def _is_current(self, item: _FollowedPartition) -> bool:
-        """Is it still followed, here, in the epoch the request was made in?"""
+        """Whether the partition is still followed here, in the epoch of the request."""
         hosted = item.hosted
         return (
             self._followed.get(hosted.topic_partition) is item
@@ -220,7 +220,7 @@ class ReplicaFetcher:
         )
 
     def _request(self) -> pb.ReplicaFetchRequest:
-        """Everything that is fetched, or what the session does not know yet."""
+        """The next request: all fetched partitions, or those that the session does not have yet."""
         config = self._config
         request = pb.ReplicaFetchRequest(
             replica_id=self._identity.id,
@@ -287,10 +287,10 @@ class ReplicaFetcher:
             logger.warning("%s: %s", hosted.topic_partition, error)
             self._delay(item)
 
-    # --- asking the leader where to go on ------------------------------------------------------
+    # --- asking the leader where to continue ---------------------------------------------------
 
     def _aside(self, item: _FollowedPartition, work: Awaitable[None]) -> None:
-        """Does the work in a task of its own; the other partitions go on fetching."""
+        """Runs the work in a task of its own; the other partitions are fetched meanwhile."""
         item.busy = True
         self._rest(item)
 
@@ -311,7 +311,8 @@ class ReplicaFetcher:
         task.add_done_callback(self._side_tasks.discard)
 
     async def _find_range(self, item: _FollowedPartition) -> None:
-        """Out of range: cut what the leader does not have, or begin anew where it begins."""
+        """Handles an offset out of range: truncates to the leader's end, or restarts at its
+        start."""
         timeout_ms = self._config.request_timeout_ms
         latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
         if latest.offset < item.hosted.log.log_end_offset:
@@ -337,8 +338,7 @@ class ReplicaFetcher:
 
 
 class ReplicaFetchers:
-    """The fetchers of a node, by peer. A peer's fetcher ends when nothing is followed there any
-    more."""
+    """The fetchers of a node, by peer. A fetcher stops when it follows no partition any more."""
 
     def __init__(self, make: Callable[[Endpoint], ReplicaFetcher]) -> None:
         self._make = make
@@ -346,7 +346,7 @@ class ReplicaFetchers:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def follow(self, hosted: HostedPartition, leader: int, endpoint: Endpoint) -> None:
-        """Follows `leader`, at `endpoint`, and nobody else."""
+        """Follows `leader` at `endpoint`, and no other peer."""
         self.unfollow(hosted.topic_partition, keep=leader)
         known = self._peers.get(leader)
         if known is not None and known[0] != endpoint:

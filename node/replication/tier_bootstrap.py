@@ -1,10 +1,12 @@
-"""A follower that begins above the tier (KIP-405): rebuilds epochs and producer state from remote
-data, then fetches on.
+"""Starts a follower above the tier (KIP-405): epochs and producer state come from remote data.
 
-When the leader says OFFSET_MOVED_TO_TIERED_STORAGE: ask for its earliest local offset E and that
-record's epoch; find the epoch of offset E-1 (the end of the epoch before tells); fetch epochs and
-producer snapshot of the remote segment that holds E-1; empty the local log, restart it at E with
-them; fetch on from E.
+Steps after the leader's answer OFFSET_MOVED_TO_TIERED_STORAGE:
+
+1. Get the leader's earliest local offset E and the epoch of that record.
+2. Find the epoch of offset E-1, by the end of the epoch before.
+3. Fetch epochs and producer snapshot of the remote segment that holds E-1.
+4. Empty the local log and restart it at E with them.
+5. Continue fetching from E.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class AuxStates(Protocol):
-    """The call this needs of the remote log manager."""
+    """The call of the remote log manager that is used here."""
 
     async def fetch_aux_state(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
@@ -47,7 +49,7 @@ async def leader_offset(
 
 
 class TierBootstrap:
-    """Carries the steps out for one partition at a time."""
+    """Runs the steps for one partition at a time."""
 
     def __init__(self, remote: AuxStates, timeout_ms: int) -> None:
         self._remote = remote
@@ -62,8 +64,8 @@ class TierBootstrap:
         is_current: Callable[[], bool],
         now_ms: Callable[[], int],
     ) -> None:
-        """Rebuilds the follower's log; raises when the leader or the tier can not answer (then it
-        is tried again)."""
+        """Rebuilds the follower's log. Raises if the leader or the tier cannot answer; the caller
+        retries."""
         local = await leader_offset(
             client, hosted, epoch, OffsetSpec.EARLIEST_LOCAL, self._timeout_ms
         )

@@ -1,11 +1,11 @@
 """The directories of a node: formatting them, and checking at start that they are this node's.
 
 `meta.properties` in every directory names cluster, node and directory (Kafka's format, version 1).
-A node starts only on directories that name its own id and one cluster: a directory mounted at the
+A node starts only on directories that name its own id and one cluster. A directory mounted at the
 wrong place must not be written to.
 
 A directory of log.dirs that is missing, unreadable or not formatted is offline while another one is
-usable (KIP-112); it may be a disk that is not mounted, so a start never formats it. The directory
+usable (KIP-112). It may be a disk that is not mounted, so a start never formats it. The directory
 of the metadata log must be usable.
 """
 
@@ -210,9 +210,9 @@ class NodeStorage:
 def open_storage(config: ServerConfig) -> NodeStorage:
     """Checks every directory of the node.
 
-    Raises StorageError with the action to take: for a directory of another cluster or node, for a
-    copy of another directory, and for one that is missing or not formatted if the node cannot do
-    without it.
+    Raises StorageError with the action to take for a directory of another cluster or node, or a
+    copy of another directory. A missing or unformatted directory is an error only if the node
+    cannot do without it.
     """
     storage = NodeStorage("", {}, {})
     refused: list[tuple[str, StorageError]] = []

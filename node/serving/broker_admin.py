@@ -1,5 +1,8 @@
-"""DescribeLogDirs and AlterReplicaLogDirs of a broker: the part of the Admin service that answers
-from its own disks (`quorum.services.admin_service.LogDirAdmin`)."""
+"""DescribeLogDirs and AlterReplicaLogDirs: the part of the Admin service that answers from own
+disks.
+
+It implements `quorum.services.admin_service.LogDirAdmin`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class BrokerLogDirs:
-    """`tier` is None without tiered storage; `uncleanable` are logs that the cleaner gave up, and
-    why."""
+    """`tier` is None without tiered storage; `uncleanable` has the logs that the cleaner gave up,
+    with reasons."""
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class BrokerLogDirs:
     async def describe_log_dirs(
         self, request: admin_pb2.DescribeLogDirsRequest
     ) -> admin_pb2.DescribeLogDirsResponse:
-        """Sizes and offsets of the replicas of this node, those of the tier with them. A directory
-        that is offline has an error, and nothing else."""
+        """Sizes and offsets of this node's replicas, including their sizes in the tier.
+
+        A directory that is offline has only an error.
+        """
         wanted = set(request.topics)
         hosted = [p for p in self._partitions if not wanted or p.topic_partition.topic in wanted]
         sizes = await asyncio.gather(*(self._remote_size(p) for p in hosted))
@@ -52,7 +57,7 @@ class BrokerLogDirs:
             result = response.results.add(log_dir=str(directory.path))
             try:
                 usage = directory.usage()
-            except (StorageError, OSError) as error:  # offline, here at the latest
+            except (StorageError, OSError) as error:  # its disk may fail only now
                 result.error_code = int(ErrorCode.KAFKA_STORAGE_ERROR)  # type: ignore[assignment]
                 result.error_message = directory.failure or str(error)
                 continue
@@ -70,7 +75,7 @@ class BrokerLogDirs:
     async def alter_replica_log_dirs(
         self, request: admin_pb2.AlterReplicaLogDirsRequest
     ) -> admin_pb2.AlterReplicaLogDirsResponse:
-        """Begins moves between the directories of this node, each partition with its own answer."""
+        """Starts moves between the directories of this node; each partition has its own answer."""
         response = admin_pb2.AlterReplicaLogDirsResponse()
         topics: dict[str, admin_pb2.AlterReplicaLogDirsResponse.Topic] = {}
         for directory in request.dirs:
@@ -84,7 +89,7 @@ class BrokerLogDirs:
                     except ApiError as error:
                         answer.error_code = int(error.code)  # type: ignore[assignment]
                         answer.error_message = str(error)
-                    await asyncio.sleep(0)  # each makes a directory, durably
+                    await asyncio.sleep(0)  # each creates a directory durably
         return response
 
     async def _remote_size(self, hosted: HostedPartition) -> int:

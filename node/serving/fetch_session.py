@@ -1,16 +1,19 @@
-"""The partitions of a fetch: named once (`SessionlessFetch`), or kept in a session.
+"""The partitions of a fetch: named once (`SessionlessFetch`), or kept in a session (KIP-227).
 
-A session is what one follower fetches over one call that stays open: the leader remembers it, so
-that a request and its answer name only what changed (KIP-227).
-Kafka numbers sessions and their requests, and keeps a bounded cache of them; here the call is the
-session, begins with a full request and ends with the call. The id only tells a follower that its
-call is another one by now. A thousand idle partitions so cost nothing while one of them is busy.
+A session lives as long as one follower's open call. The leader keeps its partitions, so a request
+and its answer name only changes, and a thousand idle partitions cost nothing while one is busy.
+Kafka numbers sessions and their requests, and keeps a bounded cache of them. Here the call is the
+session: it begins with a full request and ends with the call. The id only shows a follower that its
+call has been replaced.
 
-A partition is looked at when the request names it, when its log moved or its ISR shrank since the
-last look, or when it could not be settled (bytes left over by the response's limit; a follower
-outside of the ISR). Nothing goes over all of them.
-It is answered when there is something to tell: records, an error, a diverging epoch, or another
-watermark or log start than was told last.
+A partition is read in three cases:
+
+- The request names it.
+- Its log moved or its ISR shrank since the last read.
+- It has more to do: bytes beyond the response's limit, or a follower outside of the ISR.
+
+No pass goes over all partitions. One is answered if it has news: records, an error, a diverging
+epoch, or another high watermark or log start than in its last answer.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class FetchingReplica(NamedTuple):
 
 
 class FetchPartition(NamedTuple):
-    """One partition of a fetch; None where the request says -1."""
+    """One partition of a fetch; None stands for -1 in the request."""
 
     topic: str
     partition: int
@@ -55,26 +58,26 @@ class FetchPartition(NamedTuple):
 
 
 class FetchContext(Protocol):
-    """The partitions of one fetch, and what was found of them (Kafka's FetchContext)."""
+    """The partitions of one fetch, and their answers (Kafka's FetchContext)."""
 
     def asked_at(self, now_ms: int) -> None:
-        """The request of a follower arrived."""
+        """Records the time of a follower's request."""
 
     def take(self) -> Sequence[FetchPartition]:
         """The partitions to read now."""
         ...
 
     def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
-        """`wait` ends when something happens to the partition from now on."""
+        """Ends `wait` when the partition moves from now on."""
 
     def look_again(self, item: FetchPartition) -> None:
-        """There is more to do for it with the next look."""
+        """Includes the partition in the next `take`, without ending `wait` for it."""
 
     def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
-        """Takes what was found of each item of `take`."""
+        """Records the answer of each item of `take`."""
 
     async def wait(self, until: float) -> None:
-        """Until a watched partition moved, or the loop's time is `until`."""
+        """Waits until a watched partition moves, or the loop's time is `until`."""
 
     def answers(self) -> list[FetchPartitionData]:
         """The answers of the fetch; called once, at its end."""
@@ -82,7 +85,7 @@ class FetchContext(Protocol):
 
 
 class SessionlessFetch:
-    """All partitions are looked at each time, and answered in order."""
+    """Reads all partitions in each pass, and answers them in order."""
 
     __slots__ = ("_answers", "_from_replica", "_wanted", "_watched")
 
@@ -109,8 +112,10 @@ class SessionlessFetch:
         self._answers = answers
 
     async def wait(self, until: float) -> None:
-        """Until one of the partitions moves (followers: the log's end, consumers: the high
-        watermark), or the loop's time is `until`."""
+        """Waits until a partition moves, or the loop's time is `until`.
+
+        A follower's fetch waits for the log's end, a consumer's for the high watermark.
+        """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         handle = loop.call_at(until, _wake, waiter)
@@ -134,7 +139,7 @@ def _wake(waiter: Wakeable) -> None:
 
 
 class _Watch:
-    """Stands among a partition's waiters; what wakes them marks the partition in the session."""
+    """A waiter of a partition that marks it in the session at each wake-up."""
 
     __slots__ = ("_mark", "hosted")
 
@@ -159,9 +164,9 @@ class FetchSession:
     _wanted: dict[TopicPartition, FetchPartition] = field(default_factory=dict)
     _data: dict[TopicPartition, _Watch] = field(default_factory=dict)
     _commits: dict[TopicPartition, _Watch] = field(default_factory=dict)
-    _moved: dict[TopicPartition, None] = field(default_factory=dict)  # to look at, in this order
-    _committed: dict[TopicPartition, None] = field(default_factory=dict)  # a watermark to tell
-    _again: list[FetchPartition] = field(default_factory=list)  # with the next look
+    _moved: dict[TopicPartition, None] = field(default_factory=dict)  # to read, in this order
+    _committed: dict[TopicPartition, None] = field(default_factory=dict)  # high watermark moved
+    _again: list[FetchPartition] = field(default_factory=list)  # for the next `take`
     _answers: dict[TopicPartition, FetchPartitionData] = field(default_factory=dict)
     _told: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
@@ -173,8 +178,8 @@ class FetchSession:
         named: Sequence[FetchPartition],
         forgotten: Iterable[TopicPartition],
     ) -> None:
-        """A request: everything (id 0), or what changed. InvalidFetchSessionEpochError for a
-        change of something else than this session."""
+        """Applies a request: everything (id 0), or the changes. Raises
+        InvalidFetchSessionEpochError if the changes are of another session."""
         if session_id == 0:
             self.close()
             self.id, self._replica = next(_ids), replica
@@ -191,19 +196,19 @@ class FetchSession:
         self.pulse.last_request_ms = now_ms
 
     def take(self) -> list[FetchPartition]:
-        """What has to be looked at now."""
+        """The partitions to read now."""
         moved, self._moved = self._moved, {}
         return [self._wanted[key] for key in moved if key in self._wanted]
 
     def look_again(self, item: FetchPartition) -> None:
-        """There is more to do for it, but nothing to wake up for."""
+        """Includes the partition in the next `take`, without ending `wait` for it."""
         self._again.append(item)
 
     def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
         self._answers |= {item.key: answer for item, answer in zip(items, answers, strict=True)}
 
     def watch(self, item: FetchPartition, hosted: HostedPartition) -> None:
-        """Hears of what happens to the partition from now on."""
+        """Marks the partition in the session whenever it moves from now on."""
         key = item.key
         data = self._data.get(key)
         if data is None or data.hosted is not hosted:
@@ -216,7 +221,7 @@ class FetchSession:
         hosted.core.remotes[self._replica.node_id].pulse = self.pulse
 
     async def wait(self, until: float) -> None:
-        """Until a partition's log moved, or the loop's time is `until`."""
+        """Waits until a partition's log moves, or the loop's time is `until`."""
         if not self._moved:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
@@ -234,7 +239,7 @@ class FetchSession:
         self._again.clear()
 
     def answers(self) -> list[FetchPartitionData]:
-        """What there is to tell of those looked at, and of whose watermark moved."""
+        """The news of partitions that were read, and of those whose high watermark moved."""
         self._mark_again()
         looked_at, self._answers = self._answers, {}
         committed, self._committed = self._committed, {}
@@ -247,7 +252,7 @@ class FetchSession:
             if answer is None and self._told.get(key) != positions_of(watch.hosted):
                 looked_at[key] = answer = FetchPartitionData(key.topic, key.partition)
             if answer is not None and not answer.error_code:
-                set_positions(answer, watch.hosted)  # it moved after it was looked at
+                set_positions(answer, watch.hosted)  # it moved after it was read
         return [answer for key, answer in looked_at.items() if self._is_news(key, answer)]
 
     def _is_news(self, key: TopicPartition, answer: FetchPartitionData) -> bool:
@@ -291,7 +296,7 @@ class FetchSession:
                 state.pulse = None
 
     def close(self) -> None:
-        """Takes all watches away; a later request has to be a full one."""
+        """Removes all watches; the next request must be a full one."""
         self.id = 0
         for key in list(self._wanted):
             self._forget(key)
@@ -300,12 +305,12 @@ class FetchSession:
 
 
 def positions_of(hosted: HostedPartition) -> tuple[int, int]:
-    """What a follower has to know besides the records: high watermark and log start."""
+    """The offsets a follower needs besides the records: high watermark and log start."""
     return hosted.core.high_watermark, hosted.log.log_start_offset
 
 
 def set_positions(answer: FetchPartitionData, hosted: HostedPartition) -> None:
-    """The offsets that every answer tells."""
+    """Sets the offsets that every answer has."""
     answer.high_watermark = hosted.core.high_watermark
     answer.last_stable_offset = min(hosted.log.last_stable_offset, hosted.core.high_watermark)
     answer.log_start_offset = hosted.log.log_start_offset

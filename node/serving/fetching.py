@@ -1,11 +1,12 @@
-"""Fetch: reads for consumers and followers, with long poll, and from the tier where the local log
-no longer reaches.
+"""Fetch: reads for consumers and followers, with long poll; from the tier below the local log.
 
-A fetch reads its partitions; when they give fewer than `min_bytes` it waits until one of them
-moves (followers: the log's end, consumers: the high watermark) or `max_wait_ms` is over. Errors,
-diverging epochs and changes of role answer at once. The first partition with data always gives at
-least one batch, however large (KIP-74). Below the local log start of a tiered partition a consumer
-is answered from the tier (KIP-405); a follower is told OFFSET_MOVED_TO_TIERED_STORAGE.
+A fetch reads its partitions. If they give fewer than `min_bytes`, it waits until one of them moves
+or `max_wait_ms` is over. A follower waits for the log's end, a consumer for the high watermark.
+Errors, diverging epochs and changes of role are answered at once. The first partition with data
+gives at least one batch, however large (KIP-74).
+
+Below the local log start of a tiered partition a consumer is answered from the tier (KIP-405). A
+follower gets OFFSET_MOVED_TO_TIERED_STORAGE.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchParams:
-    """What holds for all partitions of a fetch."""
+    """Parameters of a fetch that hold for all its partitions."""
 
     max_wait_ms: int
     min_bytes: int
@@ -70,7 +71,7 @@ class FetchHandler:
         self._clock = clock
 
     async def fetch(self, params: FetchParams, context: FetchContext) -> list[FetchPartitionData]:
-        """The context's answers: one per partition, in order; in a session, what is new."""
+        """Returns the context's answers: one per partition, in order; in a session, the news."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(0, params.max_wait_ms) / 1000
         if params.replica is not None:
@@ -125,7 +126,7 @@ class FetchHandler:
     ) -> None:
         hosted = self._partitions.get(item.topic, item.partition, item.topic_id)
         core, local = hosted.core, hosted.log
-        if not item.topic:  # it is named by its id alone
+        if not item.topic:  # named by its id alone
             answer.topic = hosted.topic_partition.topic
         core.check_leader_epoch(item.current_leader_epoch)
         core.check_leader()
@@ -149,7 +150,7 @@ class FetchHandler:
                 hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
             )
         if replica is not None and replica.node_id not in core.isr:
-            context.look_again(item)  # it may come into the ISR without another record
+            context.look_again(item)  # it may join the ISR without another record
         limit = _read_limit(hosted, params)
         room = params.max_bytes - found.size_bytes
         if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
@@ -174,7 +175,7 @@ class FetchHandler:
         found: _Found,
         hosted: HostedPartition,
     ) -> None:
-        """The offset is not in the local log: in the tier, or nowhere."""
+        """Handles an offset outside of the local log: it is in the tier, or out of range."""
         local = hosted.log
         tiered = hosted.config.remote_storage_enable and self._remote.enabled
         below = item.fetch_offset < local.local_log_start_offset
@@ -194,7 +195,7 @@ class FetchHandler:
         )
 
     async def _read_remote(self, params: FetchParams, found: _Found) -> None:
-        """Adds what the tier has; all partitions at once, in the pool of remote reads."""
+        """Adds data of the tier, read for all partitions at once."""
         share = max(1, params.max_bytes - found.size_bytes) // len(found.remote)
         outcomes = await self._remote.read_many(
             [
@@ -211,7 +212,8 @@ class FetchHandler:
 
 
 def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int, int] | None:
-    """(epoch, end offset) where the fetcher's log left ours, or None if it did not (KIP-595)."""
+    """(epoch, end offset) where the fetcher's log parts from this one; None if it does not
+    (KIP-595)."""
     if item.last_fetched_epoch is None:
         return None
     known = hosted.log.end_offset_for_epoch(item.last_fetched_epoch)
@@ -226,7 +228,7 @@ def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int
 
 
 def _read_limit(hosted: HostedPartition, params: FetchParams) -> int:
-    """The offset a reader must stay below."""
+    """The offset that a reader must stay below."""
     if params.replica is not None:
         return hosted.log.log_end_offset
     if params.read_committed:

@@ -21,7 +21,7 @@ _STOP_GRACE_S = 1.0
 
 
 class BrokerListeners:
-    """One per broker. `admin` is the node that the Admin service of each listener answers from."""
+    """One per broker. The Admin service of each listener answers from `admin`."""
 
     def __init__(self, handlers: RequestHandlers, admin: AdminNode) -> None:
         self._handlers = handlers

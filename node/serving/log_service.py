@@ -1,8 +1,8 @@
-"""gRPC services `Log` and `Replication`: from wire messages to the handlers and back.
+"""The gRPC services `Log` and `Replication`: from wire messages to the handlers and back.
 
-Produce and Fetch go through the hand-made codec of `tidemark.wire` in generic handlers: payloads
-stay byte slices of the request or of the log, no protobuf object holds them. All else is small and
-uses protobuf. Errors are codes per partition; a call itself fails only when the node can not serve
+Produce and Fetch use the hand-made codec of `tidemark.wire` in generic handlers. Their payloads
+stay byte slices of the request or of the log; no protobuf object holds them. All other calls are
+small and use protobuf. Errors are codes per partition; a call fails only if the node cannot serve
 at all.
 """
 
@@ -81,7 +81,7 @@ class LogService:
         self._later: set[asyncio.Task[bytes]] = set()  # produces that wait for memory
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """What a server adds (`add_generic_rpc_handlers`)."""
+        """Handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return (
             grpc.method_handlers_generic_handler(
                 "tidemark.v1.Log",
@@ -113,24 +113,24 @@ class LogService:
     # --- produce and fetch ---------------------------------------------------------------------
 
     async def produce(self, payload: bytes, context: Context) -> bytes:
-        """Appends and waits as `acks` says; within the bounds of requests under way."""
+        """Appends, then waits as `acks` says; bounded by the memory of requests."""
         answer = self._produce(payload, context)
         return answer if isinstance(answer, bytes) else await answer
 
     async def produce_stream(self, requests: Any, context: Context) -> None:
-        """Produce requests of one client, answered in their order."""
+        """Answers produce requests of one client in their order."""
         work = answer_in_order(context, lambda payload: self._produce(payload, context))
         await self._until_stopped(context, work)
 
     def _produce(self, payload: bytes, context: Context) -> Answer:
-        """At once, where neither memory nor replicas have to be waited for."""
+        """Returns the answer at once, unless it waits for memory or replicas."""
         try:
             request = wire.decode_produce_request(payload)
         except ApiError as error:
             return _refuse(context, error)
         if request.timeout_ms <= 0:
             request.timeout_ms = self._request_timeout_ms
-        # None overtakes those that are about to queue for memory: it may be the same producer's.
+        # No request overtakes those that queue for memory: it may be of the same producer.
         taken = None if self._later else self._memory.take(len(payload))
         if taken is not None:
             return self._produce_within(request, taken)
@@ -158,7 +158,7 @@ class LogService:
     def _produce_within(
         self, request: wire.ProduceRequest, taken_bytes: int
     ) -> bytes | asyncio.Future[bytes]:
-        """Appends, and gives the memory back when the answer is there, or nobody wants it."""
+        """Appends; releases the memory when the request is answered or abandoned."""
         try:
             produced = self._handlers.produce.begin(request.acks, request.partition_data)
         except BaseException:
@@ -182,7 +182,7 @@ class LogService:
         return answer
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
-        """A consumer's long poll."""
+        """Answers a consumer's long poll."""
         params = FetchParams(
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
             min_bytes=request.min_bytes,
@@ -202,7 +202,8 @@ class LogService:
         context: Context,
         session: FetchSession | None = None,
     ) -> bytes:
-        """A follower's long poll; a node of another cluster is told so."""
+        """Answers a follower's long poll; a node of another cluster gets
+        INCONSISTENT_CLUSTER_ID."""
         if request.cluster_id and request.cluster_id != self._cluster_id:
             return wire.encode_fetch_response(
                 wire.FetchResponse(
@@ -233,7 +234,7 @@ class LogService:
         return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session_id))
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
-        """A follower's fetches, one after another, in one session."""
+        """Answers a follower's fetches one after another, in one session."""
         session = FetchSession()
         work = answer_each(context, lambda request: self.replica_fetch(request, context, session))
         try:
@@ -242,7 +243,7 @@ class LogService:
             session.close()
 
     async def _until_stopped(self, context: Context, work: Coroutine[Any, Any, None]) -> None:
-        """Serves a call that stays open; the stop of the node ends it with UNAVAILABLE."""
+        """Serves an open call; the stop of the node ends it with UNAVAILABLE."""
         task = asyncio.ensure_future(work)
         self._open_calls.add(task)
         try:
@@ -255,7 +256,8 @@ class LogService:
             task.cancel()
 
     def end_open_calls(self) -> None:
-        """Before the server stops, which would wait for them in vain."""
+        """Cancels open calls, since the server's stop would wait for them until its grace is
+        over."""
         for task in self._open_calls:
             task.cancel()
 
@@ -313,7 +315,7 @@ class LogService:
     async def init_producer_id(
         self, request: pb.InitProducerIdRequest, context: Context
     ) -> pb.InitProducerIdResponse:
-        """An id for an idempotent producer; transactions are refused by name."""
+        """Returns an id for an idempotent producer; refuses transactions."""
         try:
             if request.transactional_id:
                 raise UnsupportedVersionError("transactions are not supported by this node yet")
@@ -415,8 +417,7 @@ def _produce_response(results: Sequence[ProduceResult]) -> bytes:
     return encoded
 
 
-# Without a deserializer gRPC hands over the request's bytes, without a serializer it sends bytes as
-# they are.
+# Without a deserializer gRPC passes the request's bytes; without a serializer it sends bytes as is.
 
 
 def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:

@@ -1,5 +1,4 @@
-"""What a client's Metadata request is told: live brokers, topics, leaders. Pure, from the node's
-own image."""
+"""The answer to a client's Metadata request: live brokers, topics, leaders. Pure, from an image."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ def metadata_response(
     controller_id: int | None,
     listener: str | None,
 ) -> pb.MetadataResponse:
-    """Brokers at `listener`; the topics asked for, or all. Unknown ones have
+    """Brokers at `listener`, and the requested topics or all. Unknown topics have
     UNKNOWN_TOPIC_OR_PARTITION."""
     response = pb.MetadataResponse(
         cluster_id=cluster_id, controller_id=-1 if controller_id is None else controller_id

@@ -1,11 +1,12 @@
-"""Looking offsets up: ListOffsets by timestamp or special value, over both tiers, and the end
-offset of an epoch.
+"""Lookup of offsets: ListOffsets by timestamp or special value, and the end offset of an epoch.
 
 Special values are Kafka's: -1 latest, -2 earliest, -3 largest timestamp, -4 earliest local, -5
-latest tiered, -6 earliest not yet tiered (KIP-1023). A consumer's "latest" is the high watermark
-(read committed: the last stable offset); a follower's is the log's end. A new leader whose
-watermark has not reached the start of its own epoch answers OFFSET_NOT_AVAILABLE, so that nobody
-sees offsets go back (KIP-207).
+latest tiered, -6 earliest not yet tiered (KIP-1023). Timestamps are looked up in the local log and
+in the tier.
+
+A consumer's "latest" is the high watermark (read committed: the last stable offset); a follower's
+is the log's end. A new leader whose high watermark has not reached the start of its own epoch
+answers OFFSET_NOT_AVAILABLE. So no reader sees offsets move back (KIP-207).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidemark.types import OffsetSpec, TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class FoundOffset:
-    """None where nothing was found."""
+    """The result of a lookup; None for what was not found."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -36,7 +37,7 @@ class FoundOffset:
 
 
 class RemoteTimestamps(Protocol):
-    """The call this needs of the remote log manager."""
+    """The call of the remote log manager that is used here."""
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
@@ -44,8 +45,10 @@ class RemoteTimestamps(Protocol):
 
 
 class OffsetFinder:
-    """The look-up side of a node's partitions; `remote` is None without a tier, and asked for
-    `remote_timeout_ms` at most (remote.list.offsets.request.timeout.ms).
+    """The lookup side of a node's partitions.
+
+    `remote` is None without a tier. `remote_timeout_ms` limits its answer
+    (remote.list.offsets.request.timeout.ms).
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class OffsetFinder:
         from_replica: bool = False,
         read_committed: bool = False,
     ) -> FoundOffset:
-        """The offset for a timestamp (ms) or special value; raises the errors of the partition's
+        """Returns the offset for a timestamp in ms or a special value. Raises the errors of the
         leader checks."""
         hosted = self._partitions.get(topic, partition)
         hosted.core.check_leader_epoch(current_leader_epoch)
@@ -125,8 +128,8 @@ class OffsetFinder:
     def epoch_end(
         self, topic: str, partition: int, current_leader_epoch: int | None, leader_epoch: int
     ) -> tuple[int, int] | None:
-        """(epoch, end offset) of the largest epoch not above `leader_epoch` (KIP-101, KIP-279);
-        None: unknown."""
+        """(epoch, end offset) of the largest epoch not above `leader_epoch`; None if unknown
+        (KIP-101, KIP-279)."""
         hosted = self._partitions.get(topic, partition)
         hosted.core.check_leader_epoch(current_leader_epoch)
         hosted.core.check_leader()
@@ -138,7 +141,7 @@ def _at(log: Log, offset: int) -> FoundOffset:
 
 
 def _pending_upload(hosted: HostedPartition) -> FoundOffset:
-    """Nothing without a tier, and while a new leader does not know yet what is in it."""
+    """Finds nothing without a tier, and while a new leader does not know its content yet."""
     log, highest = hosted.log, hosted.log.highest_remote_offset
     if not hosted.config.remote_storage_enable:
         return FoundOffset()

@@ -1,5 +1,6 @@
-"""Plain records both ways, for clients that do not speak record batches: a convenience, not a hot
-path."""
+"""Plain records in both directions, for clients without a batch codec: a convenience, no hot
+path.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tidemark.wire import FetchPartitionData
 
 
 def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
-    """One batch of them; a timestamp of 0 or below is taken from the node's clock (ms)."""
+    """Encodes records as one batch; a timestamp of 0 or below becomes `now_ms`."""
     return encode_batch(
         [
             Record(
@@ -31,8 +32,8 @@ def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
 
 
 def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
-    """Replaces the batches of an answer by the records from `fetch_offset` on; control batches are
-    left out."""
+    """Replaces the batches of an answer by their records from `fetch_offset` on; skips control
+    batches."""
     payload = answer.payload
     plain: list[common_pb2.Record] = []
     try:

@@ -1,8 +1,12 @@
 """Produce: append to the leader's log, then wait as `acks` says.
 
-Path of a request: check the leader, the ISR (acks=all) and the sizes -> `Log.append_as_leader`
-(CRC, sequences, offsets: no record is decoded) -> followers' parked fetches wake -> their next
-fetch moves the high watermark -> the request is answered. The outcome of each partition is its own.
+Path of a request:
+
+1. The leader and, for acks=all, the ISR are checked.
+2. `Log.append_as_leader` checks sizes, CRC and sequences, and assigns offsets; it decodes no
+   record.
+3. Followers' parked fetches wake; their next fetches move the high watermark.
+4. The request is answered, each partition with its own outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _ACKS = (0, 1, ACKS_ALL)
 
 @dataclass(slots=True)
 class ProduceResult:
-    """What the answer says of one partition; offsets are -1 where there is none."""
+    """The answer for one partition; offsets are -1 if there is none."""
 
     topic: str
     index: int
@@ -49,8 +53,9 @@ class ProduceResult:
 
 
 class Produced:
-    """One request that was appended: its results, in order, and which of them still wait for
-    replicas. They are final when it `is_done`.
+    """An appended request: its results in order, and the partitions that still wait for replicas.
+
+    The results are final once it `is_done`.
     """
 
     __slots__ = ("_end", "_timer", "results", "waiting")
@@ -72,14 +77,14 @@ class Produced:
         self._timer = loop.call_later(max(0, timeout_ms) / 1000, self._expire, timeout_ms)
 
     def abandon(self) -> None:
-        """Nobody waits any more; the records stay where they are."""
+        """Stops waiting for replicas; the appended records are kept."""
         self.waiting.clear()
         self._end = None
         if self._timer is not None:
             self._timer.cancel()
 
     def answered(self, position: int, code: ErrorCode) -> None:
-        """The replicas of one partition have its records, or never will."""
+        """Ends the wait of one partition: its replicas have the records, or never will."""
         if position not in self.waiting:
             return
         if code != ErrorCode.NONE:
@@ -118,8 +123,8 @@ class ProduceHandler:
     async def produce(
         self, acks: int, timeout_ms: int, data: Sequence[PartitionProduceData]
     ) -> list[ProduceResult]:
-        """One result per partition, in order. With acks=all it waits at most `timeout_ms` for the
-        replicas."""
+        """Returns one result per partition, in order. With acks=all, waits for the replicas at most
+        `timeout_ms`."""
         produced = self.begin(acks, data)
         if not produced.is_done:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,7 +136,7 @@ class ProduceHandler:
         return produced.results
 
     def begin(self, acks: int, data: Sequence[PartitionProduceData]) -> Produced:
-        """Appends; what has to wait for replicas is not done yet."""
+        """Appends; the result is not done while it waits for replicas."""
         results = [ProduceResult(item.topic, item.index) for item in data]
         produced = Produced(results)
         if acks not in _ACKS:
@@ -195,7 +200,7 @@ def _park(hosted: HostedPartition, position: int, required: int, wait: Produced)
     answer = functools.partial(wait.answered, position)
     pending = PendingAck(required, hosted.core.leader_epoch, answer)
     if hosted.acks and hosted.acks[-1].required_offset > required:
-        # A duplicate of an idempotent producer asks for offsets that are older than the newest.
+        # A duplicate of an idempotent producer requires offsets below the newest.
         hosted.acks = type(hosted.acks)(
             sorted([*hosted.acks, pending], key=lambda ack: ack.required_offset)
         )

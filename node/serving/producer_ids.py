@@ -1,7 +1,7 @@
-"""Producer ids: handed out one by one from blocks that the controller allocates (KIP-730).
+"""Producer ids, assigned from blocks that the controller allocates (KIP-730).
 
-A block is used up before the next is asked for, and only one request for a block is under way. What
-is left of a block when the process ends is never used again.
+A block is used up before the next one is requested, with one request in flight. The rest of a block
+is never used after the process ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIMEOUT_MS = 15_000
 
 
 class ProducerIdManager:
-    """One per broker."""
+    """Assigns the producer ids of one broker."""
 
     def __init__(self, identity: BrokerIdentity, client: ControllerCaller) -> None:
         self._identity = identity
@@ -27,8 +27,10 @@ class ProducerIdManager:
         self._lock = asyncio.Lock()
 
     async def generate(self) -> int:
-        """A producer id nobody had before; raises the controller's error when there is no block to
-        be had, and BrokerNotAvailableError (retriable) before the broker is registered.
+        """Returns a producer id that was never assigned before.
+
+        Raises the controller's error if no block is available, and BrokerNotAvailableError
+        (retriable) before the broker is registered.
         """
         async with self._lock:
             if self._next >= self._end:

@@ -1,9 +1,9 @@
-"""DeleteRecords: moves a partition's start up, on the leader at once, on the followers with their
-next fetches.
+"""DeleteRecords: moves a partition's start up, on the leader at once, on followers with their
+fetches.
 
 As in Kafka (KIP-107) the answer waits until every replica on a live broker has moved, so that no
-later leader shows the records again; its low watermark is the least start among them. Segments
-that lie wholly below the start go with the next retention pass.
+later leader shows the records again. Its low watermark is the least start among these replicas.
+Segments wholly below the start are deleted by the next retention pass.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ class RecordDeleter:
         self._partitions = partitions
 
     async def delete(self, topic: str, partition: int, offset: int, timeout_ms: int) -> int:
-        """Deletes the records below `offset` (-1: below the high watermark); gives the low
+        """Deletes the records below `offset` (-1: below the high watermark); returns the low
         watermark.
 
-        The errors of the leader checks; OffsetOutOfRangeError above the high watermark;
-        PolicyViolationError where the topic is only compacted; RequestTimedOutError where a replica
-        has not moved in time (it still will).
+        Raises:
+
+        - the errors of the leader checks,
+        - OffsetOutOfRangeError above the high watermark,
+        - PolicyViolationError if the topic is only compacted,
+        - RequestTimedOutError if a replica has not moved in time; it still will.
         """
         hosted = self._partitions.get(topic, partition)
         hosted.core.check_leader()
@@ -66,7 +69,7 @@ class RecordDeleter:
 
 
 def low_watermark(hosted: HostedPartition) -> int:
-    """The least log start of the replicas on live brokers; -1 where one is not known yet."""
+    """The least log start of the replicas on live brokers; -1 if one is not known yet."""
     core = hosted.core
     starts = [hosted.log.log_start_offset]
     brokers = core.brokers()

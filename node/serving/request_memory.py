@@ -1,9 +1,8 @@
-"""The bytes of requests under way, bounded (`queued.max.request.bytes`): back-pressure first, then
-a retriable error.
+"""A bound on the bytes of requests in flight (`queued.max.request.bytes`).
 
-A request takes its size before it is worked on and gives it back when it is answered. When the
-limit is reached newcomers wait in order; when as many bytes wait as may be under way, or a wait
-lasts too long, the caller is told to come again. Nothing was written then.
+A request acquires its size before it is processed and releases it when it is answered. At the
+limit, new requests wait in order. As many bytes may wait as may be in flight. Beyond that, or after
+a wait that takes too long, a request fails with a retriable error, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tidemark.errors import ThrottlingQuotaExceededError
 
 
 class RequestMemory:
-    """A first-come-first-served budget of bytes on one event loop."""
+    """A first-come, first-served budget of bytes on one event loop."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -24,7 +23,7 @@ class RequestMemory:
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def take(self, size_bytes: int) -> int | None:
-        """As `acquire`, where nobody has to wait; None where one has to."""
+        """Acquires the bytes if that needs no wait, else returns None."""
         taken = min(size_bytes, self.limit_bytes)
         if self._queue or self.used_bytes + taken > self.limit_bytes:
             return None
@@ -32,9 +31,9 @@ class RequestMemory:
         return taken
 
     async def acquire(self, size_bytes: int, timeout_ms: int) -> int:
-        """Waits for room and gives the bytes to `release`; raises ThrottlingQuotaExceededError.
+        """Waits for room; returns the bytes to `release`. Raises ThrottlingQuotaExceededError.
 
-        A request larger than the limit is let in alone, so that it is slow rather than impossible.
+        A request larger than the limit is admitted alone: slow rather than impossible.
         """
         taken = self.take(size_bytes)
         if taken is not None:
@@ -60,7 +59,7 @@ class RequestMemory:
                 self.waiting_bytes -= taken
                 self._admit()
             elif not turn.cancelled() and turn.exception() is None:
-                self.release(taken)  # our turn had come in the same moment
+                self.release(taken)  # admitted at the same moment
             if isinstance(error, TimeoutError):
                 raise ThrottlingQuotaExceededError(self._message()) from None
             raise
@@ -68,7 +67,7 @@ class RequestMemory:
             handle.cancel()
 
     def release(self, taken_bytes: int) -> None:
-        """Gives back what `acquire` gave; lets the next ones in."""
+        """Releases the bytes that `acquire` returned, and admits waiting requests."""
         self.used_bytes -= taken_bytes
         assert self.used_bytes >= 0, "released more than was taken"
         self._admit()

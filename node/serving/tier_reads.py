@@ -1,9 +1,8 @@
-"""Reads from the tier on behalf of fetches: at once for all partitions, bounded in time, and never
-thrown away half done.
+"""Reads from the tier for fetches: concurrent, bounded in time, and never lost half done.
 
-A read from an object store may take longer than a fetch may wait. Then the fetch is answered
-without it (an empty answer: ask again), and the read goes on: the repeated fetch finds its outcome
-here. Outcomes nobody asks for are dropped after a while, oldest first.
+A read from an object store may take longer than a fetch may wait. Then the answer is empty, and the
+read continues: the repeated fetch finds its outcome here. At most 64 reads are kept; beyond that
+the oldest is cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Outcome = bytes | ApiError | None
 
 
 class TierReader(Protocol):
-    """The call this needs of the remote log manager."""
+    """The call of the remote log manager that is used here."""
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
@@ -51,10 +50,11 @@ class TierReads:
     async def read_many(
         self, wanted: Sequence[tuple[HostedPartition, int, int]], has_other_data: bool
     ) -> list[Outcome]:
-        """Per (partition, offset, max_bytes): the bytes, an error, or None for "not yet".
+        """Returns per (partition, offset, max_bytes) the bytes, an error, or None if it is not
+        finished.
 
-        With other data in hand it waits `remote.fetch.max.wait.ms`; without, until the first
-        outcome (or a request timeout).
+        Waits for all reads, at most `remote.fetch.max.wait.ms`. Without other data it then waits
+        for the first outcome, at most a request timeout.
         """
         tasks = [self._task(hosted, offset, max_bytes) for hosted, offset, max_bytes in wanted]
         await asyncio.wait(tasks, timeout=self._max_wait_ms / 1000)
@@ -97,7 +97,7 @@ class TierReads:
         raise error
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the reads in progress."""
         reads, self._reads = list(self._reads.values()), OrderedDict()
         for read in reads:
             read.cancel()
@@ -105,6 +105,6 @@ class TierReads:
 
 
 def _look_at(task: asyncio.Task[bytes]) -> None:
-    """Takes the outcome, so that one nobody came back for is not reported as forgotten."""
+    """Retrieves the outcome, so that asyncio does not report one that no fetch came back for."""
     if not task.cancelled() and task.exception() is not None:
         logger.debug("remote read failed: %s", task.exception())

@@ -1,11 +1,11 @@
-"""What a broker does on the side: retention, compaction, checkpoints, flushes, purges, expiry of
-producers, ISR shrinking.
+"""The periodic passes of a broker: retention, checkpoints, flushes, purges, expiry, ISR shrinking.
 
-Each has its own period (Kafka's settings), and looks only at logs that changed since, or whose time
-has come (`commitlog.manager.changes`): a pass over partitions that nobody uses does nothing at all.
-Work on logs happens on the event loop in small slices, one log at a time with a breath between,
-since appends and these share the logs; what only waits for the disk (checkpoint files, fsyncs,
-removal of deleted files) runs in a bounded pool of threads.
+Each pass has its own period (Kafka's settings). It looks only at logs that changed since the last
+one or whose time has come (`commitlog.manager.changes`), so unused partitions cost nothing.
+
+Appends and passes share the logs. A pass therefore works on the event loop in small slices, and
+yields after each log. Work that waits for the disk (checkpoint files, fsyncs, removal of deleted
+files) runs in a bounded pool of threads.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BackgroundWork:
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Settings were altered while the broker runs."""
+        """Applies settings that were altered while the broker runs."""
         if config.producer_id_expiration_ms != self._config.producer_id_expiration_ms:
             self._logs.set_producer_expiration(config.producer_id_expiration_ms)
         self._config = config
@@ -108,15 +108,15 @@ class BackgroundWork:
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
     async def retention(self) -> None:
-        """One pass over the logs that changed or expire (retention.ms, retention.bytes, log start,
-        local retention).
+        """Applies retention.ms, retention.bytes, the log start and local retention to changed or
+        expiring logs.
 
-        A log that is being cleaned waits for the next pass.
+        A log that is being cleaned is left for the next pass.
         """
         for changed in self._retention.take(self._clock.wall_ms(), self._logs.by_partition):
             hosted = self._partitions.find(changed.topic_partition)
             if hosted is None or hosted.offline or hosted.deleted:
-                continue  # it counts as changed once it is hosted
+                continue  # hosting it marks it as changed
             if self.cleaner.is_cleaning(changed.topic_partition):
                 self._retention.put_back(changed)
                 continue
@@ -133,7 +133,7 @@ class BackgroundWork:
             self._retention.put_back(expiring)
 
     async def expire_producers(self) -> None:
-        """Forgets producers that were silent for producer.id.expiration.ms."""
+        """Removes producers that were silent for producer.id.expiration.ms."""
         for changed in self._with_producers.take():
             changed.producers.remove_expired(self._clock.wall_ms())
             if changed.producers.producers:
@@ -141,7 +141,7 @@ class BackgroundWork:
             await asyncio.sleep(0)
 
     async def tell_log_starts(self) -> None:
-        """Has followers hear of log starts that retention or the tier moved."""
+        """Has followers fetch log starts that retention or the tier moved."""
         for changed in self._with_starts.take():
             hosted = self._partitions.find(changed.topic_partition)
             if hosted is not None and hosted.told_start != changed.log_start_offset:
@@ -158,7 +158,8 @@ class BackgroundWork:
         await self._in_pool(self._logs.checkpoint_recovery_points)
 
     async def flush_due(self) -> None:
-        """Flushes the logs whose flush.ms is over, besides the recovery-point checkpoints."""
+        """Flushes the logs whose flush.ms is over, in addition to the recovery-point
+        checkpoints."""
         await self._in_pool(self._logs.flush_due)
 
     async def checkpoint_log_starts(self) -> None:

@@ -1,10 +1,9 @@
 """The cleaner threads of a broker: compaction (`commitlog.cleaner.manager`) in a bounded pool.
 
-Each of log.cleaner.threads workers takes the dirtiest log, cleans it group by group in a thread,
-and puts every group in place on the event loop, which owns the logs. An idle worker looks again
-after log.cleaner.backoff.ms. Nothing is loaded while no topic is compacted. All log.cleaner.*
-settings of a broker take effect while it runs (KIP-226): a worker that is one too many ends when
-its cleaning does.
+Each of log.cleaner.threads workers takes the dirtiest log and cleans it group by group in a thread.
+The event loop, which owns the logs, puts every group in place. An idle worker looks again after
+log.cleaner.backoff.ms. Nothing is loaded while no topic is compacted. All log.cleaner.* settings of
+a broker apply while it runs (KIP-226): a surplus worker ends after its cleaning.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _THREADS_MAX = 64
-"""More cleaners than this do not start, whatever log.cleaner.threads says."""
+"""Upper limit of cleaners, whatever log.cleaner.threads is."""
 
 
 class CleanerWorkers:
@@ -35,13 +34,15 @@ class CleanerWorkers:
         self._config = config
         self._cleaner = cleaner
         self._on_fatal = on_fatal
-        self._pool = ThreadPoolExecutor(_THREADS_MAX, "log-cleaner")  # made when first needed
+        self._pool = ThreadPoolExecutor(
+            _THREADS_MAX, "log-cleaner"
+        )  # threads start when first needed
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._started = False
 
     @property
     def running(self) -> int:
-        """Workers that take logs."""
+        """Number of workers that take logs."""
         return len(self._tasks)
 
     def start(self) -> None:
@@ -50,7 +51,7 @@ class CleanerWorkers:
         self._hire()
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """log.cleaner.* were altered. Called on the event loop."""
+        """Applies altered log.cleaner.* settings. Called on the event loop."""
         self._config = config
         self._cleaner.reconfigure(config)
         if self._started:
@@ -64,7 +65,8 @@ class CleanerWorkers:
                     self._tasks[number] = spawn(f"log cleaner {number}", work, self._on_fatal)
 
     async def stop(self) -> None:
-        """Calls cleanings off; what they wrote and did not put in place goes at the next start."""
+        """Cancels cleanings; groups that are written but not in place are removed at the next
+        start."""
         self._cleaner.stop()
         await cancel_all(*self._tasks.values())
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
@@ -76,11 +78,11 @@ class CleanerWorkers:
         del self._tasks[number]
 
     async def clean_one(self) -> bool:
-        """Cleans the dirtiest log; False where none qualifies, or it could not be cleaned."""
+        """Cleans the dirtiest log; False if none qualifies or the cleaning failed."""
         cleaner = self._cleaner
         if not cleaner.has_work:
             return False
-        # loads the kernels: the first time that takes long, so not on the loop
+        # Loads the kernels in a thread: the first time takes long.
         await self._in_pool(lambda: importlib.import_module("commitlog.cleaner.cleaning"))
         cleaning = cleaner.choose()
         if cleaning is None:

@@ -1,18 +1,20 @@
-"""Moves replicas between the log directories of a broker (KIP-113, KIP-858): what an operator asks
-for, and the workers that do it (Kafka's AlterReplicaLogDirsManager and its threads).
+"""Moves replicas between the log directories of a broker (KIP-113, KIP-858).
 
-    asked -> copying   a future log is made and copied in pieces, in a pool and within
-                       replica.alter.log.dirs.io.max.bytes.per.second
-          -> caught up cleaning of the log is held, what came meanwhile is copied too
-          -> promised  the controller notes the new directory (AssignReplicasToDirs) before the log
-                       is there: should the disk fail right after the swap, it knows whose leader
-                       is gone
-          -> swapped   `DirectoryMoves.swap`, on the event loop, which owns the logs
+`alter` takes the operator's request; workers carry it out (Kafka's AlterReplicaLogDirsManager and
+its threads).
 
-Requests and replication go on all the time: it is the same log before and after. Whoever deletes
-the log, or takes its directory offline, takes its future log out of `LogManager.moves`; a worker
-looks there before and after everything it waits for, so a cancelled move ends by itself, and a
-promise that is not kept is taken back. A move found at start goes on.
+    asked -> copying    a future log is made and copied in pieces, in a pool and within
+                        replica.alter.log.dirs.io.max.bytes.per.second
+          -> caught up  cleaning of the log is paused; new records are copied too
+          -> promised   the controller records the new directory (AssignReplicasToDirs) before the
+                        log is there: if the disk fails right after the swap, the controller knows
+                        which leaders are gone
+          -> swapped    `DirectoryMoves.swap`, on the event loop, which owns the logs
+
+Requests and replication continue: the `Log` object is the same before and after. To delete the log,
+or to take its directory offline, its future log is removed from `LogManager.moves`. A worker checks
+there before and after each wait, so a cancelled move ends by itself, and its promise is taken back.
+A move found at start continues.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from tidemark.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 SWAP_BYTES_MAX = 1 << 20
-"""At most so much is copied within a swap, while the event loop waits."""
+"""Most bytes that a swap copies while the event loop waits."""
 PREFERRED_MAX = 10_000
 _LOOK_AGAIN_S = 0.1
 _UNIQUE_CHARACTERS = 33  # the point and the 32 digits in a future log's name
@@ -58,24 +60,24 @@ RunPiece = Callable[[Callable[[], Copied]], Awaitable[Copied]]
 
 
 class Pace:
-    """Holds all moves of a node together to a rate, which may change at any time."""
+    """Limits all moves of a node together to a rate, which may change at any time."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
         self._turn = asyncio.Lock()
 
     async def spend(self, size_bytes: int) -> None:
-        """Returns when so many bytes are within the rate, one caller after the other."""
+        """Returns when `size_bytes` are within the rate; callers wait one after the other."""
         async with self._turn:
             while size_bytes > 0:
                 rate = self.bytes_per_second
-                await asyncio.sleep(min(1.0, size_bytes / rate))  # then the rate may be another one
+                await asyncio.sleep(min(1.0, size_bytes / rate))  # the rate may change meanwhile
                 size_bytes -= rate
 
 
 class DirectoryMover:
-    """One per broker. `alter` is what the RPC asks for; `start` when the logs are open, `stop`
-    before they are closed."""
+    """One per broker. `alter` is the RPC; call `start` when the logs are open, `stop` before they
+    are closed."""
 
     def __init__(
         self,
@@ -102,29 +104,31 @@ class DirectoryMover:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Moves that an earlier process began go on."""
+        """Starts the workers, which also continue the moves of an earlier process."""
         for number in range(self._threads):
             self._tasks.append(spawn(f"directory move {number}", self._work(), self._on_fatal))
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Settings were altered while the broker runs."""
+        """Applies settings that were altered while the broker runs."""
         self._pace.bytes_per_second = config.replica_alter_log_dirs_io_max_bytes_per_second
 
     async def stop(self) -> None:
-        """Moves under way go on after the next start."""
+        """Stops the workers; moves in progress continue after the next start."""
         await cancel_all(*self._tasks)
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
-    # --- what is asked for
+    # --- requests
 
     def alter(self, topic_partition: TopicPartition, path: str) -> None:
-        """Begins to move the replica to the directory; ends a move where it goes elsewhere, or the
-        replica is there already.
+        """Starts to move the replica to the directory; first cancels its move to another directory.
 
-        LogDirNotFoundError: log.dirs has no such directory; KafkaStorageError: it, or the replica,
-        is offline, or it has not the room, or can not be written; InvalidTopicError: the name is
-        too long for a future log (KAFKA-4893); ReplicaNotAvailableError: this node has no such
-        replica, but when it gets one its log will be made there.
+        Does nothing if the replica is there already. Raises:
+
+        - LogDirNotFoundError if log.dirs has no such directory,
+        - KafkaStorageError if it or the replica is offline, it lacks the room, or cannot be
+          written,
+        - InvalidTopicError if the name is too long for a future log (KAFKA-4893),
+        - ReplicaNotAvailableError if this node has no such replica; a later one is created there.
         """
         if len(f"{topic_partition}{FUTURE_SUFFIX}") + _UNIQUE_CHARACTERS > NAME_BYTES_MAX:
             raise InvalidTopicError(f"the name of {topic_partition} is too long to be moved")
@@ -153,7 +157,8 @@ class DirectoryMover:
         logger.info("%s: moving to %s", topic_partition, target.path)
 
     def _check_room(self, size_bytes: int, target: LogDirectory) -> None:
-        """A disk that a move fills would go offline, with all that is on it."""
+        """Raises StorageError if the target lacks the room: a full disk goes offline with all its
+        logs."""
         moves = self._logs.moves
         coming = sum(
             future.bytes_left
@@ -179,7 +184,7 @@ class DirectoryMover:
     def _prefer(self, topic_partition: TopicPartition, target: LogDirectory) -> None:
         preferred = self._logs.moves.preferred
         preferred.pop(topic_partition, None)
-        while len(preferred) >= PREFERRED_MAX:  # the oldest wish is the least likely one to matter
+        while len(preferred) >= PREFERRED_MAX:  # the oldest one is the least likely to matter
             del preferred[next(iter(preferred))]
         preferred[topic_partition] = target
 
@@ -209,12 +214,12 @@ class DirectoryMover:
         return self._logs.moves.get(future.topic_partition) is future
 
     async def _move(self, future: FutureLog) -> None:
-        """Copies until the log can be swapped, and swaps it; returns early where the move was
+        """Copies the log until it can be swapped, and swaps it; returns early if the move is
         cancelled."""
         topic_partition = future.topic_partition
         states = self._cleaner.states
         await self._copy(future)
-        states.pause(topic_partition)  # or a cleaner might rewrite as fast as we copy
+        states.pause(topic_partition)  # else a cleaner might rewrite as fast as pieces are copied
         try:
             await self._copy(future)
             await self._promise(future)
@@ -229,7 +234,7 @@ class DirectoryMover:
             self._take_back(future)
 
     async def _copy(self, future: FutureLog) -> None:
-        """Copies pieces, until what is left may be copied within the swap."""
+        """Copies pieces until the rest is small enough to be copied within the swap."""
         while self._is_current(future) and (piece := future.next_piece()) is not None:
             if not piece.finishes and future.bytes_left <= SWAP_BYTES_MAX:
                 return
@@ -242,7 +247,7 @@ class DirectoryMover:
         except (TidemarkError, OSError) as error:
             if isinstance(error, FatalError) or future.still_fits(piece):
                 raise
-            return  # its segment went meanwhile: the next piece is another one
+            return  # its segment was deleted meanwhile: the next piece is another one
         future.take(piece, result)
         await self._pace.spend(result[0] - before)
 
@@ -250,7 +255,8 @@ class DirectoryMover:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def _promise(self, future: FutureLog) -> None:
-        """Has the controller note the new directory; returns when it did, or the move is over."""
+        """Reports the new directory to the controller; returns when it is recorded, or the move is
+        over."""
         told = asyncio.Event()
         target = self._logs.moves.destination_of(future.topic_partition)
         while self._is_current(future) and not told.is_set():
@@ -267,8 +273,8 @@ class DirectoryMover:
                 continue
 
     def _take_back(self, future: FutureLog) -> None:
-        """After a promise that was not kept the controller hears where the replica really is, but
-        for a newer move, which has told its own."""
+        """After an unkept promise, reports the replica's real directory; not if a newer move made
+        its own."""
         if not future.is_promised:
             return
         future.is_promised = False

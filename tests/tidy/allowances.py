@@ -32,7 +32,7 @@ CALLBACKS: set[str] = set()
 
 VOICE = {
     "commitlog": (18, 51),
-    "node": (20, 46),
+    "node": (0, 0),
     "pyspark_tidemark": (0, 0),
     "quorum": (0, 0),
     "snapshot": (0, 0),
@@ -46,12 +46,5 @@ FACELESS = {
     "commitlog/disk",
     "commitlog/log",
     "commitlog/segment",
-    "node",
-    "node/membership",
-    "node/partition",
-    "node/replication",
-    "node/runtime",
-    "node/serving",
-    "node/upkeep",
 }
 """Packages whose docstring is no face of a room yet."""
