@@ -1,7 +1,7 @@
 """The process of a node: controller, broker, or both, on one event loop.
 
-`Server.start` starts everything in order: directories are checked, then Raft (one RaftServer,
-shared by both roles), the metadata loader, the controller and the broker start. `run_until_stopped`
+`Server.start` checks and locks the directories, builds Raft (one RaftServer, shared by both roles)
+and the metadata loader. Then it starts the controller, Raft and the broker. `run_until_stopped`
 waits for SIGTERM or SIGINT, which cause a controlled shutdown, or for a fatal error. `run(config)`
 is the blocking entry of the command line; it returns the exit code.
 """
@@ -106,8 +106,8 @@ class Server:
         return self.broker is None or self.broker.is_ready
 
     async def wait_until_ready(self) -> None:
-        """Returns when the broker is unfenced; on a mere controller at once. Raises the fatal error
-        if one comes first."""
+        """Returns when the broker is unfenced; on a node without a broker, at once. Raises the
+        fatal error if one comes first."""
         if self.broker is None:
             return
         ready = asyncio.ensure_future(self.broker.lifecycle.unfenced.wait())

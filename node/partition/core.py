@@ -181,7 +181,7 @@ class Partition:
             if replica_id in removed:  # its disk may be dead: do not wait for it
                 state.forget_pace()
 
-    # --- what happens to the log ---------------------------------------------------------------
+    # --- changes of the log --------------------------------------------------------------------
 
     def on_append(self, log_end_offset: int, now_ms: int) -> bool:
         """Updates the end of the local log, after an append or a follower's truncation; True if the

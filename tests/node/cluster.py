@@ -1,9 +1,9 @@
-"""Several brokers in one process on virtual time: real hosting and logs, memory disks,
-calls by reference.
+"""Several brokers in one process on virtual time: real hosting and logs, memory disks, calls by
+reference.
 
-`Cluster` plays the controller: it holds the metadata image, hands (delta, image) to every broker,
-and answers AlterPartition as the real one would in its order of checks. Links between nodes can be
-cut. Everything runs on `tests.virtual_time`.
+`Cluster` plays the controller. It holds the metadata image, passes (delta, image) to every broker,
+and answers AlterPartition with the checks of the real one, in the same order. Links between nodes
+can be cut. Everything runs on `tests.virtual_time`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def values_of(payload: bytes | memoryview) -> list[str]:
 
 
 class Node:
-    """One broker's replica side."""
+    """The replicas and handlers of one broker."""
 
     def __init__(self, cluster: Cluster, node_id: int, **settings: str) -> None:
         self.cluster = cluster
@@ -143,7 +143,7 @@ class Node:
         return self.identity.epoch
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """As the metadata loader calls its publishers."""
+        """Updates the publishers in the order of a broker."""
         self.view.on_metadata_update(delta, image)
         self.hosting.on_metadata_update(delta, image)
 
@@ -177,7 +177,7 @@ class Node:
         return answer
 
     async def read_all(self) -> list[str]:
-        """What a consumer sees from the start."""
+        """Returns all values visible to a consumer, from the log start."""
         log = self.hosted().log
         found: list[str] = []
         offset = log.log_start_offset
@@ -201,7 +201,7 @@ class Node:
 
 
 class Link:
-    """A follower's calls to a peer, by reference; fails while the link or the peer is down."""
+    """A follower's calls to a peer, by reference; they fail while the link or the peer is down."""
 
     def __init__(self, cluster: Cluster, source: int, target: int) -> None:
         self._cluster = cluster
@@ -227,7 +227,7 @@ class Link:
             await asyncio.sleep(0.001)
             self._peer()
         except (NetworkError, asyncio.CancelledError):
-            await self.close()  # as the call that stays open ends
+            await self.close()  # as the end of the open call does
             raise
         return decode_fetch_response(payload)
 
@@ -253,7 +253,7 @@ class Link:
 
 
 class Cluster:
-    """Brokers 1, 2, 3 and the metadata they follow."""
+    """Brokers 1, 2, 3 and their metadata."""
 
     def __init__(self, tier: Any = None) -> None:
         self.tier = tier
@@ -327,7 +327,7 @@ class Cluster:
         )
 
     def change(self, leader: int | None = None, isr: tuple[int, ...] | None = None) -> None:
-        """The controller changes the partition: a new leader raises the epoch."""
+        """Changes the partition as the controller does: a new leader raises the epoch."""
         record = records_pb.PartitionChangeRecord(partition_id=0, topic_id=self.topic_id.bytes)
         if leader is not None:
             record.leader = leader
@@ -383,8 +383,7 @@ class Cluster:
         return ErrorCode.NONE
 
     async def settle(self, node_ids: tuple[int, ...] = ()) -> None:
-        """Lets replication come to rest: every running replica has the leader's log and
-        watermark."""
+        """Waits until every running replica has the leader's log and high watermark."""
         for _ in range(400):
             await asyncio.sleep(0.05)
             leader = self.nodes.get(self.partition.leader)

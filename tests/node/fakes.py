@@ -1,5 +1,6 @@
-"""Fakes that several tests of the node use: a controller that answers calls, a clock on the loop's
-time."""
+"""Fakes shared by tests of the node: a controller that answers calls, a clock on the loop's
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ WALL_START_MS = 1_400_000_000_000
 
 
 def loop_clock() -> Clock:
-    """Monotonic time is the running loop's, wall time the same from a fixed date on."""
+    """A clock on the running loop's time; wall time starts at a fixed date."""
     loop = asyncio.get_running_loop()
 
     def mono_ms() -> int:
@@ -29,7 +30,7 @@ def loop_clock() -> Clock:
 
 
 def broker_config(node_id: int = 1, **settings: str) -> ServerConfig:
-    """A broker's settings; keyword names have `_` for `.`."""
+    """Settings of a broker; keyword names have `_` for `.`."""
     values = {
         "process.roles": "broker",
         "node.id": str(node_id),
@@ -42,7 +43,8 @@ def broker_config(node_id: int = 1, **settings: str) -> ServerConfig:
 
 
 class FakeController:
-    """Answers by method name; `handlers` may be replaced while it runs. Every request is kept."""
+    """Answers calls by method name and keeps every request; `handlers` may be replaced at any
+    time."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
@@ -62,7 +64,7 @@ class FakeController:
 
 
 def registering_controller(broker_epoch: int = 42) -> FakeController:
-    """Registers brokers and unfences those that want it."""
+    """A controller that registers brokers and unfences those that ask for it."""
     controller = FakeController()
     controller.handlers["RegisterBroker"] = lambda _: pb.RegisterBrokerResponse(
         broker_epoch=broker_epoch

@@ -1,6 +1,6 @@
-"""Brokers with several log directories on virtual time: the real controller core decides, the real
-lifecycle, assignments, hosting and logs of every broker follow; disks are in memory.
+"""Brokers with several log directories on virtual time, with the real controller core.
 
+Lifecycle, assignments, hosting and logs of every broker are real; disks are in memory.
 `JbodCluster` is `tests.node.cluster.Cluster` with `tests.quorum.controller.scenario.Scenario` as
 its controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault
 of one leaves the other alone.
@@ -35,7 +35,7 @@ DIRECTORIES = ("a", "b")
 
 
 class JbodNode(Node):
-    """A broker with two directories and a life of its own."""
+    """A broker with two directories and a real lifecycle."""
 
     cluster: JbodCluster
 
@@ -88,7 +88,8 @@ class JbodNode(Node):
 
 
 class JbodCluster(Cluster):
-    """`start` nodes, `create` a topic, `load` it, let a disk fail, see who goes on."""
+    """Verbs of a scenario: `boot` nodes, `create` a topic, `load` it, fail a disk, check the
+    others."""
 
     nodes: dict[int, JbodNode]  # type: ignore[assignment]
 
@@ -162,7 +163,7 @@ class JbodCluster(Cluster):
         self._deliver()
 
     def disk(self, node_id: int, directory: str) -> MemoryDirectory:
-        """The disk under one directory of a node; a new one has a new id, as a formatted one."""
+        """The disk of one directory of a node; a new disk has a new id, as a formatted one."""
         key = (node_id, directory)
         if key not in self.log_disks:
             self.log_disks[key] = MemoryDirectory(f"node-{node_id}/{directory}", seed=node_id)
@@ -170,7 +171,7 @@ class JbodCluster(Cluster):
         return self.log_disks[key]
 
     def replace_disk(self, node_id: int, directory: str) -> None:
-        """An empty, newly formatted disk takes the place of a directory's."""
+        """Replaces the disk of a directory by an empty, newly formatted one."""
         del self.log_disks[node_id, directory]
 
     async def boot(self, *node_ids: int, **settings: str) -> None:
@@ -191,7 +192,7 @@ class JbodCluster(Cluster):
             await self.nodes[node_id].life.unfenced.wait()
 
     def publish(self, *records: Any, but: int | None = None) -> None:
-        """Only to nodes that had their first image."""
+        """Publishes to nodes that had their first image."""
         delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)
@@ -201,7 +202,7 @@ class JbodCluster(Cluster):
                 node.on_metadata_update(delta, self.image)
 
     async def stop_node(self, node_id: int, *, clean: bool = True) -> None:
-        """A clean stop, or the machine's loss; the session then runs out in its time."""
+        """Stops a node cleanly, or loses its machine; the session then expires in its time."""
         node = self.nodes.pop(node_id)
         await node.stop(clean)
         if clean and all(d.is_online for d in node.logs.directories):
@@ -224,7 +225,7 @@ class JbodCluster(Cluster):
         return self.scenario.partition(TOPIC, partition)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Virtual time goes by until the condition holds."""
+        """Advances virtual time until the condition holds."""
         for _ in range(int(seconds / 0.02)):
             if condition():
                 return
@@ -232,7 +233,7 @@ class JbodCluster(Cluster):
         raise AssertionError("it does not come about")
 
     async def load(self, partition: int, count: int, *, pause_s: float = 0.01) -> None:
-        """A producer with acks=all that tries each record until it is acknowledged."""
+        """Produces with acks=all; retries each record until it is acknowledged."""
         acked = self.acked.setdefault(partition, [])
         refused = self.refused.setdefault(partition, [])
         for number in range(len(acked), len(acked) + count):
@@ -273,7 +274,7 @@ class JbodCluster(Cluster):
         return answer
 
     async def consume(self, partition: int) -> list[str]:
-        """What the leader shows from the log's start to its high watermark."""
+        """The leader's records from the log start to its high watermark."""
         leader = self.of(partition).leader
         assert leader is not None, "nobody leads it"
         node = self.nodes[leader]
@@ -295,7 +296,7 @@ class JbodCluster(Cluster):
 
 
 def jbod(test: Callable[[JbodCluster], Coroutine[Any, Any, None]], **controller: str) -> None:
-    """Runs `test` on virtual time; in the end no node may have met a fatal error."""
+    """Runs `test` on virtual time; afterwards no node may have met a fatal error."""
 
     async def main() -> None:
         cluster = JbodCluster(**controller)

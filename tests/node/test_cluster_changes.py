@@ -1,4 +1,4 @@
-"""Changes of a cluster at work, through the admin client, as the brokers' logs see them."""
+"""Changes of a running cluster through the admin client, as seen in the brokers' logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def log_of(brokers: Brokers, node_id: int) -> Log | None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Brokers apply what was decided when they hear of it: there is no event to wait for."""
+    """Polls the condition: there is no event for the moment when a broker has applied a
+    decision."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - it belongs to other servers
             await asyncio.sleep(0.02)

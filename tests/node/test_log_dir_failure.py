@@ -1,5 +1,7 @@
-"""A failed log directory takes only its own partitions offline (KIP-112, KIP-858): real brokers and
-the real controller core on virtual time, disks in memory that fail when told."""
+"""A failed log directory takes only its own partitions offline (KIP-112, KIP-858).
+
+Brokers and the controller core are real, on virtual time; disks are in memory and fail on demand.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ async def three_brokers(cluster: JbodCluster, **settings: str) -> None:
 
 
 def assigned(cluster: JbodCluster, node_id: int) -> bool:
-    """Does the controller know where this broker's replicas are?"""
+    """Whether the controller has the directories of this broker's replicas."""
     node = cluster.nodes[node_id]
     topic = cluster.image.topics.get(TOPIC)
     assert topic is not None
@@ -133,8 +135,8 @@ def test_who_waits_for_a_failed_directory_hears_of_it_at_once() -> None:
 
 
 def test_a_directory_that_is_still_bad_after_a_restart_is_left_out() -> None:
-    """Its replicas are not made anew elsewhere; the others are in sync again, and new ones go to
-    the directory that works."""
+    """Its replicas are not recreated elsewhere. The others get in sync again, and new ones go to
+    the working directory."""
 
     async def test(cluster: JbodCluster) -> None:
         await three_brokers(cluster)
@@ -168,7 +170,7 @@ def test_a_replaced_disk_is_filled_by_its_leaders_and_leads_nothing_before() -> 
         lost = in_directory(cluster, 1, "a")
         await cluster.stop_node(1)
         cluster.replace_disk(1, "a")
-        cluster.cut |= {(1, 2), (1, 3)}  # it can not catch up yet
+        cluster.cut |= {(1, 2), (1, 3)}  # it cannot catch up yet
         await cluster.boot(1)
         await asyncio.sleep(5)
         for p in lost:
@@ -190,7 +192,7 @@ def test_a_replaced_disk_is_filled_by_its_leaders_and_leads_nothing_before() -> 
 
 
 def test_the_only_copy_on_a_failed_directory_waits_for_its_disk() -> None:
-    """Offline, not made anew on another disk or on an empty one; with the disk back it serves."""
+    """It is offline, not recreated on another or an empty disk; with the disk back it serves."""
 
     async def test(cluster: JbodCluster) -> None:
         await cluster.boot(1, 2)

@@ -1,5 +1,8 @@
-"""A whole node with two log directories, in this process, over real files: one is pulled out while
-it runs, is missing at a start, comes back; and the last one goes."""
+"""A whole node with two log directories, in this process, over real files.
+
+One directory is removed while the node runs, is missing at a start, and returns; then the last one
+fails.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def directory_of(server: Server, topic: str) -> LogDirectory:
 
 
 def pull_out(directory: LogDirectory) -> None:
-    """The disk fails in some thread."""
+    """Fails the disk in some thread."""
     thread = threading.Thread(target=directory.state.fail, args=("pulled out",))
     thread.start()
     thread.join()

@@ -1,5 +1,6 @@
 """A real node in one process: real sockets on loopback, real files, controller and broker
-together."""
+together.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Three real brokers and a real controller on loopback gRPC, in one process: replication, an
-orderly leave, a hard stop, and the return of both."""
+"""Three real brokers and a real controller on loopback gRPC, in one process.
+
+Covers replication, a controlled shutdown, a hard stop, and the return of both brokers.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ class Brokers:
         return answer.topics[0].partitions[0]
 
     async def until_isr_is(self, *members: int) -> int:
-        """Waits for this ISR; gives the leader."""
+        """Waits for this ISR; returns the leader."""
         async with asyncio.timeout(30):
             while True:
                 found = await self.partition()
@@ -77,12 +79,12 @@ class Brokers:
                 await asyncio.sleep(0.02)
 
     async def produce(self, value: str) -> int:
-        """Produces with acks=all to whoever leads, until it is taken; gives the offset."""
+        """Produces with acks=all to the current leader until it succeeds; returns the offset."""
         async with asyncio.timeout(30):
             while True:
                 leader = (await self.partition()).leader_id
                 if leader > 0:
-                    # A broker that was stopped hard leads until its session is over.
+                    # A broker that was stopped hard leads until its session expires.
                     with contextlib.suppress(grpc.aio.AioRpcError):
                         response = await self.client(leader).produce("flights", batch(value))
                         if response.responses[0].error_code == ErrorCode.NONE:
@@ -110,7 +112,7 @@ def test_three_brokers_replicate_and_survive_leaves_and_stops(tmp_path: Path) ->
             assert await brokers.produce("all three") == 0
             assert await brokers.until_isr_is(1, 2, 3) == 2
 
-            await brokers.stop(2)  # in order: the leadership moves before it goes
+            await brokers.stop(2)  # controlled: the leadership moves before it stops
             assert (await brokers.partition()).leader_id in (1, 3)
             assert await brokers.produce("without 2") == 1
             await brokers.start(2)

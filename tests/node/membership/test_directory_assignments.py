@@ -1,5 +1,6 @@
-"""What the controller is told of replicas' directories: batches, one at a time, again until it has
-taken them; the newest wins."""
+"""Assignments of log directories: batches, one in flight, repeated until accepted; the newest
+wins.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def placed(request: pb.AssignReplicasToDirsRequest) -> dict[int, UUID]:
 
 
 class World:
-    """A controller that notes everything but what `refused` says."""
+    """A controller that records every assignment except the `refused` ones."""
 
     def __init__(self) -> None:
         self.controller = FakeController()

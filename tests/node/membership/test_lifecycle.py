@@ -1,4 +1,4 @@
-"""A broker's life: registration, fencing, controlled shutdown, on virtual time."""
+"""The lifecycle of a broker: registration, fencing, controlled shutdown, on virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Scenario = Callable[[FakeController, BrokerLifecycle], Awaitable[None]]
 
 
 def live(scenario: Scenario, *, ready: bool = False) -> None:
-    """Runs a scenario on virtual time beside a broker's life; `ready`: once it is unfenced."""
+    """Runs a scenario on virtual time beside a broker's lifecycle; with `ready`, once it is
+    unfenced."""
 
     async def main() -> None:
         controller = registering_controller()
@@ -49,13 +50,13 @@ def live(scenario: Scenario, *, ready: bool = False) -> None:
 
 
 def refuse(controller: FakeController, rpc: str, error: ErrorCode, message: str = "") -> None:
-    """From now on the controller answers `rpc` with an error."""
+    """Makes the controller answer `rpc` with an error from now on."""
     kind = getattr(pb, f"{rpc}Response")
     controller.handlers[rpc] = lambda _: kind(error_code=error, error_message=message)
 
 
 def stops(controller: FakeController, why: str) -> float:
-    """A broker's life ends with a FatalError that says `why`; gives the time that it took."""
+    """Runs a lifecycle that must end with a FatalError matching `why`; returns the time it took."""
 
     async def main() -> float:
         with pytest.raises(FatalError, match=why):

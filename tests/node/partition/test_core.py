@@ -66,7 +66,7 @@ def test_a_sole_replica_commits_at_once() -> None:
 
 
 def test_an_unknown_follower_end_holds_the_watermark() -> None:
-    """A new leader knows nothing of its followers until they fetch in its epoch."""
+    """A new leader has no end of a follower until the follower fetches in its epoch."""
     leader = Leader(end=8)
     assert leader.core.high_watermark == 0
     leader.fetch(2, 8)
@@ -113,7 +113,7 @@ def test_a_follower_that_reached_the_watermark_is_proposed_for_the_isr() -> None
 
 
 def test_a_follower_below_the_start_of_the_leader_epoch_may_not_join() -> None:
-    """Its log may still differ from the leader's there."""
+    """Below that start its log may still differ from the leader's."""
     leader = Leader(isr=(1,), end=20)
     leader.core.high_watermark = 5
     leader.core.min_insync_replicas = 2
@@ -139,7 +139,7 @@ def test_only_the_live_process_that_fetched_may_join(view: BrokerView | None) ->
 
 
 def test_a_follower_being_added_holds_the_watermark_already() -> None:
-    """The controller may have committed the larger ISR before we hear of it (KIP-497)."""
+    """The controller may have committed the larger ISR before its answer arrives (KIP-497)."""
     leader = Leader(isr=(1, 2))
     leader.append(10)
     leader.fetch(2, 10)
@@ -156,7 +156,7 @@ def test_a_follower_being_added_holds_the_watermark_already() -> None:
 
 
 def test_a_follower_being_added_holds_the_watermark_even_when_it_falls_silent() -> None:
-    """Whether the controller took it in is not known: only the answer may tell."""
+    """Only the controller's answer can say whether it was added."""
     leader = Leader(isr=(1, 2))
     leader.fetch(3, 0)
     assert leader.core.maybe_expand_isr(3) is not None
@@ -182,7 +182,7 @@ def test_a_replica_being_removed_holds_the_watermark_until_the_answer() -> None:
 
 
 def test_a_follower_that_keeps_pace_is_not_dropped() -> None:
-    """Never exactly at the end, but each time where the end was at the fetch before."""
+    """It is never exactly at the end, but each time at the end of the fetch before."""
     leader = Leader()
     for step in range(1, 40):
         leader.now_ms += LAG_MS // 2
@@ -193,7 +193,7 @@ def test_a_follower_that_keeps_pace_is_not_dropped() -> None:
 
 
 def test_a_replica_the_controller_took_out_of_the_isr_holds_the_watermark_no_more() -> None:
-    """Its disk failed, its broker lives: it kept pace a moment ago, and never fetches again."""
+    """Its disk failed while its broker lives: it kept pace until then, and never fetches again."""
     leader = Leader()
     for end in (10, 20):
         leader.fetch(2, end - 10)
@@ -344,7 +344,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(1, 3))
 def test_random_walks_keep_the_invariants(steps: list[tuple[str, int, int]], min_isr: int) -> None:
-    """The watermark never goes back nor passes a member of the controller's ISR."""
+    """The high watermark never moves back, and never passes a member of the controller's ISR."""
     leader = Leader(min_isr=min_isr)
     core = leader.core
     controller = Registration((1, 2, 3), (1, 2, 3), 1, 5, 7)
@@ -375,7 +375,7 @@ def test_random_walks_keep_the_invariants(steps: list[tuple[str, int, int]], min
                 if action == "answer":
                     leader.answer(proposal)
         core.validate()
-        if core.is_settled:  # so nobody has to look at it: no time that passes does anything
+        if core.is_settled:  # so no check is needed: the passing of time changes nothing
             later, copy = leader.now_ms + 10**9, deepcopy(core)
             assert copy.maybe_shrink_isr(later) is None
             assert not copy.maybe_advance_high_watermark(later)

@@ -1,4 +1,4 @@
-"""Settings of a broker that are altered while it runs: who hears of them, and what they do."""
+"""Settings of a broker that are altered while it runs: who is notified, and the effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemark.types import ConfigResourceType, TopicPartition
 
 
 def altered(image: MetadataImage, settings: ClusterView, **values: str | None) -> MetadataImage:
-    """Sets settings of broker 1 (`own`) or of all, and tells the publisher."""
+    """Sets settings of broker 1 (`own_...`) or of all, and publishes the image."""
     delta = MetadataDelta(image)
     for name, value in values.items():
         broker, key = ("1", name[4:]) if name.startswith("own_") else ("", name)
@@ -107,7 +107,7 @@ def test_memory_and_rate_follow_the_settings() -> None:
 
 
 def test_a_log_that_did_not_fit_is_named_until_the_restart() -> None:
-    """The reason that DescribeLogDirs tells (node.serving.broker_admin)."""
+    """DescribeLogDirs reports this reason (node.serving.broker_admin)."""
     small = altered_server(SERVER, {"log.cleaner.dedupe.buffer.size": "4096"})
     logs = LogManager([MemoryDirectory()], small, now_ms=lambda: NOW)
     logs.open()

@@ -1,5 +1,6 @@
 """Leaders and followers over real logs: acks, long polls, ISR, truncation after leader changes,
-restarts."""
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tidemark.errors import ErrorCode
 def scenario(
     test: Callable[[Cluster], Awaitable[None]], nodes: tuple[int, ...] = (1, 2, 3), **settings: str
 ) -> None:
-    """Runs `test` on a cluster of these nodes; in the end no node may have met a fatal error."""
+    """Runs `test` on a cluster of these nodes; afterwards no node may have met a fatal error."""
 
     async def main() -> None:
         cluster = Cluster()
@@ -67,7 +68,7 @@ def test_acks_all_times_out_while_a_member_of_the_isr_is_silent() -> None:
 
 
 def test_a_follower_out_of_the_isr_that_falls_silent_holds_no_acks_for_ever() -> None:
-    """Nobody asks for the partition again: the others have all of it, and sessions are silent."""
+    """No request names the partition again: the others have all of it, and sessions are silent."""
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()
@@ -189,7 +190,7 @@ def test_a_parked_fetch_and_a_waiting_produce_end_when_the_leadership_moves() ->
 
 
 def test_an_old_leader_cuts_what_only_it_had() -> None:
-    """KIP-101: the tail that was never committed gives way to the new leader's history."""
+    """KIP-101: an uncommitted end of the log gives way to the new leader's history."""
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()
@@ -208,7 +209,8 @@ def test_an_old_leader_cuts_what_only_it_had() -> None:
 
 
 def test_histories_that_parted_twice_meet_again() -> None:
-    """KIP-279: both sides wrote in epochs the other never saw; the follower cuts epoch by epoch."""
+    """KIP-279: both sides wrote in epochs the other never had; the follower truncates epoch by
+    epoch."""
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic(replicas=(1, 2))
@@ -250,7 +252,7 @@ def test_a_restarted_broker_takes_its_log_up_again() -> None:
 
 
 def test_a_broker_that_lost_its_disk_is_not_counted_by_its_old_fetches() -> None:
-    """KIP-903: what the old process had acknowledged says nothing of the new one."""
+    """KIP-903: acknowledgements of the old process do not count for the new one."""
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()

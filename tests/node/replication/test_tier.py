@@ -1,4 +1,4 @@
-"""The node and the tier (KIP-405): reads below the local log, followers that begin above it."""
+"""The node and the tier (KIP-405): reads below the local log, followers that start above it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemark.v1 import log_pb2
 
 
 class FakeTier:
-    """An object store that all nodes share; `archive` does at once what the copy task would."""
+    """An object store shared by all nodes; `archive` copies at once, unlike the copy task."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int, int, bytes]] = []  # first, next, epoch, bytes
@@ -33,7 +33,7 @@ class FakeTier:
         self.nudges = 0
 
     def archive(self, log: Log, now_ms: int) -> None:
-        """All rolled segments go to the tier; local retention then drops them."""
+        """Copies all rolled segments to the tier; local retention then deletes them."""
         for segment in log.segments[:-1]:
             found = log.read(segment.base_offset, 1 << 30)
             for position, header in iter_batches(found.records):
@@ -90,7 +90,7 @@ class FakeTier:
 
 
 async def tiered(cluster: Cluster, tier: FakeTier, leader: int = 1) -> None:
-    """Offsets 0 to 5 in six segments, of which the leader keeps only what is active."""
+    """Offsets 0 to 5 in six segments, of which the leader keeps only the active one."""
     cluster.create_topic(
         remote_storage_enable="true", local_retention_bytes="1", retention_bytes="100000000"
     )
@@ -188,7 +188,7 @@ def test_a_new_follower_builds_its_epochs_from_the_tier_and_fetches_on() -> None
 
 
 def test_a_follower_far_behind_drops_its_log_and_begins_above_the_tier() -> None:
-    """KIP-405, follower scenario 2: it becomes a leader that serves the tier's part as well."""
+    """KIP-405, follower scenario 2: it becomes a leader that also serves the tier's part."""
 
     async def test(cluster: Cluster, tier: FakeTier) -> None:
         assert cluster.nodes[3].hosted().log.log_end_offset < 5

@@ -1,4 +1,4 @@
-"""Directories of a node: formatting, and refusing what is not this node's."""
+"""Directories of a node: formatting, and refusing those of other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""message.timestamp.type=LogAppendTime from the request to the answer and the look-up."""
+"""message.timestamp.type=LogAppendTime from the request to the answer and the lookup."""
 
 from __future__ import annotations
 

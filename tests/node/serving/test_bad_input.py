@@ -1,5 +1,4 @@
-"""What a node answers to requests that are wrong: a code of the error table per partition, nothing
-written."""
+"""Answers to wrong requests: a code of the error table per partition, and nothing is written."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ assert virtual_time  # the scenarios below run on it
 
 def corrupt() -> bytes:
     raw = bytearray(batch("a"))
-    raw[-2] ^= 0xFF  # the value: a sound record otherwise, only the CRC tells
+    raw[-2] ^= 0xFF  # the value: only the CRC shows the damage
     return bytes(raw)
 
 

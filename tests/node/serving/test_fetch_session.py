@@ -1,4 +1,4 @@
-"""Sessions of followers' fetches: a request names what changed, an answer tells what is new."""
+"""Sessions of followers' fetches: a request names changes, an answer contains news."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = TopicPartition(TOPIC, 0)
 
 
 def noted(cluster: Cluster, node_id: int) -> list[log_pb2.ReplicaFetchRequest]:
-    """Every request that a node gets from followers from now on."""
+    """Records every request that a node gets from followers from now on."""
     seen: list[log_pb2.ReplicaFetchRequest] = []
     service = cluster.nodes[node_id].service
     fetch = service.replica_fetch
@@ -120,7 +120,8 @@ def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() 
 
 
 def test_a_record_after_a_long_idle_time_takes_nobody_out_of_the_isr() -> None:
-    """The followers' calls go on all the time, though they name an idle partition no more."""
+    """The followers' calls continue all the time, although they no longer name an idle
+    partition."""
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()

@@ -1,4 +1,4 @@
-"""ListOffsets at the node: special values, and that nothing above what a reader may see is told."""
+"""ListOffsets at the node: special values, and no offset above the end visible to the reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tidemark.types import OffsetSpec
 
 
 def finder(*, visible: int = 3, tiered: bool = False, remote: Any = None) -> OffsetFinder:
-    """Of a log with records of NOW, NOW + 10, NOW + 5 and NOW + 99; `visible` are replicated."""
+    """A finder over a log with records of NOW, NOW + 10, NOW + 5 and NOW + 99; `visible` are
+    replicated."""
     log = open_log(settings=config(remote_storage_enable=tiered, retention_ms=-1))
     for late in (0, 10, 5, 99):
         log.append_as_leader(batch(1, timestamp=NOW + late), 1, NOW)

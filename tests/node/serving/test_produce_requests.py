@@ -1,4 +1,4 @@
-"""Produce requests of one call: their order, their memory, and what ends them."""
+"""Produce requests of one call: their order, their memory, and their end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemark.wire.exchange import _END
 
 
 class Call:
-    """The server's side of one open call, as gRPC gives it; ends after the last request."""
+    """The server's side of one open call, as in gRPC; ends after the last request."""
 
     def __init__(self, *requests: bytes) -> None:
         self.requests = list(requests)

@@ -1,4 +1,4 @@
-"""Producer ids come from the controller's blocks, and not before the broker is registered."""
+"""Producer ids come from the controller's blocks, and only once the broker is registered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemark.v1 import controller_pb2 as pb
 
 
 class Blocks:
-    """A controller that gives blocks of three ids."""
+    """A controller that allocates blocks of three ids."""
 
     def __init__(self) -> None:
         self.asked = 0

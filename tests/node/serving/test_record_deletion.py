@@ -1,4 +1,6 @@
-"""DeleteRecords: the start moves on every live replica before the answer, segments below it go."""
+"""DeleteRecords: the start moves on every live replica before the answer; segments below are
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_the_start_moves_on_the_leader_and_its_followers() -> None:
         assert (result.error_code, result.low_watermark) == (ErrorCode.NONE, 3)
         assert [n.hosted().log.log_start_offset for n in cluster.nodes.values()] == [3, 3, 3]
         assert await cluster.nodes[1].read_all() == ["d"]
-        again = await delete(cluster, 1)  # it never goes back
+        again = await delete(cluster, 1)  # it never moves back
         assert again.low_watermark == 3
         everything = await delete(cluster, -1)
         assert everything.low_watermark == 4

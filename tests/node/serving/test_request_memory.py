@@ -1,4 +1,4 @@
-"""The bound on requests under way: order, back-pressure, retriable errors, nothing lost."""
+"""The bound on requests in flight: order, back-pressure, retriable errors, no lost bytes."""
 
 from __future__ import annotations
 

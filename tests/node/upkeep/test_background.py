@@ -1,4 +1,6 @@
-"""What a broker does on the side follows its settings: who flushes, cleans, expires, and when."""
+"""The periodic passes of a broker follow its settings: flushes, cleaning, expiry, and their
+times.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ class Broker:
 
 
 def running_tasks(config: ServerConfig) -> set[str]:
-    """What a broker with these settings has under way after its start."""
+    """Names of the tasks that a broker with these settings runs after its start."""
 
     async def scenario() -> set[str]:
         broker = Broker(config)

@@ -1,5 +1,6 @@
-"""Replicas move between the log directories of their brokers (KIP-113, KIP-858): real brokers and
-the real controller core on virtual time.
+"""Replicas move between the log directories of their brokers (KIP-113, KIP-858).
+
+Brokers and the controller core are real, on virtual time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Moving:
         return self.cluster.nodes[node_id].logs.moves.get(self.cluster.name(partition))
 
     def is_known_in(self, node_id: int, partition: int, directory: str) -> bool:
-        """Is the log there, and does the controller know?"""
+        """Whether the log is in the directory and the controller has recorded it."""
         cluster = self.cluster
         wanted = cluster.directory_ids[node_id, directory]
         home = cluster.nodes[node_id].home_of(partition)
@@ -353,7 +354,7 @@ def test_a_new_destination_takes_the_place_of_the_old_one() -> None:
 
 
 def test_a_move_that_ends_takes_back_only_its_own_promise() -> None:
-    """The worker of the older move looks up only when that of the newer one has told its own."""
+    """The worker of the older move checks only after the newer one has made its own promise."""
 
     async def test(cluster: JbodCluster, moves: Moving) -> None:
         directory = moves.elsewhere(1, 0)

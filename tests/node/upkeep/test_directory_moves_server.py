@@ -1,5 +1,6 @@
-"""A real broker with two log directories and a tier: partitions move to and fro while a producer
-with acks=all writes; a consumer finds each record once, also after a restart.
+"""A real broker with two log directories and a tier: partitions move to and fro under load.
+
+A producer with acks=all writes meanwhile. A consumer gets each record once, also after a restart.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def node_config(path: Path) -> ServerConfig:
 
 
 async def homes(admin: AsyncAdmin) -> tuple[dict[str, str], bool]:
-    """The directory of each topic's partition, and whether any moves."""
+    """The directory of each topic's partition, and whether one is moving."""
     found: dict[str, str] = {}
     moving = False
     for directory in (await admin.describe_log_dirs([1], list(TOPICS)))[1]:
@@ -71,7 +72,7 @@ async def homes(admin: AsyncAdmin) -> tuple[dict[str, str], bool]:
 
 
 async def move_all(admin: AsyncAdmin, config: ServerConfig) -> None:
-    """Every partition to the other directory; returns when they are there."""
+    """Moves every partition to the other directory; returns when they are there."""
     before, _ = await homes(admin)
     first, second = config.log_dirs
     wanted = {topic: second if home == first else first for topic, home in before.items()}

@@ -1,4 +1,4 @@
-"""What a broker does on the side for partitions that nobody uses: nothing, each time."""
+"""The periodic passes of a broker do nothing for partitions that are not used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fail(error: FatalError) -> None:
 
 
 class Broker:
-    """Hosted partitions, led here with two followers each, and the work on the side."""
+    """Hosted partitions, led here with two followers each, and the periodic passes."""
 
     def __init__(self, **topic: Any) -> None:
         self.now = NOW
@@ -85,7 +85,7 @@ class Broker:
             self.fetched(hosted)
 
     async def everything(self) -> None:
-        """Each pass once."""
+        """Runs each pass once."""
         work = self.work
         for each in (
             work.retention,
