@@ -1,1 +1,20 @@
-"""One partition's log: appends, look-ups, retention, flushes, recovery."""
+"""One partition's log: appends, reads, look-ups, truncation, flushes, retention and recovery.
+
+Outsiders import `log.Log` and `opening.open_log`, which makes one. They also import
+`expiration.delete_expired`, `from_tier.rebuild_from_remote`, `flushing.PendingFlush` and the
+protocols of `events`.
+
+    opening, loader      open a log; recover it after an unclean stop
+    log                  appends, reads, watermarks, truncation
+    segments             the list of segments, and the names of their files
+    flushing             the recovery point, and flushes in three steps
+    validation, producer_checks, rewriting   the checks of an append, and the bytes to write
+    lookup               look-ups by timestamp, and aborted transactions
+    retention, expiration, deleted_files   which segments expire, and their deletion
+    swap                 how cleaned segments replace old ones
+    from_tier            a follower that starts from remote storage
+    events, jitter       reports to the owner; when a segment rolls early
+
+An append is written whole or not at all. Records below the recovery point survive a crash. The room
+starts no thread and reads no clock: the time in ms is an argument.
+"""

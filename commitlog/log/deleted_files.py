@@ -1,5 +1,6 @@
-"""Files of segments that left a log: renamed to `.deleted` at once, removed after
-file.delete.delay.ms, so that a read under way still finds them."""
+"""Files of segments that left a log. They are renamed to `.deleted` at once, and removed after
+file.delete.delay.ms, so that reads in progress still find them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:
 
 
 class DeletedFiles:
-    """Files renamed to `.deleted`, and when they may go; any thread may purge."""
+    """The files renamed to `.deleted`, each with the time of its removal. Thread-safe."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -31,7 +32,9 @@ class DeletedFiles:
         self._waiting: list[tuple[int, tuple[str, ...]]] = []
 
     def add(self, due_ms: int, segments: Iterable[tuple[str, ...]]) -> None:
-        """The names of deleted segments. A name that waits already begins to wait anew."""
+        """Adds the file names of deleted segments, to be removed from `due_ms` on. The delay of a
+        name that is already waiting starts again.
+        """
         with self._lock:
             for names in segments:
                 self._waiting = [
@@ -41,16 +44,16 @@ class DeletedFiles:
                 self._waiting.append((due_ms, names))
 
     def restart(self, directory: Directory) -> None:
-        """The log goes on in another directory; what waits in the old one goes with that."""
+        """Continues in another directory. The old one is removed with its waiting files."""
         with self._lock:
             self._directory, self._waiting = directory, []
 
     def __len__(self) -> int:
-        """Segments that wait."""
+        """The number of waiting segments."""
         return len(self._waiting)
 
     def purge(self, now_ms: int) -> int:
-        """Removes what is due; returns how many segments went."""
+        """Removes the files that are due; returns the number of their segments."""
         with self._lock:
             due = [names for due_ms, names in self._waiting if due_ms <= now_ms]
             self._waiting = [entry for entry in self._waiting if entry[0] > now_ms]

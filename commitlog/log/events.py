@@ -1,4 +1,4 @@
-"""Events that a log reports to its owner: that it changed, and what its files are about to become.
+"""Events that a log reports to its owner: that it changed, and that its files are about to change.
 
 The protocols are generic in the log's type. So a log can name them, and an owner can implement
 them, without a circle of imports.
@@ -12,7 +12,7 @@ L = TypeVar("L", contravariant=True)
 
 
 class ChangedLogs(Protocol[L]):
-    """The logs that changed, as far as a log needs them: it adds itself after each change."""
+    """The set to which a log adds itself after each change."""
 
     def add(self, log: L, /) -> None: ...
 
@@ -22,20 +22,22 @@ class LogEvents(Protocol[L]):
 
     @property
     def unread(self) -> ChangedLogs[L]:
-        """The set to which the open log adds itself."""
+        """The set for an open log."""
 
     def truncating(self, log: L) -> None:
-        """The recovery point is lowered, and nothing is cut yet. If this raises, nothing is."""
+        """Called when the recovery point is lowered, before anything is truncated. If it raises,
+        nothing is truncated.
+        """
 
     def rolling(self, log: L, is_gap: bool) -> None:
-        """A new active segment comes next. If this raises, none is made.
+        """Called before a new active segment is created. If it raises, none is created.
 
         `is_gap`: the segment does not begin where the one before it ends.
         """
 
 
 class _Untracked:
-    """The owner of logs that no manager has: the metadata log, and logs opened by tools."""
+    """The owner of logs without a manager: the metadata log, and logs opened by tools."""
 
     def add(self, log: object, /) -> None:
         """Does nothing."""

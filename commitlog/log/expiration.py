@@ -1,4 +1,4 @@
-"""A pass of retention over one log: deletes what `commitlog.log.retention` decides."""
+"""A pass of retention over one log: deletes the segments that `commitlog.log.retention` selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def delete_expired(log: Log, now_ms: int) -> list[DeletedSegment]:
-    """Deletes the segments that breach retention; returns what left the log, oldest first."""
+    """Deletes the segments that breach retention; returns them, oldest first."""
     deleted: list[DeletedSegment] = []
     for reason in retention.reasons(log.config):
         expired = retention.expired(log, reason, now_ms)
@@ -25,12 +25,12 @@ def delete_expired(log: Log, now_ms: int) -> list[DeletedSegment]:
 
 def _delete(log: Log, count: int, reason: str, now_ms: int) -> list[DeletedSegment]:
     expired = log.segments[:count]
-    # The start moves first: what a crash leaves behind lies below it, and goes with the next pass.
-    # With remote storage it stays: the tier has the records.
+    # The log start moves first: segments that a crash leaves behind are below it, and the next pass
+    # deletes them. With remote storage the log start stays: the tier has the records.
     if not log.config.remote_storage_enable:
         log.increment_log_start_offset(log.segments[count].base_offset)
-    # Recovery finds unwritten epochs in the batches; those of batches that go now it never would,
-    # and without its epoch an offset is not found in the tier.
+    # Recovery rebuilds unwritten epochs from the batches, but not those of deleted batches. Without
+    # its epoch an offset is not found in the tier.
     log.epochs.flush()
     log.drop_oldest(count, now_ms)
     logger.info("%s: deleted %d segments by %s", log.topic_partition, count, reason)

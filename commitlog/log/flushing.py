@@ -1,8 +1,9 @@
-"""A flush in three steps, so that fsyncs need not hold up the event loop; and what of a log is
-durable.
+"""A flush in three steps, so that fsyncs do not block the event loop, and the durable part of a
+log.
 
-`Log.prepare_flush` (on the loop) writes what waits in memory and collects what must be synced;
-`PendingFlush.run` (anywhere) syncs it; `Log.complete_flush` (on the loop) moves the recovery point.
+`Log.prepare_flush` (on the loop) writes data held in memory and collects the files to sync.
+`PendingFlush.run` (in any thread) syncs them. `Log.complete_flush` (on the loop) moves the recovery
+point.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tidemark.errors import FatalError
 
 @dataclass(slots=True)
 class PendingFlush:
-    """The files that one flush syncs; `names`: up to which change of names, 0 where none is to be
-    synced."""
+    """The files that one flush syncs. `names`: the count of name changes that the flush makes
+    durable, 0 if it does not sync the directory.
+    """
 
     directory: Directory
     end_offset: int
@@ -31,14 +33,14 @@ class PendingFlush:
     files: list[File] = field(default_factory=list)
 
     def add(self, names: Iterable[str]) -> None:
-        """Opens the files of these names that there are."""
+        """Opens the files of these names, as far as they exist."""
         for name in names:
             if self.directory.exists(name):
-                # handles of its own: the log may close, truncate or delete its files meanwhile
+                # Handles of its own: the log may close, truncate or delete its files meanwhile.
                 self.files.append(self.directory.open(name))
 
     def run(self) -> None:
-        """Syncs; FatalError where an fsync fails (never retried)."""
+        """Syncs the files. Raises FatalError if an fsync fails; it is never retried."""
         try:
             for file in self.files:
                 file.fsync()
@@ -52,13 +54,14 @@ class PendingFlush:
         try:
             self.directory.fsync()
         except DiskError as error:
-            if error.errno != errno.ENOENT:  # else the log moved, or was deleted, meanwhile
+            if error.errno != errno.ENOENT:  # else the log was moved or deleted meanwhile
                 raise
 
 
 class Durability:
-    """How much of one log survives a crash: records below `recovery_point`, and the names of its
-    files up to a certain change. The log serialises the calls."""
+    """The part of one log that survives a crash: records below `recovery_point`, and names of its
+    files up to a count of changes. Not thread-safe: the log holds its lock for each call.
+    """
 
     def __init__(
         self,
@@ -74,27 +77,28 @@ class Durability:
         self.producers = producers
         self.recovery_point = end_offset
         self.names_synced = 0
-        """Up to which of the segments' changes of names the directory is synced."""
+        """How many of the segments' name changes the directory was synced for."""
         self.truncations = 0
-        """How often the log was cut."""
+        """How often the log was truncated."""
         self.last_flush_ms = now_ms
-        """When flush.ms began to count."""
+        """When the interval of flush.ms began."""
         self._opened_end = end_offset
         self._failed: FatalError | None = None
 
     @property
     def names_are_durable(self) -> bool:
-        """Would a crash leave the files that there are now?"""
+        """Whether a crash would keep the present files."""
         return self.segments.name_changes <= self.names_synced
 
     def is_as_opened(self, end_offset: int) -> bool:
-        """Is all of the log durable, and nothing new since it was opened?"""
+        """Whether the whole log is durable and unchanged since it was opened."""
         is_same = self.recovery_point == end_offset == self._opened_end
         return is_same and self.truncations == 0
 
     def lower(self, offset: int) -> bool:
-        """The log is cut at `offset`: moves the recovery point down to it; False where it is there
-        already."""
+        """Lowers the recovery point to `offset`, where the log is truncated; False if it is not
+        above it.
+        """
         self.truncations += 1
         if offset >= self.recovery_point:
             return False
@@ -102,14 +106,15 @@ class Durability:
         return True
 
     def move_to(self, directory: Directory, segments: list[Segment], end_offset: int) -> None:
-        """The log goes on with a durable copy of its files in another directory."""
+        """Continues with a durable copy of the files in another directory."""
         self.epochs.directory = directory
         self.segments.move_to(directory, segments)
         self.recovery_point, self.names_synced = end_offset, self.segments.name_changes
 
     def prepare(self, end_offset: int) -> PendingFlush | None:
-        """Writes index entries, epochs and snapshots, and collects the files to sync; None where
-        everything below `end_offset` is durable."""
+        """Writes index entries, epochs and snapshots, and collects the files to sync. None if
+        everything below `end_offset` is durable.
+        """
         if self._failed is not None:
             raise self._failed
         segments = self.segments
@@ -126,7 +131,7 @@ class Durability:
         return pending
 
     def run(self, pending: PendingFlush) -> None:
-        """Syncs here and now. After a FatalError no flush of this log is prepared any more."""
+        """Runs a flush in this thread. After a FatalError, `prepare` raises it again."""
         try:
             pending.run()
         except FatalError as error:
@@ -134,7 +139,7 @@ class Durability:
             raise
 
     def complete(self, pending: PendingFlush) -> None:
-        """Moves the recovery point; a truncation meanwhile wins."""
+        """Moves the recovery point up, unless the log was truncated meanwhile."""
         if pending.truncations == self.truncations:
             self.recovery_point = max(self.recovery_point, pending.end_offset)
         self.names_synced = max(self.names_synced, pending.names)

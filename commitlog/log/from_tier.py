@@ -1,5 +1,6 @@
-"""A follower whose leader keeps older records in the tier alone begins where the leader's local log
-does; leader epochs and producers before that come from the tier (KIP-405)."""
+"""A follower whose leader has older records in the tier only starts where the leader's local log
+does. Earlier leader epochs and producers come from the tier (KIP-405).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ def rebuild_from_remote(
     *,
     log_start_offset: int | None = None,
 ) -> None:
-    """Empties the log; the next record gets `start_offset`. `log_start_offset` (default: what it
-    is) is the leader's. StorageError where the snapshot is damaged.
+    """Empties the log; the next record gets `start_offset`. `log_start_offset` is the leader's;
+    None keeps the present one. Raises StorageError if the snapshot is damaged.
     """
     start = log.log_start_offset if log_start_offset is None else log_start_offset
     log.truncate_fully_and_start_at(start_offset, now_ms, min(start, start_offset))
     log.epochs.replace(epoch_entries)
     log.epochs.truncate_from_end(start_offset)
     if producer_snapshot is not None:
-        log.producers.install(producer_snapshot, start_offset, 0)  # what expired goes with time
+        # Expired producers are removed by a later pass.
+        log.producers.install(producer_snapshot, start_offset, 0)

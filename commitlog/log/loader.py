@@ -1,31 +1,34 @@
-"""Opens the segments of a log, and repairs what an unclean stop left (Kafka's LogLoader).
+"""Opens the segments of a log, and repairs the damage of an unclean stop (Kafka's LogLoader).
 
-1. Leftovers go: `.deleted`, `.cleaned`, `.tmp`; a finished `.swap` takes its place; index files
-   without a log go.
-2. After an unclean stop every segment from the recovery point on is checked batch by batch (shape,
-   CRC, offsets that rise) and its indexes rebuilt; at the first bad byte the log ends: the file is
-   cut there and all later segments are removed. So does it at a gap that is a loss (below).
-3. Even after a clean stop the last segment's end is looked at: a torn tail is cut.
-Leader epochs above the recovery point are taken from the batches again.
+1. Leftovers are removed: `.deleted`, `.cleaned` and `.tmp` files, and index files without a log. A
+   finished `.swap` takes its place.
+2. After an unclean stop every segment from the recovery point on is checked batch by batch: shape,
+   CRC, rising offsets. Its indexes are rebuilt. The log ends at the first bad byte: the file is
+   truncated there, and all later segments are removed. It also ends at a gap that is a loss
+(below).
+3. Even after a clean stop the end of the last segment is checked, and a torn tail is truncated.
 
-Gaps between segments. A disk that loses power may keep a later segment and lose the un-synced end
-of the one before it, at a batch's end or whole: there the log must end, or the replica would serve
-a hole in place of acknowledged records that its peers have (Kafka does not look, and serves it).
-But compaction leaves gaps, too, and to cut there loses what was acknowledged; and the topic's
-present cleanup.policy does not tell, for it may have been compacted before. What tells is what the
-log's own writes guarantee:
+Leader epochs above the recovery point are rebuilt from the batches.
 
-- A segment begins where the one before it ends. So does a cleaned one: a cleaned range keeps its
-  last batch, and where it fills several segments, each begins where the one before it ends.
-- But where an offset is too far from its segment's base for an index entry (2^31), the new segment
-  begins at the batch. What lies before it is synced then, and the recovery point is moved there and
-  checkpointed, before the segment is made (`Log.roll`).
+Gaps between segments. A disk that loses power may keep a later segment and lose the unsynced end of
+the one before it, even at a batch boundary. The log must end there. Otherwise the replica would
+serve a hole in place of acknowledged records that its peers have. (Kafka does not check, and serves
+it.) But compaction leaves gaps as well, and to truncate at those loses acknowledged records. The
+present cleanup.policy does not help, because the topic may have been compacted before. The writes
+of a log guarantee three things that do:
+
+- A segment begins where the one before it ends. So does a cleaned segment: a cleaned range keeps
+  its
+  last batch. If it fills several segments, each begins where the one before it ends.
+- If an offset is too far from its segment's base for an index entry (2^31), the new segment begins
+  at the batch. Everything before it is then synced, and the recovery point is moved there and
+  checkpointed, before the segment is created (`Log.roll`).
 - A log has an entry in the checkpoint of recovery points before it has a second segment.
 
-So a gap is a loss where it begins at or above a recovery point that is known; below, all was
-durable, and nothing is missing. Where the checkpoint names no recovery point, the files are not of
-our writing (copied from a Kafka broker, whose followers and cleaner leave gaps), or the checkpoint
-is lost: everything is checked, and gaps are kept, as Kafka does.
+So a gap is a loss if it begins at or above a known recovery point. Below, everything was durable,
+and nothing is missing. Without a recovery point in the checkpoint, everything is checked, and gaps
+are kept, as in Kafka. The checkpoint may be lost, or another program wrote the files, such as a
+Kafka broker, whose followers and cleaner leave gaps.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ _INDEXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The segments of a log, oldest first (none for a new log), and what recovery did."""
+    """The segments of a log, oldest first (none for a new log), and counts of what recovery did."""
 
     segments: list[Segment]
     cut_bytes: int
@@ -71,9 +74,9 @@ class Loaded:
 
 
 def remove_leftovers(directory: Directory) -> list[str]:
-    """Removes temporary files of the last run, and finishes swaps; the names of what is left."""
+    """Removes temporary files of the last run, and finishes swaps; returns the remaining names."""
     names = directory.list()
-    if any(name.endswith(_LEFTOVERS) for name in names):  # mostly not: one look is enough then
+    if any(name.endswith(_LEFTOVERS) for name in names):  # rarely: one listing is enough otherwise
         finish_swaps(directory)
         for name in directory.list():
             if name.endswith((DELETED_SUFFIX, ".tmp")):
@@ -98,8 +101,8 @@ def load_segments(
     clean: bool,
     now_ms: int,
 ) -> Loaded:
-    """Steps 1 to 3; `epochs` is brought up to date with the recovered batches. `recovery_point`:
-    None where it is not known.
+    """Performs steps 1 to 3, and updates `epochs` from the recovered batches. `recovery_point`:
+    None if unknown.
     """
     names = remove_leftovers(directory)
     segments = [
@@ -138,7 +141,7 @@ def load_segments(
 
 
 def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> int:
-    """The segment that holds the recovery point, at most the last one."""
+    """Returns the index of the segment that holds the recovery point, at most the last one."""
     for index in range(len(segments) - 1, 0, -1):
         if recovery_point is not None and segments[index].base_offset <= recovery_point:
             return index
@@ -146,19 +149,19 @@ def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> in
 
 
 def _find_epochs(epochs: LeaderEpochCache, segments: list[Segment]) -> None:
-    """Takes the epochs from the batches where the checkpoint is lost, or damaged."""
+    """Rebuilds the epochs from the batches if the checkpoint is lost or damaged."""
     if epochs.latest_epoch is not None:
         return
     for segment in segments:
         try:
             for header in segment.headers():
                 epochs.on_batch(header.partition_leader_epoch, header.base_offset)
-        except CorruptMessageError as error:  # what is behind it can not be read, either
+        except CorruptMessageError as error:  # nothing behind it can be read either
             logger.error("%s/%s: %s", segment.directory.path, segment.log_file, error)
 
 
 def _is_loss(begin: int, recovery_point: int | None) -> bool:
-    """Is a gap between segments that begins here a loss? The reasons are at the file's head."""
+    """Whether a gap between segments that begins here is a loss; see the module docstring."""
     return recovery_point is not None and begin >= recovery_point
 
 
@@ -181,7 +184,8 @@ def _recover(
         for row in table.rows_of_new_epochs(epochs.latest_epoch):
             header = table.header(row)
             before = table.header(row - 1).next_offset if row else seen
-            # the epoch's first batches may have been compacted away: the note of it still holds
+            # The epoch's first batches may have been compacted away; its known start is still
+            # valid.
             start = noted.get(header.partition_leader_epoch, header.base_offset)
             if not before <= start < header.base_offset:
                 start = header.base_offset
@@ -189,7 +193,7 @@ def _recover(
         seen = table.next_offset
 
     cut = cut_bytes = recovered = 0
-    expected = segments[first].base_offset  # what is before is durable, and none of our business
+    expected = segments[first].base_offset  # everything before is durable
     keep = first
     for segment in segments[first:]:
         if segment.base_offset < expected:
@@ -215,8 +219,9 @@ def _recover(
             )
             break
     removed = segments[keep:]
-    # Newest first, and before the cut: what a crash leaves is the log's beginning, still damaged
-    # where it was, or the next start would take a gap for one that was there before.
+    # Newest first, and before the file is truncated. A crash then leaves the beginning of the log,
+    # still damaged at the same place. In another order the next start would take a gap for an old
+    # one.
     for segment in reversed(removed):
         logger.warning("%s: removing %s behind the end", directory.path, segment.log_file)
         cut_bytes += segment.size_bytes
@@ -231,7 +236,7 @@ def _recover(
 
 
 def remove_segment(directory: Directory, segment: Segment) -> None:
-    """Removes a segment's files at once, the log first: indexes alone are leftovers."""
+    """Removes a segment's files, the log first: indexes without a log are leftovers."""
     segment.close()
     for name in (*segment.file_names, snapshot_name(segment.base_offset)):
         directory.remove(name)
@@ -240,7 +245,7 @@ def remove_segment(directory: Directory, segment: Segment) -> None:
 def replay_producers(
     producers: ProducerStateManager, segments: list[Segment], end_offset: int
 ) -> None:
-    """Takes in the batches between the producers' `end_offset` and the log's."""
+    """Applies the batches between the producers' `end_offset` and the log's."""
     start = max(producers.end_offset, segments[0].base_offset)
     if start < end_offset:
         for index, segment in enumerate(segments):

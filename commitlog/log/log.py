@@ -1,11 +1,11 @@
 """A partition's log: its segments, and the state derived from them (Kafka's UnifiedLog).
 
 The node's event loop owns a log. Only `flush` and `deleted_files` may be used in other threads;
-`flush` takes the lock for a moment and syncs outside of it. Offsets: log_start_offset <=
-local_log_start_offset <= recovery_point <= log_end_offset. The first two differ where older
-segments are only in the tier. The high watermark lies between log start and log end.
+`flush` holds the lock for a moment and syncs without it. Offsets: log_start_offset <=
+local_log_start_offset <= recovery_point <= log_end_offset. The first two differ if older segments
+are only in the tier. The high watermark lies between log start and log end.
 
-An append validates, rolls, writes with one writev, and updates indexes, epochs and producers in
+An append validates, rolls, writes with one writev, then updates indexes, epochs and producers in
 memory; a failed write changes nothing. After `flush` returns, its records are durable. After an
 unclean stop everything from the recovery point on is checked (`commitlog.log.loader`).
 """
@@ -55,7 +55,7 @@ class Log:
         self._log_end_offset = self._segments.active.next_offset
         self._unflushed_messages = self.recovered_bytes_cut = 0
         self.highest_remote_offset = -1
-        self._lock = threading.RLock()  # appends (the loop) against flushes (any thread)
+        self._lock = threading.RLock()  # of appends (the loop) and flushes (any thread)
         self._events = events
         self.changed: ChangedLogs[Log] = UNTRACKED  # `events.unread` once it is open
 
@@ -63,7 +63,7 @@ class Log:
 
     @property
     def config(self) -> TopicConfig:
-        """The topic's settings; new ones are in force with the next append."""
+        """The topic's settings; new ones take effect with the next append."""
         return self._config
 
     @config.setter
@@ -74,7 +74,7 @@ class Log:
 
     @property
     def directory(self) -> Directory:
-        """The directory of the files."""
+        """The directory that holds the files."""
         return self._segments.directory
 
     @property
@@ -88,7 +88,7 @@ class Log:
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset of the partition, wherever its record lies."""
+        """The first offset of the partition, local or in the tier."""
         return self._log_start_offset
 
     @property
@@ -98,28 +98,28 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset the next record gets."""
+        """The offset of the next record."""
         return self._log_end_offset
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is durable."""
+        """Records below this offset are durable."""
         return self.durability.recovery_point
 
     @property
     def high_watermark(self) -> int:
-        """Everything below is replicated, and shown to consumers."""
+        """Records below this offset are replicated, and visible to consumers."""
         return self._high_watermark
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """The first offset of a transaction that is open, or not replicated to its end."""
+        """The first offset of a transaction that is open, or whose end is not replicated yet."""
         unstable = self.producers.first_unstable_offset
         return None if unstable is None else max(unstable, self._log_start_offset)
 
     @property
     def last_stable_offset(self) -> int:
-        """Everything below is shown to read_committed consumers."""
+        """Records below this offset are visible to read_committed consumers."""
         unstable = self.first_unstable_offset
         return self._high_watermark if unstable is None else min(unstable, self._high_watermark)
 
@@ -138,11 +138,11 @@ class Log:
         *,
         origin: AppendOrigin = AppendOrigin.CLIENT,
     ) -> AppendInfo:
-        """Appends whole batches: gives them offsets and the epoch. All or nothing, in one segment.
+        """Appends whole batches, all or none, to one segment; assigns offsets and the leader epoch.
 
-        What an idempotent client sent before is not written again: the answer has the offsets of
-        its first time, and `duplicate`. Errors of `validation.prepare_leader` and
-        `producer_checks.check_producers`; StorageError.
+        A batch that an idempotent producer sends again is not written: the result has the offsets
+        of the first time, and `duplicate`. Raises the errors of `validation.prepare_leader` and
+        `producer_checks.check_producers`, and StorageError.
         """
         prepared = prepare_leader(
             records,
@@ -168,11 +168,11 @@ class Log:
         gaps_allowed: bool = False,
         epoch_max: int | None = None,
     ) -> AppendInfo:
-        """Appends batches as the leader has them, epochs too; compaction leaves `gaps_allowed`, and
-        `epoch_max` leaves out what begins with a later epoch, or a batch that is cut off.
+        """Appends the leader's batches unchanged; `gaps_allowed` for those that compaction leaves.
+        With `epoch_max` the append ends before a later epoch, or an incomplete batch.
 
-        CorruptMessageError, UnexpectedAppendOffsetError, StorageError. May fill several segments:
-        after an error the log ends where the last whole segment's share did.
+        May fill several segments; an error keeps those filled before it. Raises
+        CorruptMessageError, UnexpectedAppendOffsetError, StorageError.
         """
         prepared = prepare_follower(
             records, self._log_end_offset, gaps_allowed=gaps_allowed, epoch_max=epoch_max
@@ -189,7 +189,7 @@ class Log:
         segments = self._segments
         segment = segments.all[-1]
         if segment.should_roll(size_bytes, newest_ms, last_offset, now_ms, segments.jitter_ms):
-            base = self._log_end_offset  # contiguous even where a compacted leader has a gap
+            base = self._log_end_offset  # contiguous even if a compacted leader has a gap
             if last_offset - base > MAX_RELATIVE_OFFSET:
                 base = headers[0].base_offset
             segment = self._roll(base, now_ms)
@@ -237,31 +237,31 @@ class Log:
         while True:
             segment = segments[index]
             result = segment.read(offset, max_bytes, max_offset, min_one)
-            index += 1  # where compaction left nothing at the end of this segment
+            index += 1  # compaction may leave nothing at the end of a segment
             if result.records or result.position < segment.size_bytes or index == len(bases):
                 return result
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """(epoch, end offset) as OffsetForLeaderEpoch answers; None where unknown (KIP-101)."""
+        """Returns (epoch, end offset) as in OffsetForLeaderEpoch; None if unknown (KIP-101)."""
         return self.epochs.end_offset_for(epoch, self._log_end_offset)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first local record at or after a timestamp (KIP-33); None where there is none."""
+        """Returns the first local record at or after a timestamp (KIP-33), or None."""
         start = self.local_log_start_offset
         return lookup.offset_for_timestamp(self._segments, self.epochs, start, timestamp_ms)
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """The first local record with the greatest timestamp (ListOffsets -3)."""
+        """Returns the first local record with the greatest timestamp (ListOffsets -3)."""
         return lookup.offset_of_max_timestamp(self._segments.all)
 
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """The aborted transactions with records in [start, end): what read_committed filters by."""
+        """Returns the aborted transactions with records in [start, end), for read_committed."""
         return lookup.aborted_transactions(self._segments.all, start_offset, end_offset)
 
     # --- offsets that move
 
     def update_high_watermark(self, offset: int) -> int:
-        """Moves the high watermark up to `offset`, at most to the log's end; gives where it is."""
+        """Advances the high watermark to `offset`, at most to the log end; returns it."""
         offset = min(offset, self._log_end_offset)
         if offset > self._high_watermark:
             self._high_watermark = offset
@@ -270,9 +270,9 @@ class Log:
         return self._high_watermark
 
     def increment_log_start_offset(self, offset: int) -> bool:
-        """Moves the log's start up to `offset` (DeleteRecords, retention, the tier's expiration).
+        """Advances the log start to `offset` (DeleteRecords, retention, expiration of the tier).
 
-        OffsetOutOfRangeError above the high watermark. False where it is there already.
+        False if it is there already. Raises OffsetOutOfRangeError above the high watermark.
         """
         if offset > self._high_watermark:
             raise OffsetOutOfRangeError(
@@ -289,13 +289,13 @@ class Log:
     # --- segments and truncation
 
     def roll(self, now_ms: int) -> Segment:
-        """Begins a new active segment at the log's end; an empty active segment stays."""
+        """Creates an active segment at the log end, unless the present one is empty."""
         with self._lock:
             is_empty = self.active_segment.size_bytes == 0
             return self.active_segment if is_empty else self._roll(self._log_end_offset, now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> Segment:
-        """`rolling` comes first: what it checkpoints tells recovery a gap from a loss."""
+        """Calls `rolling` first: its checkpoint tells recovery a gap from a loss."""
         active = self.active_segment
         if is_gap := base_offset > active.next_offset:
             self.flush()
@@ -312,21 +312,21 @@ class Log:
         return segment
 
     def drop_oldest(self, count: int, now_ms: int) -> None:
-        """Takes the `count` oldest segments out of the log; for `commitlog.log.expiration`."""
+        """Deletes the `count` oldest segments; for `commitlog.log.expiration`."""
         with self._lock:
             self._segments.delete_oldest(count, now_ms)
             self.changed.add(self)
 
     def replace_segments(self, old: list[Segment], new_bases: list[int], now_ms: int) -> None:
-        """Puts the cleaned segments of `new_bases` in place of `old`; for `commitlog.cleaner`."""
+        """Replaces `old` by the cleaned segments of `new_bases`; for `commitlog.cleaner`."""
         with self._lock:
             self._segments.swap_in(old, new_bases, now_ms)
             self.changed.add(self)
 
     def truncate_to(self, offset: int, now_ms: int) -> bool:
-        """Removes the records at and above `offset` (and what shares a batch with it), durably.
+        """Durably removes the records from `offset` on, and the batch that holds it.
 
-        False where the log ends at or below it. Newest segments go first, for a crash between.
+        Newest segments go first, in case of a crash. False if the log ends at or below `offset`.
         """
         if offset < 0:
             raise OffsetOutOfRangeError(f"offset {offset} is negative")
@@ -357,7 +357,7 @@ class Log:
         self._log_end_offset = end_offset
         self._log_start_offset = min(self._log_start_offset, end_offset)
         self._high_watermark = max(min(self._high_watermark, end_offset), self._log_start_offset)
-        self._lower_recovery_point(end_offset)  # again: the cut batch may begin below what was said
+        self._lower_recovery_point(end_offset)  # again: the removed batch may begin lower
         self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
         self.epochs.flush()
@@ -367,33 +367,33 @@ class Log:
         self.directory.fsync()
 
     def _lower_recovery_point(self, offset: int) -> None:
-        """Before anything is cut: what is written there again must be checked after a crash."""
+        """Precedes a truncation: later records there must be checked after a crash."""
         if self.durability.lower(offset):
             self._events.truncating(self)
 
     # --- durability
 
     def move_to(self, place: Callable[[], tuple[Directory, list[Segment]]]) -> None:
-        """Goes on where `place` put the same files, durably; for `commitlog.moves`."""
+        """Continues with a durable copy of the files, made by `place`; for `commitlog.moves`."""
         with self._lock:
             self.durability.move_to(*place(), self._log_end_offset)
             self.changed.add(self)
 
     def flush(self, offset: int | None = None) -> None:
-        """Makes everything below `offset` (default: all) durable. FatalError where that fails."""
+        """Makes records below `offset` (default: all) durable. Raises FatalError if that fails."""
         pending = self.prepare_flush(offset)
         if pending is not None:
             self.durability.run(pending)
             self.complete_flush(pending)
 
     def prepare_flush(self, offset: int | None = None) -> PendingFlush | None:
-        """What must be synced; None where nothing must. Its `run` may be called in a thread."""
+        """Returns what to sync, or None; its `run` may be called in another thread."""
         with self._lock:
             end = self._log_end_offset if offset is None else min(offset, self._log_end_offset)
             return self.durability.prepare(end)
 
     def complete_flush(self, pending: PendingFlush) -> None:
-        """Moves the recovery point, after `pending.run`; a truncation meanwhile wins."""
+        """Advances the recovery point after `pending.run`, but not past a truncation."""
         with self._lock:
             self.durability.complete(pending)
             if pending.end_offset >= self._log_end_offset:
@@ -401,7 +401,7 @@ class Log:
         self.changed.add(self)
 
     def close(self, clean: bool = True) -> None:
-        """Gives the files back; a clean close writes and syncs what is new since the log opened."""
+        """Closes the files; a clean close also writes and syncs changes since the log opened."""
         same = self.durability.is_as_opened(self._log_end_offset)
         if clean:
             is_new = [self.active_segment.finish_indexes(), self.producers.take_snapshot()]
@@ -411,7 +411,7 @@ class Log:
             segment.close()
 
     def validate(self) -> None:
-        """Asserts what must always hold."""
+        """Asserts the invariants of the log."""
         self._segments.validate()
         assert self._log_start_offset <= self._log_end_offset or not self.size_bytes
         for offset in (self.recovery_point, self._high_watermark, self.active_segment.next_offset):

@@ -1,6 +1,6 @@
 """Look-ups that need more than a position: by timestamp (KIP-33), and aborted transactions.
 
-These decode a batch (`tidemark.records`); nothing of it is on the path of appends and reads.
+They decode batches (`tidemark.records`). Appends and reads do not use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
 
 _SCRATCH_BYTES = 64 << 10
-_scratch: list[memoryview] = []  # to read into; as many as threads looked up at the same time
+_scratch: list[memoryview] = []  # buffers to read into, one for each concurrent look-up
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def offset_for_timestamp(
     segments: Segments, epochs: LeaderEpochCache, start: int, timestamp_ms: int
 ) -> TimestampOffset | None:
-    """The first record at or after `timestamp_ms`, by offset, from `start` on.
+    """Returns the first record at or after `timestamp_ms`, by offset, from `start` on.
 
     Every record at or after the timestamp has this offset or a higher one.
     """
@@ -48,13 +48,13 @@ def offset_for_timestamp(
 def _first_in_segment(
     segment: Segment, timestamp_ms: int, start_offset: int
 ) -> tuple[int, int] | None:
-    """(timestamp, offset) of the segment's first record at or after both bounds.
+    """Returns (timestamp, offset) of the segment's first record at or after both bounds.
 
-    CorruptIndexError, CorruptMessageError where an index entry that was used does not fit the log,
-    or the log is damaged.
+    Raises CorruptIndexError or CorruptMessageError if a used index entry does not fit the log, or
+    if the log is damaged.
     """
     entry_ms, entry_offset = segment.time_index.lookup(timestamp_ms)
-    # what lies below the start is of no interest, and neither is then what the entry says of it
+    # Records below the start do not count, so an entry for them proves nothing.
     unproven = entry_ms >= 0 and entry_offset >= start_offset
     scratch = _scratch.pop() if _scratch else memoryview(bytearray(_SCRATCH_BYTES))
     if unproven and entry_ms < timestamp_ms:
@@ -84,7 +84,7 @@ def _first_in_segment(
 
 
 def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | None:
-    """The first record that has the greatest timestamp; None for a log without timestamps."""
+    """Returns the first record with the greatest timestamp; None for a log without timestamps."""
     best: Segment | None = None
     for segment in segments:
         if segment.size_bytes and (
@@ -98,7 +98,7 @@ def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | No
             best.read_batch(header), 0, header, best.max_timestamp_ms, 0
         )
         if found is not None:
-            epoch = header.partition_leader_epoch  # it may lie below the log's start
+            epoch = header.partition_leader_epoch  # the offset may lie below the log start
             return TimestampOffset(*found, epoch if epoch >= 0 else None)
     return None
 
@@ -106,10 +106,10 @@ def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | No
 def aborted_transactions(
     segments: Sequence[Segment], start: int, end: int
 ) -> list[AbortedTransaction]:
-    """The aborted transactions with records in [start, end), oldest marker first.
+    """Returns the aborted transactions with records in [start, end), oldest marker first.
 
-    A marker may lie in a later segment than the records: the search ends at the first entry whose
-    last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
+    A marker may lie in a later segment than the records. So the search ends at the first entry
+    whose last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
     """
     found: list[AbortedTransaction] = []
     active = segments[-1]

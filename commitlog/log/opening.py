@@ -1,5 +1,4 @@
-"""Opens a log: loads its segments, and brings leader epochs, producers and offsets in line with
-them."""
+"""Opens a log: loads its segments, and aligns leader epochs, producers and offsets with them."""
 
 from __future__ import annotations
 
@@ -34,10 +33,11 @@ def open_log(
     producer_expiration_ms: int = _DAY_MS,
     events: LogEvents[Log] = UNTRACKED,
 ) -> Log:
-    """Opens the log in `directory`, or begins one there; recovers it unless `clean`.
+    """Opens the log in `directory`, or creates one; recovers it unless `clean`.
 
-    `recovery_point` (None: unknown, see `commitlog.log.loader`) and `log_start_offset` are those of
-    the checkpoints. StorageError, InconsistentTopicIdError (the files are of another topic).
+    `recovery_point` (None: unknown, see `commitlog.log.loader`) and `log_start_offset` come from
+    the checkpoints. Raises StorageError, and InconsistentTopicIdError if the files belong to
+    another topic.
     """
     topic_id = check_topic_id(directory, topic_partition, topic_id)
     epochs = LeaderEpochCache(directory)
@@ -48,7 +48,7 @@ def open_log(
     segments = Segments(directory, topic_partition, config, producers)
     _take(segments, loaded.segments, log_start_offset, now_ms)
     first, end = segments.bases[0], segments.active.next_offset
-    # Below the first local segment only the tier can have records (KIP-405).
+    # Only the tier can have records below the first local segment (KIP-405).
     start = log_start_offset if config.remote_storage_enable else max(log_start_offset, first)
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(start)
@@ -69,8 +69,9 @@ def open_log(
 
 
 def _take(segments: Segments, found: list[Segment], log_start_offset: int, now_ms: int) -> None:
-    """Takes the segments that were found; begins with an empty one where there is none, or where
-    the log starts behind them all."""
+    """Takes the segments found. Creates an empty one if there is none, or if the log starts behind
+    all of them.
+    """
     if found and found[-1].next_offset >= log_start_offset:
         segments.replace_all(found)
         return

@@ -1,7 +1,7 @@
 """The checks of a leader's append against the known producers (Kafka's ProducerAppendInfo).
 
-Rules: next sequence = last + 1, wrapping from 2^31-1 to 0; a new epoch begins at sequence 0; an
-unknown producer may begin anywhere (its state may have expired); an older epoch is refused.
+The next sequence is the last one + 1, and 0 after 2^31-1. A new epoch begins at sequence 0. An
+unknown producer may begin anywhere, because its state may have expired. An older epoch is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tidemark.records.header import BatchHeader as Header
 def find_duplicate(
     prepared: Prepared, producers: ProducerStateManager, log_start_offset: int, origin: AppendOrigin
 ) -> AppendInfo | None:
-    """The answer to a client's append whose first known batch was written before; None: it is
-    new.
+    """Returns the result for a client's append whose first known batch was appended before; None if
+    it is new.
     """
     for header in prepared.headers if origin is AppendOrigin.CLIENT else ():
         found = producers.find_duplicate(header)
@@ -43,13 +43,14 @@ def find_duplicate(
 def check_producers(
     prepared: Prepared, producers: ProducerStateManager, origin: AppendOrigin
 ) -> None:
-    """May a leader append these batches? Changes nothing. Only clients count sequences: what a
-    coordinator writes for a producer (offsets committed in its transaction) has none.
+    """Raises if a leader must not append these batches; changes nothing. Only clients count
+    sequences: batches that a coordinator writes for a producer (offsets committed in its
+    transaction) have none.
 
-    InvalidProducerEpochError for an epoch older than the producer's,
-    OutOfOrderSequenceNumberError for a gap, InvalidTxnStateError for a batch outside of the
-    transaction that is open, TransactionCoordinatorFencedError for a marker of an older
-    coordinator than the last one's.
+    Raises InvalidProducerEpochError for an epoch older than the producer's, and
+    OutOfOrderSequenceNumberError for a gap. Raises InvalidTxnStateError for a batch outside of the
+    open transaction. Raises TransactionCoordinatorFencedError for a marker of an older coordinator
+    than the last one's.
     """
     staged: dict[int, ProducerEntry] = {}
     for header, source in zip(prepared.headers, prepared.sources, strict=True):
@@ -64,7 +65,7 @@ def check_producers(
 
 
 def add_one(sequence: int) -> int:
-    """The sequence after `sequence`; 0 after the greatest one, and at the very beginning."""
+    """Returns the sequence after `sequence`: 0 after the greatest one, and at the beginning."""
     return 0 if sequence in (-1, MAX_SEQUENCE) else sequence + 1
 
 
@@ -102,7 +103,7 @@ def _check_one(
 def _after(
     header: Header, known: ProducerEntry, ended: EndTransactionMarker | None
 ) -> ProducerEntry:
-    """What would be known behind this batch, as far as the check of the next one asks."""
+    """Returns the state after this batch, as far as the check of the next batch needs it."""
     entry = ProducerEntry(
         header.producer_id,
         header.producer_epoch,

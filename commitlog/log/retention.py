@@ -1,9 +1,10 @@
-"""Retention: which segments of a log expire, by log start, time and size (Kafka's rules).
+"""Retention: selects the segments of a log that expire, by log start, time and size (Kafka's
+rules).
 
-Oldest first, and never past a segment that stays. Nothing at or above the high watermark goes. With
-remote storage only segments that the tier has go (at or below highest_remote_offset), by local
-retention. The active segment is never deleted; where it breaches retention it is rolled, so that
-the next pass may take it.
+The oldest segments expire first, and none expires after one that stays. Nothing at or above the
+high watermark expires. With remote storage local retention applies, and only to segments that the
+tier has (at or below highest_remote_offset). The active segment is never deleted. If it breaches
+retention it is rolled, so that the next pass may delete it.
 
 These functions only decide; `commitlog.log.expiration` deletes.
 """
@@ -19,8 +20,9 @@ from tidemark.config import TopicConfig
 
 
 class RetainedSegment(Protocol):
-    """The facts of a segment that decide; `retention_timestamp_ms` is read as late as possible, for
-    it may have to be loaded."""
+    """The facts of a segment that retention needs. `retention_timestamp_ms` is read last, because
+    it may have to be loaded.
+    """
 
     @property
     def next_offset(self) -> int: ...
@@ -33,7 +35,7 @@ class RetainedSegment(Protocol):
 
 
 class RetainedLog(Protocol):
-    """The facts of a log that decide; the last segment is the active one."""
+    """The facts of a log that retention needs; the last segment is the active one."""
 
     @property
     def config(self) -> TopicConfig: ...
@@ -61,7 +63,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """So many of the oldest segments go; where `rolls`, the active one is rolled first."""
+    """The number of oldest segments to delete; `rolls`: roll the active segment first."""
 
     count: int
     rolls: bool
@@ -71,10 +73,10 @@ Breach = Callable[[RetainedSegment], bool]
 
 
 def reasons(config: TopicConfig) -> tuple[Reason, ...]:
-    """The reasons that apply to a topic, in the order of a pass.
+    """Returns the reasons that apply to a topic, in the order of a pass.
 
-    By size before time, as Kafka: behind what goes by size an expired segment goes in the same
-    pass.
+    Size comes before time, as in Kafka: an expired segment behind those that size removes goes in
+    the same pass.
     """
     if config.is_deleted:
         return Reason.LOG_START, Reason.SIZE, Reason.TIME
@@ -82,7 +84,7 @@ def reasons(config: TopicConfig) -> tuple[Reason, ...]:
 
 
 def expired(log: RetainedLog, reason: Reason, now_ms: int) -> Expired:
-    """The segments that one reason removes from a log as it is."""
+    """Returns the segments that one reason removes from the log in its present state."""
     segments, breached = log.segments, _breach(log, reason, now_ms)
     for count, segment in enumerate(segments):
         if segment.next_offset > log.high_watermark or not breached(segment):
@@ -96,15 +98,15 @@ def expired(log: RetainedLog, reason: Reason, now_ms: int) -> Expired:
 
 
 def next_due_ms(log: RetainedLog, now_ms: int) -> int | None:
-    """When a pass has to look at a log again that stays as it is; None: never.
+    """Returns when a pass must look at an unchanged log again; None: never.
 
-    Only the oldest segment counts: none goes before it. `now_ms` where it breaches a limit already
-    and something else holds it (the high watermark, the tier), or where it was just rolled.
+    Only the oldest segment counts, because none is deleted before it. `now_ms` if it already
+    breaches a limit but is retained by the high watermark or the tier, or was just rolled.
     """
     segments = log.segments
     oldest = segments[0]
     if not log.config.is_deleted or (len(segments) == 1 and oldest.size_bytes == 0):
-        return None  # retention by log start is done with the pass that hears that it moved
+        return None  # a change of the log start triggers a pass by itself
     if _above_retention_size(log)(oldest):
         return now_ms
     limit_ms = _retention_ms(log.config)
@@ -143,7 +145,7 @@ def _above_retention_size(log: RetainedLog) -> Breach:
 
 
 def _is_removable(log: RetainedLog, segment: RetainedSegment) -> bool:
-    """With remote storage: the tier has it, or the whole partition begins behind it."""
+    """With remote storage: whether the tier has the segment, or the partition starts behind it."""
     if not log.config.remote_storage_enable:
         return True
     end = segment.next_offset

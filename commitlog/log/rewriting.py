@@ -1,7 +1,7 @@
-"""A batch in another codec, for topics whose compression.type is not the producer's.
+"""Changes the codec of a batch, for topics whose compression.type is not the producer's.
 
-Only the section behind the header is decompressed and compressed again: records, offsets, producer
-and sequence stay as they are. Kafka's LogValidator rebuilds such batches record by record.
+Only the section behind the header is decompressed and compressed again. Records, offsets, producer
+and sequence stay the same. Kafka's LogValidator rebuilds such batches record by record.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _KEPT_FLAGS = TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 @functools.cache
 def wanted_codec(compression_type: str) -> int | None:
-    """The codec of a topic's compression.type; None for `producer`: whatever was sent."""
+    """Returns the codec of a topic's compression.type; None for `producer`."""
     if compression_type == "producer":
         return None
     return codecs.compression_id("none" if compression_type == "uncompressed" else compression_type)
 
 
 def recompress(view: memoryview, header: Header, codec: int) -> bytes:
-    """The batch at `header.position` of `view` with its records compressed by `codec`. Its header
-    is `header`, without flags that no client's batch has (Kafka's is built anew).
+    """Returns the batch at `header.position` of `view`, its records compressed by `codec`. Its
+    header is `header`, without flags that no client's batch has (Kafka builds a new header).
 
-    CorruptMessageError where its records can not be decompressed;
-    UnsupportedCompressionTypeError for a codec that is none.
+    Raises CorruptMessageError if its records can not be decompressed, and
+    UnsupportedCompressionTypeError for an unknown codec.
     """
     begin, end = header.position, header.end_position
     own = header.attributes & CODEC_MASK

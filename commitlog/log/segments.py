@@ -1,9 +1,8 @@
-"""The local segments of one log (Kafka's LogSegments): which there are, and changes to the list and
-to the names of their files.
+"""The local segments of one log (Kafka's LogSegments): the list, and the names of their files.
 
-A log always has a segment, and the last one is active; only within a truncation, or while the list
-is made, there is none. A change here neither moves the log's offsets nor takes its lock: that is
-the log's part.
+A log always has a segment, and the last one is active. The list is empty only within a truncation,
+or before it is filled. A change here neither moves the log's offsets nor takes its lock; the log
+does both.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from tidemark.types import TopicPartition
 
 
 class Segments:
-    """Segments in order of their offsets. `all` and `bases` (their base offsets) are for reading;
-    the methods change them."""
+    """Segments in order of their offsets. `all` and `bases` (their base offsets) are read-only
+    outside; the methods change them.
+    """
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Segments:
         config: TopicConfig,
         producers: ProducerStateManager,
     ) -> None:
-        """`producers`: those of the log; snapshots of them are among a segment's files."""
+        """`producers`: those of the log; their snapshots are among a segment's files."""
         self.directory = directory
         self.deleted_files = DeletedFiles(directory)
         self.all: list[Segment] = []
@@ -41,7 +41,7 @@ class Segments:
         self.jitter_ms = 0
         """How much earlier than segment.ms the active segment is rolled."""
         self.name_changes = 1
-        """How often names in the directory changed, so that it has to be synced."""
+        """How often names in the directory changed, so that it must be synced."""
         self.topic_partition = topic_partition
         self.config = config
         self._producers = producers
@@ -55,20 +55,24 @@ class Segments:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of records."""
+        """The number of bytes of records."""
         return sum(segment.size_bytes for segment in self.all)
 
     def index_of(self, offset: int) -> int:
-        """The index of the segment that holds `offset`; of the first one for offsets before it."""
+        """Returns the index of the segment that holds `offset`; 0 for offsets before the first
+        segment.
+        """
         return max(0, bisect_right(self.bases, offset) - 1)
 
     def since(self, timestamp_ms: int) -> list[Segment]:
-        """From the first segment on that may hold a record at or after the timestamp."""
-        segments = self.all  # another thread may change which they are meanwhile
+        """Returns the segments from the first one on that may hold a record at or after the
+        timestamp.
+        """
+        segments = self.all  # another thread may replace the list meanwhile
         return segments[self._fences.first(segments, timestamp_ms) :]
 
     def validate(self) -> None:
-        """Asserts that they are in order, and that there is an active one."""
+        """Asserts that the segments are in order, and that one is active."""
         assert self.bases == [segment.base_offset for segment in self.all]
         assert self.all, "there is always an active segment"
         for one, following in pairwise(self.bases):
@@ -77,20 +81,20 @@ class Segments:
     # --- changes
 
     def configure(self, config: TopicConfig) -> None:
-        """The topic's settings were altered."""
+        """Applies new settings of the topic."""
         self.config = config
         for segment in self.all:
             segment.config = config
         self._draw_jitter()
 
     def replace_all(self, segments: list[Segment]) -> None:
-        """Takes these in place of all others."""
+        """Replaces all segments by these."""
         self.all = segments
         self.bases = [segment.base_offset for segment in segments]
         self._draw_jitter()
 
     def begin(self, base_offset: int, now_ms: int) -> Segment:
-        """Adds a new, empty segment, which is the active one."""
+        """Adds a new, empty active segment."""
         self.name_changes += 1
         segment = Segment.create(self.directory, base_offset, self.config, now_ms)
         self.all.append(segment)
@@ -102,7 +106,7 @@ class Segments:
         self.jitter_ms = roll_jitter_ms(self.config, self.topic_partition, self.bases[-1])
 
     def remove_newest(self) -> None:
-        """Removes the active segment and its files at once."""
+        """Removes the active segment and its files."""
         segment = self.all.pop()
         self.bases.pop()
         segment.close()
@@ -111,12 +115,12 @@ class Segments:
         self.name_changes += 1
 
     def cut(self, offset: int) -> int:
-        """Removes the batch that holds `offset` and all after it, durably, the newest segments
-        first; returns the offset that comes next. `offset` is at or above the first base.
+        """Durably removes the batch that holds `offset` and all after it, the newest segments
+        first. Returns the next offset. `offset` is at or above the first base.
         """
         while self.bases[-1] > offset:
             self.remove_newest()
-        self.directory.fsync()  # a later segment must not come back behind a cut one
+        self.directory.fsync()  # a crash must not bring a later segment back behind a truncated one
         active = self.active
         active.is_rolled = False
         active.truncate_to(offset)
@@ -124,7 +128,7 @@ class Segments:
         return active.next_offset
 
     def restart_at(self, base_offset: int, now_ms: int) -> None:
-        """Removes all segments, the newest first, and begins one at `base_offset`."""
+        """Removes all segments, the newest first, and creates one at `base_offset`."""
         while self.all:
             self.remove_newest()
         self._fences = TimestampFences()
@@ -139,13 +143,15 @@ class Segments:
         self.replace_all(self.all[count:])
 
     def delete(self, segment: Segment, now_ms: int) -> None:
-        """Renames the files of a segment that leaves the log; they go after the delete delay."""
+        """Renames the files of a segment that leaves the log; they are removed after the delete
+        delay.
+        """
         names = rename_deleted(self.directory, segment)
         self.deleted_files.add(now_ms + self.config.file_delete_delay_ms, [names])
         self.name_changes += 1
 
     def swap_in(self, old: Sequence[Segment], new_bases: Sequence[int], now_ms: int) -> None:
-        """Puts the cleaned segments of `new_bases` in place of `old` (`commitlog.log.swap`)."""
+        """Replaces `old` by the cleaned segments of `new_bases` (`commitlog.log.swap`)."""
         names = swap_files(self.directory, old, new_bases)
         self.deleted_files.add(now_ms + self.config.file_delete_delay_ms, names)
         self.replace_all(with_cleaned(self.all, old, new_bases, now_ms))
@@ -154,15 +160,15 @@ class Segments:
                 self._producers.forget_snapshot(segment.base_offset)
 
     def move_to(self, directory: Directory, segments: list[Segment]) -> None:
-        """Goes on with the same segments in another directory."""
+        """Continues with the same segments in another directory."""
         self.directory = self._producers.directory = directory
         self.deleted_files.restart(directory)
         self.replace_all(segments)
 
 
 class TimestampFences:
-    """The greatest timestamp up to each rolled segment's end, so that a look-up needs no walk over
-    the segments. Learnt as far as look-ups go: that loads the segments' indexes.
+    """The greatest timestamp up to the end of each rolled segment, so that a look-up need not scan
+    the segments. Filled as far as look-ups need it, because that loads the segments' indexes.
     """
 
     def __init__(self) -> None:
@@ -171,7 +177,7 @@ class TimestampFences:
         self._greatest: list[int] = []
 
     def first(self, segments: list[Segment], timestamp_ms: int) -> int:
-        """The index of the first segment that may hold a record at or after the timestamp."""
+        """Returns the index of the first segment that may hold a record at or after it."""
         rolled = segments[:-1]
         rebuilds = Segment.rebuilds
         if rebuilds != self._rebuilds or rolled[: len(self._known)] != self._known:

@@ -1,4 +1,4 @@
-"""How cleaned segments take the place of old ones, so that a crash leaves the old or the new ones.
+"""Replaces old segments by cleaned ones, so that a crash leaves either the old or the new ones.
 
     1. `<base>.log.cleaned` and its indexes are written and synced          (any thread)
     2. they become `.swap`, newest segment first, a segment's log last; names synced
@@ -6,11 +6,11 @@
     3. the old segments become `.deleted`, a segment's log last; names synced
     4. `.swap` becomes the final name, oldest segment first, its log last; names synced
 
-Recovery (`finish_swaps`, before the segments are listed): where a `.cleaned` log is left, step 2
-was not over: the swaps at or above it go, and then it. Otherwise every `.swap` log replaces the old
-logs within its offsets. A cleaned range keeps its last batch, if only as an empty one, so a swap
-log tells exactly which old segments it replaces. Source: Kafka's LogLoader and
-LocalLog.replaceSegments, there without that last guarantee.
+Recovery runs `finish_swaps` before the segments are listed. If a `.cleaned` log remains, step 2 was
+not finished: the swaps at or above it are removed, then the log itself. Otherwise every `.swap` log
+replaces the old logs within its offsets. A cleaned range keeps its last batch, even if it is empty.
+So a swap log tells exactly which old segments it replaces. Source: Kafka's LogLoader and
+LocalLog.replaceSegments, which lack that last guarantee.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ logger = logging.getLogger(__name__)
 
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
-_KINDS = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, LOG_SUFFIX)  # the log is the last
+_KINDS = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, LOG_SUFFIX)  # the log is last
 
 
 def swap_files(
     directory: Directory, old: Sequence[Segment], new_bases: Sequence[int]
 ) -> list[tuple[str, ...]]:
-    """Steps 2 to 4 for the cleaned segments of `new_bases`; the `.deleted` names by old segment.
+    """Performs steps 2 to 4 for the cleaned segments of `new_bases`; returns the `.deleted` names
+    by old segment.
 
-    StorageError where nothing was done, or the directory went offline; FatalError where the swap is
-    decided and can not be ended.
+    Raises StorageError if nothing changed or the directory went offline, and FatalError if the swap
+    is decided but can not be finished.
     """
     try:
         for base in sorted(new_bases, reverse=True):
@@ -58,7 +59,7 @@ def swap_files(
     try:
         return _replace(directory, old, new_bases)
     except LogDirectoryOfflineError:
-        raise  # nothing more happens in there; the restart ends it
+        raise  # nothing more is written there; the restart finishes the swap
     except StorageError as error:
         raise FatalError(f"a swap of segments was cut short, a restart ends it: {error}") from error
 
@@ -85,7 +86,7 @@ def _replace(
 def with_cleaned(
     segments: Sequence[Segment], old: Sequence[Segment], new_bases: Iterable[int], now_ms: int
 ) -> list[Segment]:
-    """A log's segments after the swap."""
+    """Returns a log's segments after the swap."""
     gone = {id(segment) for segment in old}
     result = [segment for segment in segments if id(segment) not in gone]
     directory, config = segments[0].directory, segments[0].config
@@ -115,7 +116,7 @@ def remove_files(directory: Directory, base_offsets: Iterable[int], suffix: str)
 
 
 def finish_swaps(directory: Directory) -> None:
-    """Brings what a crash left of a cleaning to its end, or takes it back; safe to be repeated."""
+    """Finishes a cleaning that a crash interrupted, or undoes it; may be repeated."""
     cleaned = _bases(directory, LOG_SUFFIX + CLEANED_SUFFIX)
     swaps = _bases(directory, LOG_SUFFIX + SWAP_SUFFIX)
     if cleaned:

@@ -1,11 +1,13 @@
-"""What an append must satisfy, and the bytes that are written.
+"""The checks of an append, and the bytes that are written.
 
-A batch's payload is not copied: an append writes 16 fresh bytes (base offset, length, leader
-epoch) and a view of the rest. LogAppendTime, or a maximum timestamp that is wrong, makes 61 fresh
-bytes with a new CRC; a topic's own compression.type makes a new batch where the producer's codec
-is another (`commitlog.log.rewriting`). The records themselves are walked over (offsets, timestamps,
-keys) where that needs no decompression, and where it happens anyway; the header of a batch that
-stays compressed is believed (DIVERGENCES.md). Rules: Kafka's LogValidator and UnifiedLog.
+A batch's payload is not copied. An append writes 16 new bytes (base offset, length, leader epoch)
+and a view of the rest. LogAppendTime, or a wrong maximum timestamp, takes 61 new bytes with a new
+CRC. If a topic's own compression.type differs from the producer's codec, the batch is rewritten
+(`commitlog.log.rewriting`).
+
+The records themselves are checked (offsets, timestamps, keys) if that needs no decompression, or if
+they are decompressed anyway. The header of a batch that stays compressed is trusted
+(DIVERGENCES.md). Rules: Kafka's LogValidator and UnifiedLog.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from tidemark.records.header import (
 )
 from tidemark.records.header import BatchHeader as Header
 
-_new_header = tuple.__new__  # what `_make` and `_replace` do, without what they check
+_new_header = tuple.__new__  # `_make` and `_replace` without their checks
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Prepared:
         return self.headers[-1].last_offset
 
     def add(self, header: Header, source: Records, *pieces: bytes | memoryview) -> None:
-        """Adds one batch; `header.position` is still its place in `source`."""
+        """Adds one batch; `header.position` is still its position in `source`."""
         self.buffers += pieces
         self.headers.append(header)
         self.sources.append(source)
@@ -89,10 +91,10 @@ def prepare_leader(
 ) -> Prepared:
     """Checks a leader's append and assigns offsets from `next_offset` on.
 
-    CorruptMessageError (CRC, shape), MessageTooLargeError, RecordListTooLargeError (more than a
-    segment), InvalidTimestampError, UnsupportedCompressionTypeError, InvalidRecordError (also for
-    records that can not be read although the CRC agrees: only what a wire may have done is worth
-    another try, as CORRUPT_MESSAGE says).
+    Raises CorruptMessageError (CRC, shape), MessageTooLargeError, RecordListTooLargeError (more
+    than a segment), InvalidTimestampError, UnsupportedCompressionTypeError. Raises
+    InvalidRecordError also for unreadable records under a valid CRC: CORRUPT_MESSAGE asks for a
+    retry, which helps only after damage in transit.
     """
     prepared = Prepared()
     stamp = config.message_timestamp_type == "LogAppendTime"
@@ -136,8 +138,8 @@ def prepare_leader(
 def _check_at_once(
     kernel: Any, data: Any, view: memoryview, position: int, config: TopicConfig, now_ms: int
 ) -> tuple[Any, ...] | None:
-    """The header's fields of a batch with which all is well and that is written as it is, by one
-    kernel call; None where the long way (`_check_one`) has to tell. (A third of its time.)
+    """Checks a batch by one kernel call, in a third of the time of `_check_one`. Returns the header
+    fields of a batch that is valid and written unchanged; None if `_check_one` must decide.
     """
     end, oldest, newest, keyless = kernel.check(data, position)
     if end < 0 or end - position > config.max_message_bytes:
@@ -148,7 +150,7 @@ def _check_at_once(
         or now_ms - oldest > config.message_timestamp_before_max_ms
     ):
         return None
-    if keyless and config.is_compacted:  # or compressed: nobody has looked at its keys yet
+    if keyless and config.is_compacted:  # or compressed: its keys are not checked yet
         return None
     fields = HEADER.unpack_from(view, position)
     if config.compression_type != "producer":
@@ -166,8 +168,8 @@ def _check_one(
     now_ms: int,
     stamp: bool,
 ) -> tuple[Header, Records, bytes, memoryview]:
-    """Checks a batch as `prepare_leader` says. Gives its header as it is to be, the buffer that it
-    is now in, and what follows the first 16 bytes: fresh ones, and a view of the rest.
+    """Checks a batch as `prepare_leader` describes. Returns its final header, the buffer that now
+    holds it, and the bytes after the first 16: new ones, and a view of the rest.
     """
     _check_leader_batch(view, header, config, origin)
     source: Records = view
@@ -181,7 +183,7 @@ def _check_one(
                 source = recompress(view, header, codec)
                 body, header = memoryview(source), whole_header(source)
                 _check_size(header, config)
-        except CorruptMessageError as error:  # the CRC agrees: sent again it is no better
+        except CorruptMessageError as error:  # the CRC is valid: a retry does not help
             raise InvalidRecordError(str(error)) from error
     if not (stamp or header.attributes & TIMESTAMP_TYPE_FLAG or header.crc < 0):
         rest = body[header.position + PATCH_BYTES : header.end_position]
@@ -193,8 +195,8 @@ def _check_one(
 
 
 def _header_of_client(view: memoryview, position: int) -> Header:
-    """`whole_header`, but InvalidRecordError for a negative number under a CRC that agrees: sent
-    again, the batch is no better.
+    """As `whole_header`, but raises InvalidRecordError for a negative number under a valid CRC: a
+    retry does not help.
     """
     try:
         return whole_header(view, position)
@@ -259,14 +261,15 @@ def _check_records(
     *,
     walk: bool,
 ) -> Header:
-    """Checks what LogValidator checks of records; gives the header with the right maximum. Only
-    those of a compressed batch are not looked at, unless `walk` says so (it is opened anyway).
+    """Performs LogValidator's checks of records; returns the header with the right maximum
+    timestamp. Records of a compressed batch are skipped, unless `walk` is set, since it is
+    decompressed anyway.
 
-    A header whose maximum had to be corrected comes back with a CRC of -1: it must be written anew.
+    A header with a corrected maximum has a CRC of -1: it must be written anew.
     """
     compressed = header.attributes & CODEC_MASK != 0
     oldest, newest = header.base_timestamp_ms, header.max_timestamp_ms
-    if oldest == NO_TIMESTAMP_MS:  # the first record has none: that is not too old
+    if oldest == NO_TIMESTAMP_MS:  # the first record has no timestamp: not too old
         oldest = newest
     if walk or not compressed or config.is_compacted:
         facts = record_facts(view, header)
@@ -303,11 +306,11 @@ def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int
 def prepare_follower(
     records: RecordsList, next_offset: int, *, gaps_allowed: bool, epoch_max: int | None = None
 ) -> Prepared:
-    """Checks what a follower fetched: CRC, and offsets that go on where its log ends. With
-    `epoch_max` it ends before a batch of a later epoch, and before one that is cut off.
+    """Checks fetched batches: CRC, and offsets that continue the follower's log. With `epoch_max`
+    the result ends before a batch of a later epoch, and before an incomplete one.
 
-    CorruptMessageError; UnexpectedAppendOffsetError for offsets that go back, and for a gap unless
-    `gaps_allowed`.
+    Raises CorruptMessageError. Raises UnexpectedAppendOffsetError for offsets below the log end,
+    and for a gap unless `gaps_allowed`.
     """
     prepared = Prepared()
     for buffer in _buffers(records):
@@ -338,8 +341,8 @@ def _is_cut_off(view: memoryview, position: int) -> bool:
 
 
 def split_by_segment(prepared: Prepared, used_bytes: int, segment_bytes: int) -> list[Prepared]:
-    """Cuts a follower's append into pieces: the first fits behind `used_bytes` of the active
-    segment, the others fill a segment each; the offsets of a piece fit into an index.
+    """Splits a follower's append into pieces. The first fits behind `used_bytes` of the active
+    segment, the others fill a segment each. The offsets of a piece fit into an index.
     """
     if not prepared.headers:
         return []

@@ -44,7 +44,6 @@ VOICE = {
 FACELESS = {
     "commitlog",
     "commitlog/disk",
-    "commitlog/log",
     "commitlog/segment",
 }
 """Packages whose docstring is no face of a room yet."""
