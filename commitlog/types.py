@@ -1,4 +1,6 @@
-"""What a log's calls take and give: append information, fetched records, timestamp look-ups."""
+"""Arguments and results of a log's calls: append information, fetched records, timestamp
+look-ups.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ Records = bytes | bytearray | memoryview
 """One or more whole record batches, one after the other."""
 
 RecordsList = Records | Sequence[Records]
-"""What an append takes: one buffer of whole batches, or several of them."""
+"""The records of an append: one buffer of whole batches, or several of them."""
 
 
 class AppendOrigin(Enum):
-    """Who appends as leader; decides which checks apply (Kafka's AppendOrigin)."""
+    """The writer of a leader's append; decides which checks apply (Kafka's AppendOrigin)."""
 
     CLIENT = "client"  # everything is checked; control batches are refused
     COORDINATOR = "coordinator"  # control batches (transaction markers) are allowed
@@ -25,10 +27,10 @@ class AppendOrigin(Enum):
 
 
 class AppendInfo(NamedTuple):
-    """What an append did. Offsets are those of the whole call's first and last record.
+    """The result of an append. Offsets are those of the whole call's first and last record.
 
-    For a `duplicate` (an idempotent producer sent a batch again) nothing was written and the
-    offsets are those of the first time. `log_append_time_ms` is -1 with CreateTime.
+    A `duplicate` (an idempotent producer sent a batch again) is not written; the offsets are those
+    of the first time. `log_append_time_ms` is -1 with CreateTime.
     """
 
     first_offset: int
@@ -44,7 +46,7 @@ class AppendInfo(NamedTuple):
     def of_all(
         cls, infos: Sequence[AppendInfo], log_end_offset: int, log_start_offset: int
     ) -> AppendInfo:
-        """Sums up appends that follow one another; of none of them, with these offsets."""
+        """Sums up consecutive appends; without any, the result has these offsets."""
         if not infos:
             return cls(log_end_offset, log_end_offset - 1, -1, -1, log_start_offset)
         if len(infos) == 1:
@@ -60,9 +62,9 @@ class AppendInfo(NamedTuple):
 class FetchResult(NamedTuple):
     """Whole batches read from one segment.
 
-    The first batch may begin below the offset asked for (the batch that holds it is returned
-    whole). `records` is empty at the end of the log. `next_offset` is the offset after the last
-    record returned; where nothing was returned, the offset asked for.
+    The first batch may begin below the requested offset, because the batch that holds it is
+    returned whole. `records` is empty at the log end. `next_offset` is the offset after the last
+    record returned, or the requested offset if there is none.
     """
 
     records: bytes | memoryview
@@ -89,7 +91,7 @@ class TimestampOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeletedSegment:
-    """A segment that left the log; its files are gone once the delete delay is over."""
+    """A segment that left the log; its files are removed after the delete delay."""
 
     base_offset: int
     next_offset: int
@@ -109,4 +111,4 @@ class AbortedTransaction:
 
 
 class UnexpectedAppendOffsetError(InvalidRequestError):
-    """A follower was given batches that do not go on where its log ends."""
+    """A follower's batches that do not continue its log."""

@@ -1,10 +1,9 @@
 """The small text files of a log directory, as Apache Kafka writes them.
 
-`recovery-point-offset-checkpoint`, `log-start-offset-checkpoint`,
-`replication-offset-checkpoint`, `cleaner-offset-checkpoint` (one line per partition),
-`leader-epoch-checkpoint` (one line per epoch), `meta.properties`, `partition.metadata` and
-`.kafka_cleanshutdown`. All are replaced atomically: a crash leaves the old or the new
-content.
+Files with a line per partition: `recovery-point-offset-checkpoint`, `log-start-offset-checkpoint`,
+`replication-offset-checkpoint`, `cleaner-offset-checkpoint`. The file `leader-epoch-checkpoint` has
+a line per epoch. The others are `meta.properties`, `partition.metadata` and `.kafka_cleanshutdown`.
+All are replaced atomically: a crash leaves the old or the new content.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _VERSION = "0"
 
 
 def parse_entries(text: str, name: str) -> list[list[str]]:
-    """The entries of a checkpoint file: version, count, then one line each.
+    """Parses a checkpoint file: version, count, then one line per entry.
 
-    Raises StorageError where the version is unknown, the count is not the number of lines, or the
-    last line does not end: what is left of a cut number would be another number.
+    Raises StorageError if the version is unknown, or the count is not the number of lines. Raises
+    it also if the last line has no end: the rest of a torn number would be another number.
     """
     lines = text.splitlines()
     try:
@@ -52,7 +51,7 @@ def parse_entries(text: str, name: str) -> list[list[str]]:
 
 
 def format_entries(entries: Iterable[Iterable[object]]) -> str:
-    """The inverse of `parse_entries`."""
+    """Formats a checkpoint file; the inverse of `parse_entries`."""
     lines = [" ".join(map(str, entry)) for entry in entries]
     return "\n".join([_VERSION, str(len(lines)), *lines]) + "\n"
 
@@ -71,7 +70,7 @@ class OffsetCheckpoint:
         self._name = name
 
     def read(self) -> dict[TopicPartition, int]:
-        """The offsets; none where there is no file. StorageError for a malformed one."""
+        """Returns the offsets; none if there is no file. Raises StorageError if it is malformed."""
         if not self._directory.exists(self._name):
             return {}
         text = self._directory.read(self._name).decode("utf-8", "replace")
@@ -85,15 +84,18 @@ class OffsetCheckpoint:
         return offsets
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replaces the file durably."""
-        # Of ten thousand lines one may be new, each few seconds: so nothing is made besides them.
+        """Durably replaces the file."""
+        # Every few seconds one of ten thousand lines may be new, so the lines are built without
+        # other objects.
         lines = [f"{topic} {n} {offset}" for (topic, n), offset in sorted(offsets.items())]
         text = "\n".join((_VERSION, str(len(lines)), *lines, ""))
         self._directory.write_atomic(self._name, text.encode())
 
 
 def parse_epochs(data: bytes, name: str = LEADER_EPOCH_CHECKPOINT) -> list[tuple[int, int]]:
-    """(epoch, start offset) of a leader-epoch checkpoint; StorageError for a malformed one."""
+    """Parses a leader-epoch checkpoint into (epoch, start offset). Raises StorageError if it is
+    malformed.
+    """
     try:
         return [
             (int(epoch), int(start))
@@ -104,13 +106,13 @@ def parse_epochs(data: bytes, name: str = LEADER_EPOCH_CHECKPOINT) -> list[tuple
 
 
 def format_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
-    """The bytes of a leader-epoch checkpoint; what the tier keeps beside a segment, too."""
+    """Formats a leader-epoch checkpoint; the tier stores it with a segment, too."""
     return format_entries(entries).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """Whose a log directory is (`meta.properties`, version 1)."""
+    """The owner of a log directory (`meta.properties`, version 1)."""
 
     cluster_id: str
     node_id: int
@@ -118,7 +120,9 @@ class MetaProperties:
 
     @classmethod
     def read(cls, directory: Directory) -> MetaProperties | None:
-        """None where the directory is not formatted; StorageError for a malformed file."""
+        """Reads the file; None if the directory is not formatted. Raises StorageError if it is
+        malformed.
+        """
         if not directory.exists(META_PROPERTIES):
             return None
         values: dict[str, str] = {}
@@ -139,7 +143,7 @@ class MetaProperties:
             ) from error
 
     def write(self, directory: Directory) -> None:
-        """Writes the file durably."""
+        """Durably writes the file."""
         text = (
             f"#\nnode.id={self.node_id}\ndirectory.id={uuid_to_text(self.directory_id)}\n"
             f"version=1\ncluster.id={self.cluster_id}\n"
@@ -147,7 +151,7 @@ class MetaProperties:
         directory.write_atomic(META_PROPERTIES, text.encode())
 
     def check(self, directory_path: str, *, cluster_id: str | None, node_id: int) -> None:
-        """Raises StorageError where the directory belongs to another cluster or node."""
+        """Raises StorageError if the directory belongs to another cluster or node."""
         where = f"{directory_path}/{META_PROPERTIES}"
         if cluster_id is not None and self.cluster_id != cluster_id:
             raise StorageError(
@@ -169,7 +173,7 @@ class PartitionMetadata:
 
     @classmethod
     def read(cls, directory: Directory) -> PartitionMetadata | None:
-        """None where there is no file; StorageError for a malformed one."""
+        """Reads the file; None if there is none. Raises StorageError if it is malformed."""
         if not directory.exists(PARTITION_METADATA):
             return None
         text = directory.read(PARTITION_METADATA).decode("utf-8", "replace")
@@ -189,7 +193,7 @@ class PartitionMetadata:
             ) from error
 
     def write(self, directory: Directory) -> None:
-        """Writes the file durably."""
+        """Durably writes the file."""
         text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(self.topic_id)}"
         directory.write_atomic(PARTITION_METADATA, text.encode())
 
@@ -197,9 +201,9 @@ class PartitionMetadata:
 def check_topic_id(
     directory: Directory, topic_partition: TopicPartition, topic_id: UUID | None
 ) -> UUID | None:
-    """The topic id of a partition's directory; a new directory is given `topic_id`.
+    """Returns the topic id of a partition's directory; a new directory gets `topic_id`.
 
-    InconsistentTopicIdError where the directory is of another topic of the same name.
+    Raises InconsistentTopicIdError if the directory belongs to another topic of the same name.
     """
     metadata = PartitionMetadata.read(directory)
     if metadata is None:
@@ -215,10 +219,11 @@ def check_topic_id(
 
 
 class CleanShutdown:
-    """The marker of a clean stop: with it, a start trusts all files; it is taken away at once.
+    """The marker of a clean stop. If it exists, a start trusts all files; then it is removed at
+    once.
 
-    It holds the broker epoch of the registration that stopped cleanly, so that the controller can
-    tell a clean restart from an unclean one (KIP-966).
+    It holds the broker epoch of the registration that stopped cleanly. So the controller can tell a
+    clean restart from an unclean one (KIP-966).
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -228,7 +233,7 @@ class CleanShutdown:
         return self._directory.exists(CLEAN_SHUTDOWN)
 
     def broker_epoch(self) -> int:
-        """The broker epoch in the marker; -1 where there is none, or it can not be read."""
+        """Returns the broker epoch in the marker; -1 if there is none, or it is unreadable."""
         if not self.exists():
             return -1
         try:
@@ -237,12 +242,12 @@ class CleanShutdown:
             return -1
 
     def write(self, broker_epoch: int) -> None:
-        """Writes the marker durably; the last thing a clean stop does."""
+        """Durably writes the marker, as the last step of a clean stop."""
         text = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
         self._directory.write_atomic(CLEAN_SHUTDOWN, text.encode())
 
     def remove(self) -> None:
-        """Takes the marker away durably, before anything is written."""
+        """Durably removes the marker, before anything else is written."""
         if self.exists():
             self._directory.remove(CLEAN_SHUTDOWN)
             self._directory.fsync()

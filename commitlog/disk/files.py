@@ -1,18 +1,19 @@
 """The file system as a log sees it: the `Directory` and `File` protocols, and their errors.
 
 Two modules implement them: `commitlog.disk.os_files` over the operating system, and
-`commitlog.disk.memory_files` in memory, which loses on `crash()` what was not synced. One suite of
-contract tests holds both.
+`commitlog.disk.memory_files` in memory, which loses unsynced data on `crash()`. One suite of
+contract tests covers both.
 
 The contract:
-- Bytes are durable after `File.fsync`; names (created, renamed, removed) are durable after
+
+- Bytes are durable after `File.fsync`. Names (created, renamed, removed) are durable after
   `Directory.fsync` of their directory.
-- `File.append` writes all of its buffers or none: when the disk is full the partial tail is cut off
-  again and StorageError is raised.
-- A failed fsync raises FatalError and is never retried: the kernel may have dropped the dirty pages
-  already, a second fsync would lie (RULES.md rule 4). Every later fsync of that
-  file fails too. (In a broker's log directory it is the directory that stops, not the process:
-  `commitlog.disk.log_directory`.)
+- `File.append` writes all of its buffers or none. If the disk is full, the partial tail is removed
+  and StorageError is raised.
+- A failed fsync raises FatalError and is never retried, and every later fsync of that file fails.
+  The kernel may have dropped the dirty pages, so a second fsync would succeed falsely (RULES.md
+  rule 4). In a broker's log directory the directory stops, not the process:
+  `commitlog.disk.log_directory`.
 - Names are single path components.
 """
 
@@ -25,18 +26,18 @@ from tidemark.errors import FatalError, StorageError
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of the file system that holds a directory."""
+    """Size and free space of the file system that holds a directory, in bytes."""
 
     total_bytes: int
     free_bytes: int
 
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""Of an OSError: no room, or none within the quota. What was there is there."""
+"""The errno values for no space, or none within the quota. Existing data is unharmed."""
 
 
 class DiskError(StorageError):
-    """The operating system refused a call on a file or directory; `errno` says why."""
+    """A call on a file or directory that the operating system refused; `errno` is its reason."""
 
     def __init__(self, message: str, errno: int) -> None:
         super().__init__(message)
@@ -44,16 +45,16 @@ class DiskError(StorageError):
 
     @property
     def is_full(self) -> bool:
-        """The disk has no room; everything else of it can be trusted."""
+        """Whether the disk has no space; the rest of it can be trusted."""
         return self.errno in DISK_FULL
 
 
 class FsyncError(FatalError):
-    """An fsync failed: what was written since the last one may be lost, and is never retried."""
+    """A failed fsync: data written since the last one may be lost. It is never retried."""
 
 
 class DirectoryLock(Protocol):
-    """A held lock; releasing twice is harmless."""
+    """A held lock; a second release does nothing."""
 
     def release(self) -> None: ...
 
@@ -64,42 +65,42 @@ class File(Protocol):
 
     @property
     def name(self) -> str:
-        """A name for messages."""
+        """The name for messages."""
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
 
     def append(self, *buffers: bytes | memoryview) -> int:
-        """Writes the buffers one after the other at the end; returns the position of the first
-        byte. All or nothing: StorageError.
+        """Writes the buffers one after the other at the end, all or none; returns the position of
+        the first byte. Raises StorageError.
         """
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes from `position`; fewer only at the end of the file. StorageError when
-        the disk fails.
+        """Reads `size` bytes from `position`, or fewer at the end of the file. Raises StorageError
+        if the disk fails.
         """
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Fills `buffer` from `position`; returns how many bytes that were, fewer than asked for
-        only at the end of the file. StorageError when the disk fails.
+        """Fills `buffer` from `position`; returns the number of bytes read, which is smaller only
+        at the end of the file. Raises StorageError if the disk fails.
         """
 
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
-        """Overwrites from `position` (which must not lie beyond the end); may extend the file.
-        StorageError.
+        """Overwrites from `position`, which must not lie beyond the end; may extend the file.
+        Raises StorageError.
         """
 
     def truncate(self, size: int) -> None:
-        """Cuts the file to `size` bytes; a file that is not longer stays as it is."""
+        """Truncates the file to `size` bytes; does nothing if it is not longer."""
 
     def fsync(self) -> None:
-        """Makes the bytes durable; FatalError when that fails. May be called from a thread while
+        """Makes the bytes durable. Raises FatalError if that fails. May run in one thread while
         another appends.
         """
 
     def close(self) -> None:
-        """Gives the handle back without syncing; closing twice is harmless."""
+        """Closes the handle without a sync; a second close does nothing."""
 
 
 @runtime_checkable
@@ -108,69 +109,69 @@ class Directory(Protocol):
 
     @property
     def path(self) -> str:
-        """What messages call it; a real path for the operating system's directories."""
+        """The name for messages; in the operating system, the real path."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Opens a file for reading and writing; `create` makes it where there is none. StorageError
-        where it can not.
+        """Opens a file for reading and writing; `create` creates a missing one. Raises
+        StorageError.
         """
 
     def open_read_only(self, name: str) -> File:
-        """Opens an existing file for reading alone."""
+        """Opens an existing file for reading only."""
 
     def exists(self, name: str) -> bool:
-        """Is there a file or directory of this name?"""
+        """Whether a file or directory of this name exists."""
 
     def is_directory(self, name: str) -> bool:
-        """Is there a directory of this name?"""
+        """Whether a directory of this name exists."""
 
     def size_of(self, name: str) -> int:
-        """Bytes of a file, without opening it."""
+        """Returns the number of bytes of a file, without opening it."""
 
     def modified_ms(self, name: str) -> int:
-        """When a file was last written, in ms since the epoch (Kafka's fallback where no record has
-        a timestamp).
+        """Returns when a file was last written, in ms since the epoch. Kafka uses it where no
+        record has a timestamp.
         """
 
     def list(self) -> list[str]:
-        """All names, sorted."""
+        """Returns all names, sorted."""
 
     def subdirectory(self, name: str, *, create: bool = True) -> Directory:
-        """The directory `name` within this one."""
+        """Returns the directory `name` in this one."""
 
     def remove(self, name: str) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Removes a file; does nothing if it is missing."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a file or a directory with all that is in it; one that is not there is no
-        error.
-        """
+        """Removes a file, or a directory with its contents; does nothing if it is missing."""
 
     def rename(self, old: str, new: str) -> None:
-        """Renames a file (replacing `new`) or a directory, atomically; StorageError where `old` is
-        missing.
+        """Atomically renames a file (replacing `new`) or a directory. Raises StorageError if `old`
+        is missing.
         """
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Replaces a file's content durably: after a crash it is the old or the new one, never a
+        """Durably replaces a file's content. After a crash it is the old or the new one, never a
         mixture.
         """
 
     def read(self, name: str) -> bytes:
-        """A whole file; StorageError where there is none."""
+        """Returns a file's content. Raises StorageError if it is missing."""
 
     def fsync(self) -> None:
-        """Makes the names durable; FatalError when that fails."""
+        """Makes the names durable. Raises FatalError if that fails."""
 
     def lock(self, name: str = ".lock") -> DirectoryLock:
-        """Takes an exclusive lock for this process; StorageError when another one holds it."""
+        """Takes an exclusive lock for this process. Raises StorageError if another process holds
+        it.
+        """
 
     def usage(self) -> DiskUsage:
-        """Size and free space of the file system."""
+        """Returns size and free space of the file system."""
 
 
 def storage_error(action: str, name: str, error: OSError) -> DiskError:
-    """The DiskError for a failed call, saying what to do."""
+    """Returns the DiskError for a failed call; its message advises what to do."""
     if error.errno in DISK_FULL:
         advice = (
             "the disk is full; nothing of this write was kept. Free space, lower retention.bytes "
@@ -189,7 +190,7 @@ def storage_error(action: str, name: str, error: OSError) -> DiskError:
 
 
 def fsync_failed(name: str, reason: str) -> FsyncError:
-    """The error for a failed fsync."""
+    """Returns the error for a failed fsync."""
     return FsyncError(
         f"fsync of {name} failed ({reason}): what was written since the last fsync may be lost, so "
         "nothing is written there any more; check the device, then restart the node, which "
@@ -198,8 +199,8 @@ def fsync_failed(name: str, reason: str) -> FsyncError:
 
 
 def write_atomic(directory: Directory, name: str, data: bytes) -> None:
-    """Temporary file, fsync, rename, fsync of the directory; the steps every implementation of
-    `Directory.write_atomic` takes.
+    """Writes a temporary file, syncs it, renames it, and syncs the directory. Every implementation
+    of `Directory.write_atomic` takes these steps.
     """
     temporary = name + ".tmp"
     directory.remove(temporary)

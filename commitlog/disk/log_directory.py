@@ -1,14 +1,15 @@
-"""One entry of log.dirs with its state: online, or offline with the reason (KIP-112).
+"""An entry of log.dirs and its state: online, or offline with the reason (KIP-112).
 
-Everything that logs do to files goes through here, so the first disk error is noticed wherever it
-happens (append, read, roll, fsync, checkpoint, recovery, cleaning, removal), and from then on
-nothing in the directory is read or written again: every call raises LogDirectoryOfflineError
-without touching the disk. That is Kafka's LogDirFailureChannel without a channel: no caller has to
-report, and no thread that is still at work can write behind a failed fsync.
+All file access of logs goes through here. So the first disk error is noticed wherever it happens:
+append, read, roll, fsync, checkpoint, recovery, cleaning, removal. After it nothing in the
+directory is read or written: every call raises LogDirectoryOfflineError without touching the disk.
+This is Kafka's LogDirFailureChannel without a channel. No caller has to report, and no running
+thread can write after a failed fsync.
 
-Online -> offline is the only transition; a restart is the way back. What does not fail a directory:
-a file that is not there (unless the whole directory is gone), a closed file, the process' limit of
-open files, damaged contents, and a full disk where `fails_when_full` says no.
+Online -> offline is the only transition; a restart is the way back. A directory
+does not fail by a missing file (unless the whole directory is missing) or a closed file. Nor does
+it by the process's limit of open files or by damaged contents. A full disk fails it unless
+`fails_when_full` returns false.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def offline_error(path: str, failure: str) -> LogDirectoryOfflineError:
 
 
 class DirectoryState:
-    """Online, or offline with a reason; shared by a log directory and all that is opened in it."""
+    """Online, or offline with a reason; shared by a log directory and everything opened in it."""
 
     def __init__(self, root: Directory) -> None:
         self._root = root
@@ -62,14 +63,17 @@ class DirectoryState:
     def watch(
         self, on_failure: Callable[[], object], fails_when_full: Callable[[], bool] = lambda: False
     ) -> None:
-        """Has `on_failure` called once when the directory goes offline, in the thread that noticed.
-        `fails_when_full` decides at each such error whether a full disk counts as failed.
+        """Registers `on_failure`, called once when the directory goes offline, in the thread that
+        noticed it. `fails_when_full` decides at each such error whether a full disk counts as
+        failed.
         """
         self._on_failure = on_failure
         self._fails_when_full = fails_when_full
 
     def call(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls the disk; LogDirectoryOfflineError where that fails, or something did before."""
+        """Calls the disk. Raises LogDirectoryOfflineError if that fails, or if an earlier
+        call did.
+        """
         if self.failure:
             raise self.offline()
         try:
@@ -84,7 +88,7 @@ class DirectoryState:
         return offline_error(self._root.path, self.failure)
 
     def fail(self, reason: str) -> None:
-        """Takes the directory offline for good; the first reason counts."""
+        """Takes the directory offline until a restart; keeps the first reason."""
         with self._lock:
             if self.failure:
                 return
@@ -150,7 +154,7 @@ class GuardedFile:
 
 
 class GuardedDirectory:
-    """A log directory or a directory within it."""
+    """A log directory, or a directory in it."""
 
     def __init__(self, inner: Directory, state: DirectoryState) -> None:
         self.inner = inner
@@ -211,12 +215,14 @@ class GuardedDirectory:
 
 
 class LogDirectory(GuardedDirectory):
-    """One entry of log.dirs; `directory_id` is that of its meta.properties, None where unknown."""
+    """An entry of log.dirs. `directory_id` is that of its meta.properties, None if unknown."""
 
     def __init__(
         self, inner: Directory, directory_id: UUID | None = None, *, failure: str = ""
     ) -> None:
-        """`failure`: it could not be used at start, and is offline from the beginning."""
+        """`failure`: the reason why it could not be used at start; then it is offline from the
+        beginning.
+        """
         super().__init__(inner, DirectoryState(inner))
         self.state.failure = failure
         self.directory_id = directory_id
@@ -227,5 +233,5 @@ class LogDirectory(GuardedDirectory):
 
     @property
     def failure(self) -> str:
-        """Why it is offline; empty while it is online."""
+        """The reason why it is offline; empty while it is online."""
         return self.state.failure

@@ -1,11 +1,11 @@
-"""A disk in memory that forgets what was not synced: the fake beside `commitlog.disk.files`, held
-by the same contract tests.
+"""A disk in memory that loses unsynced data: the fake beside `commitlog.disk.os_files`, covered by
+the same contract tests.
 
-`crash()` takes back, in reverse, the newest part of what was done since the last sync: of each
-file's writes and truncations, and of each directory's names. How much stays is drawn from the seed
-(anything from nothing to all of it; the last kept append may be torn, or end in zeros as a journal
-that knew the size but not the data leaves it); `crash(keep="nothing")` and `keep="everything"` are
-the extremes. Handles from before the crash are dead.
+`crash()` undoes, in reverse, the newest part of the changes since the last sync: writes and
+truncations of each file, and names of each directory. The seed decides how much stays, from nothing
+to everything. The last append kept may be torn, or end in zeros, as after a journal that recorded
+the size but not the data. The extremes are `crash(keep="nothing")` and `crash(keep="everything")`.
+Handles from before the crash are dead.
 
 Fault verbs (vocabulary of RocksDB's fault_injection_fs and TigerBeetle's storage faults):
 fail_fsync, fail_reads, fail_writes, set_capacity (disk full), short_writes, flip_bit, cut.
@@ -36,10 +36,10 @@ Keep = Literal["nothing", "random", "everything"]
 
 @dataclass
 class _UnsyncedChange:
-    """One change since the last sync, and how to take it back."""
+    """One change since the last sync, and its undo."""
 
     undo: Callable[[], None]
-    appended: tuple[int, int] | None = None  # (position, size) of an append: it may be torn
+    appended: tuple[int, int] | None = None  # (position, size) of an append, which may be torn
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _DirectoryNode:
 
 
 class MemoryDisk:
-    """What the directories of one disk share: the seeded randomness, the faults, and the count of
+    """The shared state of one disk's directories: seeded randomness, faults, and the count of
     crashes.
     """
 
@@ -104,7 +104,7 @@ class MemoryDisk:
             position, size = kept[-1].appended
             whole = self.random.randint(0, size)
             self.torn_appends += whole < size
-            if self.random.random() < 0.25:  # the size reached the disk, the data did not
+            if self.random.random() < 0.25:  # the disk has the size, but not the data
                 node.data[position + whole :] = bytes(len(node.data) - position - whole)
             else:
                 del node.data[position + whole :]
@@ -128,7 +128,7 @@ def _used(node: _DirectoryNode) -> int:
 
 
 class MemoryFile:
-    """An open file of a MemoryDisk; every call after a crash of the disk raises."""
+    """An open file of a MemoryDisk; after a crash of the disk every call raises."""
 
     def __init__(self, disk: MemoryDisk, node: _FileNode, name: str, *, writable: bool) -> None:
         self._disk = disk
@@ -164,7 +164,7 @@ class MemoryFile:
             full = OSError(errno.ENOSPC, "No space left on device")
             raise storage_error("append to", self._name, full)
         pieces = list(buffers)
-        if self._disk.short_writes and total > 1:  # two calls: a crash may fall between them
+        if self._disk.short_writes and total > 1:  # two calls: a crash may come between them
             joined = b"".join(pieces)
             cut = self._disk.random.randint(1, total - 1)
             pieces = [joined[:cut], joined[cut:]]
@@ -374,37 +374,37 @@ class MemoryDirectory:
     # --- faults
 
     def crash(self, keep: Keep = "random") -> None:
-        """The machine loses power and comes back: un-synced bytes and names of the whole disk are
-        lost, faults are healed.
+        """Simulates a loss of power: the whole disk loses unsynced bytes and names. Ends all
+        faults.
         """
         self.disk.crash(keep)
 
     def fail_fsync(self, pattern: str = "*") -> None:
-        """Every fsync of a file or directory whose path matches fails, until the next crash."""
+        """Makes fsyncs of files and directories with matching paths fail until the next crash."""
         self.disk.failing_fsyncs.append(pattern)
 
     def fail_reads(self, pattern: str = "*") -> None:
-        """Reads of matching files fail with an input/output error, until the next crash."""
+        """Makes reads of matching files fail with an input/output error until the next crash."""
         self.disk.failing_reads.append(pattern)
 
     def fail_writes(self, pattern: str = "*") -> None:
-        """Writes to matching files fail with an input/output error, until the next crash."""
+        """Makes writes to matching files fail with an input/output error until the next crash."""
         self.disk.failing_writes.append(pattern)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """The disk takes this many bytes; an append beyond them fails as on a full disk."""
+        """Limits the disk to this many bytes; an append beyond them fails as on a full disk."""
         self.disk.capacity_bytes = capacity_bytes
 
     def set_short_writes(self, enabled: bool = True) -> None:
-        """An append reaches the disk in two pieces, between which a crash may fall."""
+        """Splits each append into two writes; a crash may come between them."""
         self.disk.short_writes = enabled
 
     def flip_bit(self, name: str, position: int, bit: int = 0) -> None:
-        """Silent corruption of a durable byte."""
+        """Silently corrupts a durable byte."""
         self._file(name).data[position] ^= 1 << bit
 
     def cut(self, name: str, size: int) -> None:
-        """Silent loss of a file's end."""
+        """Silently removes a file's end."""
         node = self._file(name)
         self.disk.used_bytes -= max(0, len(node.data) - size)
         del node.data[size:]

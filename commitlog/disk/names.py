@@ -1,4 +1,4 @@
-"""What the directories within a log directory are called (Kafka's names)."""
+"""Names of the directories in a log directory (Kafka's names)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FUTURE = re.compile(
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:
-    """The partition whose directory this is; None for any other name."""
+    """Returns the partition of a log's directory; None for any other name."""
     return _parse(_PARTITION, name)
 
 
 def parse_future_name(name: str) -> TopicPartition | None:
-    """The partition whose future log this directory is; None for any other name."""
+    """Returns the partition of a future log's directory; None for any other name."""
     return _parse(_FUTURE, name)
 
 
@@ -32,6 +32,8 @@ def _parse(pattern: re.Pattern[str], name: str) -> TopicPartition | None:
 
 
 def unique_name(topic_partition: TopicPartition, unique: str, suffix: str) -> str:
-    """`<topic>-<partition>.<unique><suffix>`, the front cut where that is too long for a name."""
+    """Returns `<topic>-<partition>.<unique><suffix>`; its front is cut if the name would be too
+    long.
+    """
     ending = f".{unique}{suffix}"
     return str(topic_partition)[: NAME_BYTES_MAX - len(ending)] + ending

@@ -1,10 +1,10 @@
-"""How many files are open: a bound on descriptors, by closing those that were not used lately.
+"""A bound on open descriptors: those not used recently are closed.
 
-Every open `OsFile` is known here. Beyond the limit the one that was used longest ago gives its
-descriptor back, and opens its path again when it is used next (second-chance order: a use costs a
-flag, not a lock). A file in use by another thread is passed over, so the limit may be exceeded by
-as many files as threads work on. What was not synced is not lost by closing a descriptor: the
-pages stay dirty, and the fsync of any descriptor of the file writes them.
+Every open `OsFile` is registered here. Beyond the limit the least recently used one closes its
+descriptor, and reopens its path at its next use. The order is second-chance: a use costs a flag,
+not a lock. A file in use by another thread is skipped, so the limit may be exceeded by the number
+of working threads. Closing a descriptor loses no unsynced data: the pages stay dirty, and the fsync
+of any descriptor of the file writes them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DEFAULT_LIMIT = 4096
 
 
 class Releasable(Protocol):
-    """An open file that can do without its descriptor for a while."""
+    """An open file that can close its descriptor for a while."""
 
     used: bool
 
     def release(self) -> bool:
-        """Gives the descriptor back; False while the file is in use."""
+        """Closes the descriptor; False while the file is in use."""
 
 
 class OpenFiles:
-    """The open files of this process; `open_count`, `opens` and `evictions` are for metrics."""
+    """The open files of this process; `open_count`, `opens` and `evictions` are metrics."""
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class OpenFiles:
 
     @property
     def open_count(self) -> int:
-        """Files that hold a descriptor now."""
+        """The number of files that hold a descriptor."""
         return len(self._files)
 
     @property
@@ -47,20 +47,20 @@ class OpenFiles:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        """At least 1; what is open beyond it is closed at once."""
+        """Sets the limit, at least 1; closes files beyond it at once."""
         self._limit = max(1, limit)
         with self._lock:
             self._shrink()
 
     def opened(self, file: Releasable) -> None:
-        """A file got a descriptor; others may lose theirs."""
+        """Registers a file with a new descriptor; others may lose theirs."""
         with self._lock:
             self.opens += 1
             self._files[id(file)] = weakref.ref(file)
             self._shrink()
 
     def closed(self, file: Releasable) -> None:
-        """A file gave its descriptor back."""
+        """Removes a file whose descriptor is closed."""
         with self._lock:
             self._files.pop(id(file), None)
 

@@ -1,7 +1,7 @@
-"""Files and directories of the operating system, as `commitlog.disk.files` defines them.
+"""Files and directories of the operating system; implements `commitlog.disk.files`.
 
-Only this module calls `os` for a log's files (DESIGN.md), so that the same log runs over a disk
-and, in tests and simulation, in memory.
+Only this module calls `os` for files of a log (DESIGN.md). So the same log runs over a disk and, in
+tests and simulation, in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IOV_MAX = 1024
 class OsFile:
     """A file of the operating system.
 
-    It may give its descriptor back while it is not used (`commitlog.disk.open_files`), so every use
+    Its descriptor may be closed while it is not used (`commitlog.disk.open_files`). So every use
     goes through `_descriptor`, under the file's lock.
     """
 
@@ -60,7 +60,7 @@ class OsFile:
         return self._size
 
     def _descriptor(self) -> int:
-        """The open descriptor; the caller holds the lock until it is done with it."""
+        """Returns the open descriptor; the caller holds the lock while it uses it."""
         self.used = True
         if self._fd < 0:
             if self._closed:
@@ -70,7 +70,7 @@ class OsFile:
         return self._fd
 
     def release(self) -> bool:
-        """Gives the descriptor back until the next use; False while a use is under way."""
+        """Closes the descriptor until the next use; False if the file is in use."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -100,8 +100,8 @@ class OsFile:
         return start
 
     def _undo(self, size: int) -> None:
-        """Cuts off what a failed append left; where even that fails the file takes no more
-        appends.
+        """Removes the rest of a failed append. If that fails too, the file accepts no
+        more appends.
         """
         try:
             os.ftruncate(self._descriptor(), size)
@@ -121,7 +121,7 @@ class OsFile:
                     return data
                 parts = [data]
                 got = len(data)
-                while got < size and data:  # the kernel may return less than asked before the end
+                while got < size and data:  # the kernel may return fewer bytes before the end
                     data = os.pread(fd, size - got, position + got)
                     parts.append(data)
                     got += len(data)
@@ -134,7 +134,7 @@ class OsFile:
             try:
                 fd = self._descriptor()
                 got = read = os.preadv(fd, (buffer,), position)
-                while read and got < len(buffer):  # the kernel may give less before the end
+                while read and got < len(buffer):  # the kernel may stop before the end
                     read = os.preadv(fd, (buffer[got:],), position + got)
                     got += read
             except OSError as error:
@@ -166,9 +166,9 @@ class OsFile:
             raise fsync_failed(self._path, self._broken)
         try:
             with self._lock:
-                fd = os.dup(self._descriptor())  # synced without the lock: appends go on meanwhile
+                fd = os.dup(self._descriptor())  # synced without the lock, beside appends
         except FileNotFoundError:
-            return  # its name is gone (and its descriptor was given back): nothing is to be kept
+            return  # its name is removed, and its descriptor was closed: nothing to keep
         except OSError as error:
             raise storage_error("open", self._path, error) from error
         try:
@@ -189,7 +189,7 @@ class OsFile:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # nothing is lost: what matters was synced before
+            with contextlib.suppress(OSError):  # nothing is lost: important data was synced before
                 os.close(fd)
 
     def __del__(self) -> None:
@@ -198,9 +198,7 @@ class OsFile:
 
 
 def _write_all(fd: int, buffers: tuple[bytes | memoryview, ...], position: int) -> int:
-    """Writes everything in as many calls as it takes: one call may write less than it was
-    given.
-    """
+    """Writes all buffers in as many calls as needed: one call may write only a part."""
     start = position
     while buffers:
         written = os.pwritev(fd, buffers[:_IOV_MAX], position)
@@ -212,7 +210,7 @@ def _write_all(fd: int, buffers: tuple[bytes | memoryview, ...], position: int) 
 
 
 def _skip(buffers: tuple[bytes | memoryview, ...], size: int) -> tuple[bytes | memoryview, ...]:
-    """The buffers without their first `size` bytes."""
+    """Returns the buffers without their first `size` bytes."""
     for index, buffer in enumerate(buffers):
         if size < len(buffer):
             return (memoryview(buffer)[size:], *buffers[index + 1 :])
@@ -227,11 +225,11 @@ class _OsLock:
     def release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)  # closing the descriptor gives the flock back
+            os.close(fd)  # closing the descriptor releases the flock
 
 
 class OsDirectory:
-    """A directory of the operating system; made with its parents where it does not exist."""
+    """A directory of the operating system; created with its parents if it is missing."""
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self._path = str(path)
@@ -245,7 +243,7 @@ class OsDirectory:
 
     @classmethod
     def unseen(cls, path: str) -> OsDirectory:
-        """The directory of this path without a look at it: it may be missing, or broken."""
+        """Returns the directory of this path without a check: it may be missing or broken."""
         found = cls.__new__(cls)
         found._path = path
         return found
@@ -255,7 +253,7 @@ class OsDirectory:
         return self._path
 
     def path_of(self, name: str) -> str:
-        """The path of one of its files."""
+        """Returns the path of one of its files."""
         return f"{self._path}/{name}"
 
     def open(self, name: str, *, create: bool = False) -> File:

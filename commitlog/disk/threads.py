@@ -1,7 +1,7 @@
-"""Work on many logs in a few threads, as long as there is some.
+"""Runs per-log work on a small thread pool.
 
-One queue per disk, so that a slow one holds up nobody else's work. The threads take from the queue
-what is next: nothing is made for each of ten thousand logs to be handed to a pool.
+There is one queue per disk, so that a slow disk delays only its own work. The threads take items
+from the queue, so no task object is made for each of ten thousand logs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ T = TypeVar("T")
 def work_off(
     queues: Sequence[Sequence[T]], work: Callable[[T], None], threads: int, name: str
 ) -> None:
-    """Calls `work` with every item, `threads` at a time of each queue; in this very thread where
-    one is enough. The first error is raised, and no further item is begun then."""
+    """Calls `work` with every item, `threads` at a time of each queue; in the calling thread if one
+    is enough. Raises the first error, and starts no further item after it.
+    """
     waiting = [deque(queue) for queue in queues if queue]
     failed = False
 

@@ -1,9 +1,8 @@
-"""Many batch headers at once, as columns: what recovery and the cleaner do without an object per
-batch.
+"""Headers of many batches at once, as columns, for recovery and the cleaner: no object per batch.
 
-The walk from batch to batch is a chain (each length says where the next one begins): a kernel, with
-the CRC. Everything else of the headers is taken by numpy in one gather. So a batch costs well under
-a microsecond beside its bytes.
+Walking from batch to batch is sequential, because each length gives the start of the next one. A
+kernel does that, together with the CRC. Numpy takes all other fields in one gather. So a batch
+costs well under a microsecond besides its bytes.
 """
 
 from __future__ import annotations
@@ -40,11 +39,12 @@ _walked_bytes = 0
 
 
 def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[Any, int, bool]:
-    """Where the whole, undamaged batches of `view` begin (a list or an array), where the last of
-    them ends, and whether a damaged one (not just one that `view` cuts off) follows.
+    """Finds the whole, undamaged batches of `view`. Returns their positions (a list or an array),
+    the end of the last one, and whether a damaged batch follows. A batch that `view` cuts off is
+    not damaged.
 
-    What is checked is what the bytes alone say: size, magic and CRC. By a kernel, but for the first
-    64 MiB of a process that has not loaded it: that takes longer than to walk over them here.
+    Size, magic and CRC are checked. For its first 64 MiB a process that has not loaded the kernel
+    uses plain Python, because that takes less time than loading it.
     """
     global _walked_bytes
     _walked_bytes += len(view)
@@ -56,8 +56,8 @@ def sound_batches(view: memoryview, *, check_crc: bool = True) -> tuple[Any, int
 
 
 class IndexEntries(NamedTuple):
-    """What a run of batches adds to the indexes, and the greatest timestamp so far with the last
-    offset of the batch that has it. Arrays are of one length, one row per entry.
+    """The index entries of a run of batches, and the greatest timestamp so far with the last offset
+    of its batch. The arrays have equal length, one row per entry.
     """
 
     last_offsets: Any
@@ -68,9 +68,9 @@ class IndexEntries(NamedTuple):
 
 
 class BatchTable:
-    """The headers of the whole batches that `view` consists of; they begin at `positions`.
+    """The headers of the whole batches that `view` consists of; the batches begin at `positions`.
 
-    The columns are copied when one is first asked for.
+    A column is copied at its first use.
     """
 
     def __init__(self, view: memoryview, positions: Any) -> None:
@@ -83,41 +83,42 @@ class BatchTable:
     @functools.cached_property
     def _rows(self) -> Any:
         starts = max(0, len(self.view) - HEADER_BYTES + 1)
-        # a header at each byte, none copied; void: a gather of structs goes field by field
+        # a header at each byte, without copies; void, because a gather of structs copies field by
+        # field
         every = np.ndarray((starts,), _BYTES, self.view, 0, (1,))
         return every[self.positions].view(_ROW)
 
     def column(self, name: str) -> Any:
-        """A header field of all batches, as int64."""
+        """Returns a header field of all batches, as int64."""
         return self._rows[name].astype(np.int64)
 
     def header(self, row: int) -> Header:
-        """One header as the object; its position is that in the view."""
+        """Returns one header as an object, with its position in the view."""
         return whole_header(self.view, int(self.positions[row]))
 
     def in_order(self, base_offset: int, first_offset: int, reach: int) -> int:
-        """How many batches, from the first on, have a shape that a batch can have, and offsets
-        that rise from `first_offset` on and lie within `reach` of `base_offset`.
+        """Returns how many of the first batches have a valid shape and rising offsets. The offsets
+        begin at `first_offset` and lie within `reach` of `base_offset`.
         """
         base, delta = self.column("base_offset"), self.column("last_offset_delta")
         floor = np.empty(len(base), np.int64)
         floor[:1] = first_offset
-        floor[1:] = base[:-1] + delta[:-1] + 1  # where that overflows, the row before is bad
+        floor[1:] = base[:-1] + delta[:-1] + 1  # if this overflows, the row before is bad
         relative = base - base_offset
         good = (base >= floor) & (delta >= 0) & (self.column("record_count") >= 0)
         good &= (relative <= reach) & (relative + delta <= reach)
         return len(good) if good.all() else int(good.argmin())
 
     def fitting(self, room_bytes: int) -> int:
-        """How many batches, from the first on, are together no larger than this."""
+        """Returns how many of the first batches fit into this size together."""
         if len(self.view) <= room_bytes:
             return len(self)
         ends = np.append(self.positions[1:], len(self.view))
         return int(np.searchsorted(ends, room_bytes, "right"))
 
     def split(self, count: int) -> tuple[BatchTable, BatchTable]:
-        """The first `count` batches (at least one), and the others, each with its part of the view
-        alone.
+        """Returns the first `count` batches (at least one) and the others, each with its part of
+        the view.
         """
         if count >= len(self):
             return self, BatchTable(self.view[:0], [])
@@ -126,31 +127,31 @@ class BatchTable:
         return first, BatchTable(self.view[cut:], self.positions[count:] - cut)
 
     def keep(self, count: int) -> None:
-        """Forgets the batches behind the first `count`."""
+        """Drops the batches behind the first `count`."""
         self._rows = self._rows[:count]
         self.view, self.positions = self.view[: int(self.positions[count])], self.positions[:count]
         self.__dict__.pop("has_producers", None)
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch; there must be one."""
+        """The offset after the last batch; the table must not be empty."""
         return self.header(-1).next_offset
 
     @functools.cached_property
     def has_producers(self) -> bool:
-        """Has a batch a producer id? Known with the index entries already, where a kernel made
-        them.
-        """
+        """Whether a batch has a producer id. Known already if a kernel made the index entries."""
         return bool((self._rows["producer_id"] >= 0).any())
 
     def transactional_rows(self) -> list[int]:
-        """The batches of transactions, markers among them."""
+        """Returns the rows of transactional batches, including markers."""
         flags = self._rows["attributes"] & TRANSACTIONAL_FLAG
         rows: list[int] = np.nonzero((flags != 0) & (self._rows["producer_id"] >= 0))[0].tolist()
         return rows
 
     def rows_of_new_epochs(self, latest: int | None) -> list[int]:
-        """The batches whose leader epoch is above that of all before them, and above `latest`."""
+        """Returns the rows whose leader epoch is above `latest` and above those of all
+        rows before.
+        """
         epochs = self.column("partition_leader_epoch")
         floor = np.maximum.accumulate(np.concatenate(([-1 if latest is None else latest], epochs)))
         rows: list[int] = np.nonzero(epochs > floor[:-1])[0].tolist()
@@ -159,11 +160,11 @@ class BatchTable:
     def index_entries(
         self, start: int, last_indexed: int, interval_bytes: int, greatest: tuple[int, int]
     ) -> IndexEntries:
-        """The index entries that are due for these batches, the view being at `start` of a file.
+        """Returns the index entries due for these batches; the view begins at `start` of a file.
 
-        `last_indexed` is the position of the last indexed batch, `greatest` the greatest timestamp
-        before these batches and its offset (the rules: `commitlog.segment.segment`). By a kernel in
-        a process that has loaded it.
+        `last_indexed` is the position of the last indexed batch. `greatest` is the greatest
+        timestamp before these batches, and its offset. `commitlog.segment.segment` has the rules.
+        Uses a kernel if the process has loaded it.
         """
         if _KERNEL in sys.modules:
             from tidemark.records.kernels import batches as batch_kernel
@@ -196,7 +197,7 @@ class BatchTable:
 
 
 def _spaced(positions: Any, last_indexed: int, interval_bytes: int) -> Any:
-    """The rows of the positions that are more than the interval behind the one taken before."""
+    """Returns the rows whose positions are more than the interval behind the row taken before."""
     row = int(np.searchsorted(positions, last_indexed + interval_bytes, "right"))
     if len(positions) < row + 2 or np.diff(positions[row:]).min() > interval_bytes:
         return slice(row, None)

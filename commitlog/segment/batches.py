@@ -1,6 +1,6 @@
-"""Scans over the batch headers in a file, without reading the records between them.
+"""Scans over the batch headers of a file, without reading the records between them.
 
-The format and all other readers of headers: `tidemark.records.header`.
+`tidemark.records.header` defines the format, and all other readers of headers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SCAN_BYTES = 16 * 1024
 def scan_headers(
     file: File, position: int, end: int, chunk_bytes: int = SCAN_BYTES
 ) -> Iterator[Header]:
-    """The headers of the batches in `file` from `position` to `end`, without reading their records.
+    """Yields the headers of the batches in `file` from `position` to `end`, without their records.
 
-    Ends before a batch that is torn; CorruptMessageError where a header can not be one.
+    Ends before an incomplete batch. Raises CorruptMessageError for an invalid header.
     """
     return (header for header, _, _ in scan_batches(file, position, end, chunk_bytes))
 
@@ -36,12 +36,11 @@ def scan_batches(
     scratch: memoryview | None = None,
     first_last_offset: int | None = None,
 ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
-    """As `scan_headers`, with what was read of each batch: bytes, and where in them it begins.
+    """As `scan_headers`, but also yields the bytes read of each batch, and its position in them.
 
-    `chunk_bytes` are read first, then about as much as there are small batches to come, and only
-    headers where batches are large. The first read of more than a header goes into `scratch`, where
-    it is given, and fills it. The first batch must end with `first_last_offset`, where that is
-    given: what an index says of it.
+    Reads `chunk_bytes` first, then about as much as there are small batches left, and only headers
+    of large batches. The first read of more than a header fills `scratch`, if given. The first
+    batch must end with `first_last_offset`, if given: the claim of an index entry.
     """
     chunk: bytes | memoryview = b""
     chunk_start, want = position, max(chunk_bytes, HEADER_BYTES)

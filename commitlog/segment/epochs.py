@@ -1,8 +1,8 @@
-"""The leader epochs of a log: at which offset each leader began (KIP-101, KIP-279).
+"""The leader epochs of a log: the offset at which each leader began (KIP-101, KIP-279).
 
-Kept in `leader-epoch-checkpoint`. Entries rise strictly in epoch and offset. An entry is written to
-disk by `flush` (which the log calls before its recovery point passes the entry) and at once by
-truncation: after an unclean stop, recovery finds what was not written again in the batches.
+They are kept in `leader-epoch-checkpoint`, strictly rising in epoch and offset. `flush` writes new
+entries to disk; the log calls it before its recovery point passes them. A truncation writes at
+once. After an unclean stop, recovery finds unwritten entries in the batches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidemark.errors import StorageError
 
 
 class LeaderEpochCache:
-    """(epoch, start offset) of a log, in memory and on disk."""
+    """The (epoch, start offset) entries of a log, in memory and on disk."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self._dirty = False
-        self._on_disk: tuple[tuple[int, int], ...] | None = None  # durably; None: unknown
+        self._on_disk: tuple[tuple[int, int], ...] | None = None  # durable entries; None: unknown
         if directory.exists(LEADER_EPOCH_CHECKPOINT):
             try:
                 self._set(parse_epochs(directory.read(LEADER_EPOCH_CHECKPOINT)))
@@ -39,18 +39,18 @@ class LeaderEpochCache:
 
     @property
     def latest_epoch(self) -> int | None:
-        """The newest epoch; None where there is none."""
+        """The newest epoch; None if there is none."""
         return self._epochs[-1] if self._epochs else None
 
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """All (epoch, start offset), oldest first."""
+        """Returns all (epoch, start offset), oldest first."""
         return tuple(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """The leader of `epoch` begins at `start_offset`; entries that contradict it go.
+        """Starts `epoch` at `start_offset`, and drops entries that contradict this.
 
-        Nothing happens where the epoch is known already or is older than the newest one at the same
-        or a lower offset.
+        Does nothing if the epoch is known, or older than the newest one at the same or a lower
+        offset.
         """
         if epoch < 0 or start_offset < 0:
             raise ValueError(f"epoch {epoch} at offset {start_offset}")
@@ -63,16 +63,16 @@ class LeaderEpochCache:
         self._dirty = True
 
     def on_batch(self, epoch: int, base_offset: int) -> None:
-        """A batch was appended; if it is of a newer epoch than all, that leader begins with it."""
+        """Starts the epoch of an appended batch there, if it is newer than all others."""
         if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1]):
             self.assign(epoch, base_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
-        """The end of `epoch` as a leader answers OffsetForLeaderEpoch (KIP-101, KIP-279).
+        """Returns (epoch, end offset), as a leader answers OffsetForLeaderEpoch (KIP-101, KIP-279).
 
-        The newest epoch ends at the log's end; an unknown one answers with the greatest known epoch
-        below it and that one's end; one older than all answers (epoch, first start). None where the
-        epoch is newer than all, or nothing is known.
+        The newest epoch ends at the log end. For an unknown epoch the result is the greatest known
+        epoch below it, with its end. For one older than all it is (epoch, first start). None if the
+        epoch is newer than all, or if no epoch is known.
         """
         if not self._epochs or epoch > self._epochs[-1] or epoch < 0:
             return None
@@ -84,23 +84,25 @@ class LeaderEpochCache:
         return self._epochs[above - 1], self._starts[above]
 
     def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch of the leader that appended the record at `offset`; None where unknown."""
+        """Returns the epoch of the leader that appended the record at `offset`; None if unknown."""
         index = bisect_right(self._starts, offset)
         return self._epochs[index - 1] if index else None
 
     def start_of(self, epoch: int) -> int | None:
-        """The start offset of an epoch that is in the cache."""
+        """Returns the start offset of an epoch in the cache."""
         index = bisect_left(self._epochs, epoch)
         known = index < len(self._epochs) and self._epochs[index] == epoch
         return self._starts[index] if known else None
 
     def previous_epoch(self, epoch: int) -> int | None:
-        """The greatest known epoch below `epoch`."""
+        """Returns the greatest known epoch below `epoch`."""
         index = bisect_left(self._epochs, epoch)
         return self._epochs[index - 1] if index else None
 
     def entries_until(self, end_offset: int) -> list[tuple[int, int]]:
-        """The entries that begin below `end_offset`: what the tier keeps with a segment."""
+        """Returns the entries that begin below `end_offset`; the tier stores them with a
+        segment.
+        """
         keep = bisect_left(self._starts, end_offset)
         return list(zip(self._epochs[:keep], self._starts[:keep], strict=True))
 
@@ -112,9 +114,7 @@ class LeaderEpochCache:
             self._dirty = True
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Drops what lies below `start_offset`; the entry that spans it begins there from now
-        on.
-        """
+        """Drops the entries below `start_offset`; the one that spans it begins there afterwards."""
         index = bisect_right(self._starts, start_offset) - 1
         if index >= 0 and (index > 0 or self._starts[0] < start_offset):
             del self._epochs[:index], self._starts[:index]
@@ -122,22 +122,22 @@ class LeaderEpochCache:
             self._dirty = True
 
     def replace(self, entries: Iterable[tuple[int, int]]) -> None:
-        """Takes other entries in place of its own (bootstrap from the tier), durably."""
+        """Durably replaces all entries by others (bootstrap from the tier)."""
         self._set(entries)
         self._dirty = True
         self.flush()
 
     def clear(self) -> None:
-        """Forgets everything; on disk with the next flush."""
+        """Drops all entries; the next flush writes that."""
         if self._epochs:
             self._epochs, self._starts = [], []
             self._dirty = True
 
     def flush(self) -> None:
-        """Writes the checkpoint durably where it differs from the one on disk."""
+        """Durably writes the checkpoint if it differs from the one on disk."""
         if self._dirty:
             entries = self.entries()
-            if entries != self._on_disk:  # recovery finds most often what was there
+            if entries != self._on_disk:  # recovery mostly finds the entries on disk
                 self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(entries))
                 self._on_disk = entries
             self._dirty = False

@@ -1,11 +1,12 @@
 """The sparse indexes of a segment: offset -> position, timestamp -> offset, aborted transactions.
 
-Entries are Kafka's: `.index` 8 bytes (relative offset i32 of a batch's last record, its position
-i32), `.timeindex` 12 bytes (timestamp i64, relative offset i32; KIP-33), `.txnindex` 34 bytes.
-Entries of the active segment wait in memory and are written by `write_out`: after an unclean stop
-the segment is scanned and its indexes rebuilt anyway, so an append needs no further system call.
-A segment's indexes are loaded on first use, as arrays; their size is bounded by
-segment.index.bytes.
+The entries are Kafka's. `.index` has 8 bytes: relative offset of a batch's last record, and its
+position, both i32. `.timeindex` has 12 bytes: timestamp i64, relative offset i32 (KIP-33).
+`.txnindex` has 34 bytes.
+
+Entries of the active segment are held in memory until `write_out`. After an unclean stop the
+segment is scanned and its indexes are rebuilt anyway, so an append needs no further system call. A
+segment's indexes are loaded as arrays on first use. Their size is bounded by segment.index.bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
 class CorruptIndexError(StorageError):
-    """An index contradicts itself or its log; it is rebuilt from the log."""
+    """An index that contradicts itself or its log; it is rebuilt from the log."""
 
 
 class _IndexFile:
-    """What the two sparse indexes share: entries on disk, entries that wait to be written."""
+    """The common part of the two sparse indexes: entries on disk, and entries to be written."""
 
     entry_bytes = 0
 
@@ -47,7 +48,7 @@ class _IndexFile:
         self._unsynced = True
 
     def take_unsynced(self) -> bool:
-        """Whether the file changed since the last call; the caller syncs it now."""
+        """Whether the file changed since the last call. The caller then syncs it."""
         unsynced, self._unsynced = self._unsynced, False
         return unsynced
 
@@ -55,7 +56,7 @@ class _IndexFile:
         data = self.directory.read(self.name) if self.directory.exists(self.name) else b""
         if len(data) % self.entry_bytes:
             raise CorruptIndexError(f"{self.name} has {len(data)} bytes, no whole entries")
-        # Kafka preallocates: entries of zeros at the end of a file that was not closed are none.
+        # Kafka preallocates: a file that was not closed ends with zeros, which are no entries.
         end = len(data)
         zeros = bytes(self.entry_bytes)
         while end and data[end - self.entry_bytes : end] == zeros:
@@ -68,12 +69,12 @@ class _IndexFile:
 
     @property
     def is_stale(self) -> bool:
-        """Has the file entries that are none any more?"""
+        """Whether the file has entries that are dropped already."""
         return self._is_stale
 
     def write_out(self) -> bool:
-        """Writes the waiting entries behind those on disk; the file exists from then on. Was there
-        something to write?
+        """Writes the waiting entries behind those on disk, and creates the file if needed. False if
+        there was nothing to write.
         """
         if self._is_stale and self._is_on_disk():
             self._written = len(self._pending) // self.entry_bytes
@@ -90,8 +91,8 @@ class _IndexFile:
         return self._known_to_exist or self.directory.exists(self.name)
 
     def _is_on_disk(self) -> bool:
-        """Is the file what waits to be written? Mostly so where an index is made anew by recovery:
-        bytes that are not written again are synced in no time.
+        """Whether the file already equals the waiting entries. Mostly true if recovery rebuilt the
+        index: bytes that are not written again cost no sync.
         """
         size = len(self._pending)
         if not self.directory.exists(self.name) or self.directory.size_of(self.name) != size:
@@ -109,13 +110,13 @@ class _IndexFile:
         self._pending.clear()
 
     def _drop_all(self) -> None:
-        """Forgets all entries; the file keeps them until the next write."""
+        """Drops all entries; the file keeps them until the next write."""
         self._written = 0
         self._pending.clear()
         self._is_stale = self._unsynced = True
 
     def _waiting(self, count: int, fields: list[tuple[str, str]]) -> Any:
-        """Room for `count` entries more behind those that wait, as a numpy array to be filled."""
+        """Returns room for `count` more waiting entries, as a numpy array to fill."""
         import numpy as np
 
         begin = len(self._pending)
@@ -123,7 +124,7 @@ class _IndexFile:
         return np.frombuffer(self._pending, np.dtype(fields), count, begin)
 
     def _forget(self, entries: int) -> None:
-        """Keeps the first `entries` entries, on disk (with the next write) and in waiting."""
+        """Keeps the first `entries` entries, in the file and among those waiting."""
         if entries <= self._written:
             self._written = entries
             self._pending.clear()
@@ -147,7 +148,7 @@ class OffsetIndex(_IndexFile):
         self._positions = array("i")
 
     def load(self) -> None:
-        """Reads the file; CorruptIndexError where it is no index."""
+        """Reads the file. Raises CorruptIndexError if it is not a valid index."""
         import numpy as np
 
         entries = np.frombuffer(self._read(), ">i4").astype("i4").reshape(-1, 2)
@@ -165,7 +166,7 @@ class OffsetIndex(_IndexFile):
 
     @property
     def last_entry(self) -> tuple[int, int]:
-        """(offset, position) of the last entry; (base offset, 0) where there is none."""
+        """(offset, position) of the last entry; (base offset, 0) if there is none."""
         if not self._offsets:
             return self.base_offset, 0
         return self.base_offset + self._offsets[-1], self._positions[-1]
@@ -180,7 +181,7 @@ class OffsetIndex(_IndexFile):
         self._pending += OFFSET_ENTRY.pack(relative, position)
 
     def extend(self, offsets: Any, positions: Any) -> None:
-        """Adds entries that rise, given as int64 arrays."""
+        """Adds rising entries, given as int64 arrays."""
         if len(offsets) == 0:
             return
         relative = (offsets - self.base_offset).astype("i4")
@@ -194,16 +195,17 @@ class OffsetIndex(_IndexFile):
         entries["offset"], entries["position"] = relative, positions
 
     def lookup(self, offset: int) -> tuple[int, int]:
-        """The last entry at or below `offset`: (offset, position); (base offset, 0) if none is."""
+        """Returns (offset, position) of the last entry at or below `offset`; (base offset, 0) if
+        there is none.
+        """
         index = bisect_right(self._offsets, offset - self.base_offset)
         if index == 0:
             return self.base_offset, 0
         return self.base_offset + self._offsets[index - 1], self._positions[index - 1]
 
     def window(self, offset: int) -> tuple[int, int, int, int]:
-        """`lookup`, and how many bytes lie between that entry and the next one, and between that
-        one and the one after it (both 0 where there is none): what is wanted of `offset` most
-        likely lies within them.
+        """As `lookup`, with the bytes from that entry to the next one, and from there to the one
+        after. Both are 0 if there is none. The batch of `offset` most likely lies within them.
         """
         positions = self._positions
         index = bisect_right(self._offsets, offset - self.base_offset)
@@ -223,12 +225,12 @@ class OffsetIndex(_IndexFile):
             self._forget(keep)
 
     def reset(self) -> None:
-        """Drops all entries; on disk with the next write."""
+        """Drops all entries; the next write removes them from disk."""
         self._offsets, self._positions = array("i"), array("i")
         self._drop_all()
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """All (offset, position)."""
+        """Returns all (offset, position)."""
         for relative, position in zip(self._offsets, self._positions, strict=True):
             yield self.base_offset + relative, position
 
@@ -244,7 +246,7 @@ class TimeIndex(_IndexFile):
         self._offsets = array("i")
 
     def load(self) -> None:
-        """Reads the file; CorruptIndexError where it is no index."""
+        """Reads the file. Raises CorruptIndexError if it is not a valid index."""
         import numpy as np
 
         entries = np.frombuffer(self._read(), np.dtype([("timestamp", ">i8"), ("offset", ">i4")]))
@@ -264,18 +266,18 @@ class TimeIndex(_IndexFile):
 
     @property
     def is_full(self) -> bool:
-        """One slot is kept for the entry that the roll adds."""
+        """Whether only the slot is left that a roll needs for its entry."""
         return len(self._timestamps) >= self.max_entries - 1
 
     @property
     def last_entry(self) -> tuple[int, int]:
-        """(timestamp, offset) of the last entry; (-1, base offset) where there is none."""
+        """(timestamp, offset) of the last entry; (-1, base offset) if there is none."""
         if not self._timestamps:
             return -1, self.base_offset
         return self._timestamps[-1], self.base_offset + self._offsets[-1]
 
     def maybe_append(self, timestamp_ms: int, offset: int) -> None:
-        """Adds an entry where the timestamp is above the last one's (KIP-33)."""
+        """Adds an entry if the timestamp is above the last one's (KIP-33)."""
         if timestamp_ms <= (self._timestamps[-1] if self._timestamps else -1):
             return
         relative = offset - self.base_offset
@@ -286,7 +288,7 @@ class TimeIndex(_IndexFile):
         self._pending += TIME_ENTRY.pack(timestamp_ms, relative)
 
     def extend(self, timestamps: Any, offsets: Any) -> None:
-        """`maybe_append` for each pair of two int64 arrays that never fall."""
+        """Calls `maybe_append` for each pair of two int64 arrays that never fall."""
         if len(timestamps) == 0:
             return
         rises = timestamps > (self._timestamps[-1] if self._timestamps else -1)
@@ -300,8 +302,8 @@ class TimeIndex(_IndexFile):
         entries["timestamp"], entries["offset"] = timestamps, relative
 
     def lookup(self, timestamp_ms: int) -> tuple[int, int]:
-        """The last entry at or below the timestamp: (timestamp, offset); (-1, base offset) if
-        none.
+        """Returns (timestamp, offset) of the last entry at or below the timestamp; (-1, base
+        offset) if there is none.
         """
         index = bisect_right(self._timestamps, timestamp_ms)
         if index == 0:
@@ -316,33 +318,35 @@ class TimeIndex(_IndexFile):
             self._forget(keep)
 
     def reset(self) -> None:
-        """Drops all entries; on disk with the next write."""
+        """Drops all entries; the next write removes them from disk."""
         self._timestamps, self._offsets = array("q"), array("i")
         self._drop_all()
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """All (timestamp, offset)."""
+        """Returns all (timestamp, offset)."""
         for timestamp, relative in zip(self._timestamps, self._offsets, strict=True):
             yield timestamp, self.base_offset + relative
 
 
 class TransactionIndex:
-    """The aborted transactions that ended in a segment; there is no file where there are none."""
+    """The aborted transactions that ended in a segment. Without any there is no file."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
-        self.is_checked = False  # are the entries known to be the batches'?
-        self.is_doubtful = False  # may a file be missing?
+        self.is_checked = False  # whether the entries are known to match the batches
+        self.is_doubtful = False  # whether a file may be missing
         self._unsynced = True
 
     def take_unsynced(self) -> bool:
-        """Whether the file changed since the last call; the caller syncs it now."""
+        """Whether the file changed since the last call. The caller then syncs it."""
         unsynced, self._unsynced = self._unsynced, False
         return unsynced
 
     def entries(self) -> list[AbortedTransaction]:
-        """All of them, by last offset; CorruptIndexError where the file is no index."""
+        """Returns all entries, by last offset. Raises CorruptIndexError if the file is not a valid
+        index.
+        """
         if not self.directory.exists(self.name):
             return []
         data = self.directory.read(self.name)
@@ -356,7 +360,7 @@ class TransactionIndex:
         return found
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Adds an aborted transaction; a rare event, written at once."""
+        """Adds an aborted transaction. It is written at once, because it is rare."""
         self._unsynced = True
         file = self.directory.open(self.name, create=True)
         try:
@@ -386,6 +390,6 @@ class TransactionIndex:
         file.close()
 
     def reset(self) -> None:
-        """Removes the file: what comes in from now on is right."""
+        """Removes the file; entries added from now on are known to be right."""
         self.directory.remove(self.name)
         self.is_checked = True

@@ -1,10 +1,11 @@
-"""What a log knows of its idempotent and transactional producers (Kafka's ProducerStateManager).
+"""The idempotent and transactional producers of a log (Kafka's ProducerStateManager).
 
-For each producer id: its epoch, the last five batches (sequences and offsets, so that a batch sent
-again is answered with the offsets of its first time), and the first offset of its open transaction.
-From the open transactions follows the first unstable offset, below which read_committed consumers
-stay. The state is a function of the log: it is snapshotted at each roll (`%020d.snapshot`) and on a
-clean close, and otherwise replayed from batch headers.
+Each producer id has its epoch, its last five batches, and the first offset of its open transaction.
+A batch that is sent again is answered with the offsets of the first time. The open transactions
+determine the first unstable offset, which read_committed consumers do not pass.
+
+The state is a function of the log. It is written to a snapshot at each roll (`%020d.snapshot`) and
+on a clean close, and otherwise replayed from batch headers.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ProducerEntry:
         return self.batches[-1].last_sequence if self.batches else -1
 
     def find_duplicate(self, header: Header) -> ProducerBatch | None:
-        """The retained batch with the same epoch and sequences."""
+        """Returns the retained batch with the same epoch and sequences."""
         if header.producer_epoch != self.producer_epoch:
             return None
         for batch in self.batches:
@@ -77,7 +78,7 @@ class ProducerEntry:
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """A snapshot file (version 1) of the entries."""
+    """Encodes the entries as a snapshot file (version 1)."""
     body = bytearray()
     count = 0
     for entry in entries:
@@ -99,7 +100,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: bytes, name: str = "producer snapshot") -> list[ProducerEntry]:
-    """The entries of a snapshot file; StorageError where it is damaged."""
+    """Decodes a snapshot file. Raises StorageError if it is damaged."""
     if len(data) < _HEAD.size + _COUNT.size:
         raise StorageError(f"{name} is too short to be a producer snapshot")
     version, crc = _HEAD.unpack_from(data)
@@ -124,8 +125,8 @@ def decode_snapshot(data: bytes, name: str = "producer snapshot") -> list[Produc
 
 
 def in_kafkas_order(producers: dict[int, ProducerEntry]) -> list[ProducerEntry]:
-    """The entries in the order in which Kafka's hash map of them gives them (by bucket, then by
-    age), so that a snapshot is the same byte by byte whichever of the two wrote it.
+    """Returns the entries in the order of Kafka's hash map: by bucket, then by age. So a snapshot
+    has the same bytes whether Kafka or this code wrote it.
     """
     buckets = 16
     while len(producers) * 4 > buckets * 3:
@@ -139,7 +140,7 @@ def in_kafkas_order(producers: dict[int, ProducerEntry]) -> list[ProducerEntry]:
 
 
 class ProducerStateManager:
-    """The producers of one log up to `end_offset`, and the snapshot files beside it."""
+    """The producers of one log up to `end_offset`, and their snapshot files."""
 
     def __init__(self, directory: Directory, expiration_ms: int) -> None:
         self.directory = directory
@@ -154,17 +155,17 @@ class ProducerStateManager:
     # --- appends
 
     def find_duplicate(self, header: Header) -> ProducerBatch | None:
-        """Was this batch of an idempotent producer appended before (among its last five)?"""
+        """Returns the earlier append of this batch, if it is among the producer's last five."""
         entry = self.producers.get(header.producer_id)
         return entry.find_duplicate(header) if entry else None
 
     def update(
         self, header: Header, ended: EndTransactionMarker | None
     ) -> AbortedTransaction | None:
-        """Takes in an appended batch (or one read back from the log).
+        """Applies an appended batch, or one read back from the log.
 
-        `ended` is what its control record says, where it has one. Returns the transaction
-        that it aborted, for the transaction index.
+        `ended` is the content of its control record, if it has one. Returns the transaction that it
+        aborted, for the transaction index.
         """
         self.end_offset = header.next_offset
         if header.producer_id < 0:
@@ -210,7 +211,7 @@ class ProducerStateManager:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """The first offset of a transaction that is open, or whose end is not yet replicated."""
+        """The first offset of a transaction that is open, or whose end is not replicated yet."""
         if not self._ongoing and not self._unreplicated:
             return None
         ongoing = min(self._ongoing, default=None)
@@ -220,16 +221,14 @@ class ProducerStateManager:
         return min(ongoing, ended)
 
     def on_high_watermark(self, high_watermark: int) -> None:
-        """Forgets ended transactions whose marker is replicated."""
+        """Drops ended transactions whose marker is replicated."""
         if self._unreplicated:
             for first, last in list(self._unreplicated.items()):
                 if last < high_watermark:
                     del self._unreplicated[first]
 
     def remove_expired(self, now_ms: int) -> int:
-        """Forgets producers without an open transaction that were silent for the expiration
-        time.
-        """
+        """Drops producers without an open transaction that were idle for the expiration time."""
         expired = [
             entry.producer_id
             for entry in self.producers.values()
@@ -257,8 +256,8 @@ class ProducerStateManager:
         return tuple(self._snapshots)
 
     def take_snapshot(self) -> bool:
-        """Writes the state at `end_offset`, durable with the log's next flush; False where that was
-        done before.
+        """Writes the state at `end_offset`; the log's next flush makes it durable. False if that
+        was done before.
         """
         if self.end_offset in self._snapshots or not self.end_offset:
             return False
@@ -275,25 +274,25 @@ class ProducerStateManager:
         return True
 
     def take_unsynced(self) -> list[str]:
-        """The names of the snapshot files that no flush has synced yet; they are the caller's
-        now.
+        """Returns the names of snapshot files that no flush has synced yet. The caller then syncs
+        them.
         """
         names, self._unsynced = self._unsynced, []
         return names
 
     def forget_snapshot(self, offset: int) -> None:
-        """The log renamed or removed this snapshot's file."""
+        """Drops a snapshot whose file the log renamed or removed."""
         if offset in self._snapshots:
             self._snapshots.remove(offset)
 
     def remove_stray(self, base_offsets: set[int]) -> None:
-        """Removes snapshots that belong to no segment; the newest stays."""
+        """Removes snapshots that belong to no segment; keeps the newest."""
         for offset in self._snapshots[:-1]:
             if offset not in base_offsets:
                 self._remove(offset)
 
     def drop_snapshots(self) -> None:
-        """Removes all: the log goes on from elsewhere, perhaps after other batches."""
+        """Removes all snapshots, since the log continues elsewhere, perhaps after other batches."""
         for offset in self._snapshots.copy():
             self._remove(offset)
 
@@ -302,10 +301,10 @@ class ProducerStateManager:
         self._snapshots.remove(offset)
 
     def reload(self, start_offset: int, end_offset: int, now_ms: int) -> None:
-        """Goes back to the newest sound snapshot within [start, end]; drops the ones above the end.
+        """Loads the newest valid snapshot within [start, end], and removes those above the end.
 
-        Sets `end_offset` to that snapshot's offset (the start where there is none): what lies
-        between it and the log's end must be replayed with `update`.
+        Sets `end_offset` to that snapshot's offset, or to the start if there is none. The batches
+        from there to the log end must then be replayed with `update`.
         """
         self.clear(start_offset)
         for offset in reversed(self._snapshots.copy()):
@@ -324,8 +323,8 @@ class ProducerStateManager:
             return
 
     def restore(self, offset: int) -> None:
-        """Takes the newest sound snapshot at or below `offset`, if there is one, and touches no
-        file; `end_offset` is then the snapshot's.
+        """Loads the newest valid snapshot at or below `offset`, if there is one, and sets
+        `end_offset` to its offset. Changes no file.
         """
         self.clear(0)
         for known in reversed(self._snapshots):
@@ -346,14 +345,16 @@ class ProducerStateManager:
                     self._ongoing[entry.current_txn_first_offset] = entry.producer_id
 
     def clear(self, end_offset: int) -> None:
-        """Forgets all producers; the state is that of an empty log at `end_offset`."""
+        """Drops all producers; the state is that of an empty log at `end_offset`."""
         self.producers.clear()
         self._ongoing.clear()
         self._unreplicated.clear()
         self.end_offset = end_offset
 
     def install(self, data: bytes, end_offset: int, now_ms: int) -> None:
-        """Begins with a snapshot from elsewhere (the tier); StorageError where it is damaged."""
+        """Starts with a snapshot from elsewhere (the tier). Raises StorageError if it is
+        damaged.
+        """
         entries = decode_snapshot(data)
         self.drop_snapshots()
         self.clear(end_offset)

@@ -1,14 +1,13 @@
 """One segment of a log: its `.log` file, its indexes, and reads by position, offset and timestamp.
 
 Files are opened and indexes loaded on first use. Index entries follow Kafka's rules (KIP-33 as
-Kafka 4 writes them): before a batch is appended and more than index.interval.bytes lie between it
-and the last indexed batch, an entry (its last offset -> its position) is added, and a time entry
-(greatest timestamp so far -> last offset of the batch that has it) where that timestamp rose; a
-roll or close adds a last time entry.
+Kafka 4 writes them). An entry (a batch's last offset -> its position) is due before a batch more
+than index.interval.bytes behind the last indexed one is appended. A time entry (greatest timestamp
+so far -> last offset of its batch) comes with it if that timestamp rose. A roll or close adds a
+last time entry.
 
-An index is never believed blindly: an entry is used only where the batch at its position has that
-very last offset (or timestamp); otherwise both indexes are rebuilt from the log. So a damaged index
-costs time, never a wrong answer.
+An entry is used only if the batch at its position has that very last offset (or timestamp).
+Otherwise both indexes are rebuilt. So a damaged index costs time, but never gives a wrong answer.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KNOWN_POSITIONS_MAX = 64  # twice
-_RECOVERY_CHUNK_BYTES = 2 << 20  # larger ones leave the processor's caches
+_KNOWN_POSITIONS_MAX = 64  # in each of two generations
+_RECOVERY_CHUNK_BYTES = 2 << 20  # larger chunks do not fit the processor's caches
 
 _FEW_BATCHES = 8
 _NOT_PLAIN = CODEC_MASK | TIMESTAMP_TYPE_FLAG
@@ -61,9 +60,9 @@ _FIND_BYTES = 4096 + HEADER_BYTES  # the batches between two index entries, if t
 
 
 class Segment:
-    """A segment; `next_offset`, timestamps and indexes are known once it is loaded."""
+    """A segment; `next_offset`, timestamps and indexes are known after `load`."""
 
-    rebuilds: ClassVar[int] = 0  # of all segments: what was learnt of one before may be wrong
+    rebuilds: ClassVar[int] = 0  # of all segments; facts derived from one before may be wrong
 
     def __init__(
         self,
@@ -75,15 +74,13 @@ class Segment:
         created_ms: int = 0,
         suffix: str = "",
     ) -> None:
-        """`suffix`: what its file names end with while it does not belong to the log
-        (`.cleaned`).
-        """
+        """`suffix` ends its file names while it does not belong to the log (`.cleaned`)."""
         self.directory = directory
         self.base_offset = base_offset
         self.config = config
         self.created_ms = created_ms
         self.is_rolled = False
-        self.has_producers = size_bytes > 0  # may a batch have a producer id?
+        self.has_producers = size_bytes > 0  # whether a batch may have a producer id
         self._size = size_bytes
         stem = f"{base_offset:020d}"
         self.log_file = stem + LOG_SUFFIX + suffix
@@ -100,11 +97,11 @@ class Segment:
         self._max_timestamp_ms = -1
         self._max_timestamp_offset = base_offset
         self._first_timestamp_ms: int | None = None
-        self._sound_end = 0  # where the last batch ends, as of the load
+        self._sound_end = 0  # end of the last batch at the time of the load
         self._last_indexed = 0  # position of the last indexed batch
         self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
-        self._older_positions: dict[int, int] = {}  # what was known before those
-        self.cuts = 0  # truncations of this segment; a copy of it was made before or after one
+        self._older_positions: dict[int, int] = {}  # the generation before
+        self.cuts = 0  # truncations; tells copies made before from those made after
 
     @classmethod
     def create(
@@ -115,7 +112,7 @@ class Segment:
         now_ms: int,
         suffix: str = "",
     ) -> Segment:
-        """A new, empty segment; whatever files of its name there were are emptied."""
+        """Creates an empty segment; existing files of its name are emptied."""
         segment = cls(directory, base_offset, config, created_ms=now_ms, suffix=suffix)
         for name in segment.file_names[1:]:
             directory.remove(name)
@@ -144,7 +141,7 @@ class Segment:
 
     @property
     def max_timestamp_ms(self) -> int:
-        """The greatest timestamp of its records; -1 where there is none."""
+        """The greatest timestamp of its records; -1 if there is none."""
         self.load()
         return self._max_timestamp_ms
 
@@ -156,7 +153,7 @@ class Segment:
 
     @property
     def retention_timestamp_ms(self) -> int:
-        """What retention by time looks at: the greatest timestamp, else when it was last
+        """The time for retention: the greatest timestamp, or else when the file was last
         written.
         """
         if self.max_timestamp_ms >= 0:
@@ -165,7 +162,7 @@ class Segment:
 
     @property
     def first_timestamp_ms(self) -> int:
-        """The greatest timestamp of the first batch, from which segment.ms counts; -1 if empty."""
+        """The greatest timestamp of the first batch, where segment.ms begins; -1 if empty."""
         if self._first_timestamp_ms is None:
             if self._size < HEADER_BYTES:
                 return -1
@@ -175,7 +172,7 @@ class Segment:
 
     @property
     def producer_snapshot_file(self) -> str:
-        """The name of the snapshot of the producers' state at this segment's end."""
+        """The name of the producers' snapshot at this segment's end."""
         return snapshot_name(self.next_offset)
 
     @property
@@ -192,7 +189,7 @@ class Segment:
     def should_roll(
         self, size_bytes: int, max_timestamp_ms: int, last_offset: int, now_ms: int, jitter_ms: int
     ) -> bool:
-        """Must a batch set of this size, timestamp and last offset begin a new segment?"""
+        """Whether batches of this size, timestamp and last offset need a new segment."""
         if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
             return True
         if self._size == 0:
@@ -206,14 +203,14 @@ class Segment:
             first = self.first_timestamp_ms
         waited = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
         limit_ms = self.config.segment_ms
-        if self.config.is_compacted:  # or its records could not be compacted in time
+        if self.config.is_compacted:  # else its records could not be compacted in time
             limit_ms = min(limit_ms, self.config.max_compaction_lag_ms)
         return waited > limit_ms - jitter_ms
 
     def append(self, buffers: list[bytes | memoryview], headers: list[Header]) -> None:
-        """Appends whole batches; `headers` are theirs, with the offsets they are given.
+        """Appends whole batches; `headers` are theirs, with the offsets assigned to them.
 
-        Positions in `headers` are ignored. StorageError where the disk takes no more: nothing of
+        Positions in `headers` are ignored. Raises StorageError if the disk is full; then nothing of
         the append is kept.
         """
         if not self._loaded:
@@ -227,7 +224,7 @@ class Segment:
             self._first_timestamp_ms = headers[0].max_timestamp_ms
 
     def append_table(self, table: BatchTable) -> None:
-        """Appends the view of a table: its batches, and nothing else. As `append`."""
+        """Appends exactly the batches of a table; as `append`."""
         self.load()
         position = self.file.append(table.view)
         self._index_table(table, position)
@@ -236,7 +233,7 @@ class Segment:
             self._first_timestamp_ms = table.header(0).max_timestamp_ms
 
     def _index(self, header: Header, position: int) -> None:
-        """Takes in a batch at the end: greatest timestamp, and index entries where they are due."""
+        """Applies a batch at the end: greatest timestamp, and index entries if they are due."""
         base_offset, max_timestamp_ms = header.base_offset, header.max_timestamp_ms
         last_offset = base_offset + header.last_offset_delta
         if max_timestamp_ms > self._max_timestamp_ms:
@@ -260,14 +257,15 @@ class Segment:
         self._positions, self._older_positions = {}, {}
 
     def on_rolled(self) -> None:
-        """It takes no more appends: the last time entry is added, the indexes are written."""
+        """Ends appends: adds the last time entry, and writes the indexes."""
         self.finish_indexes()
         self.is_rolled = True
         self._forget_positions()
 
     def finish_indexes(self) -> bool:
-        """Adds the last time entry (KIP-33) and writes the waiting entries; was there something to
-        write? An empty segment needs no indexes: they come with its first entries.
+        """Adds the last time entry (KIP-33) and writes the waiting entries; False if there was
+        nothing to write. An empty segment needs no indexes: they are created with its first
+        entries.
         """
         self.load()
         self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
@@ -278,8 +276,9 @@ class Segment:
         return any(written)
 
     def write_indexes(self) -> list[str]:
-        """Writes the waiting index entries; the names of the index files that are to be synced:
-        those that changed since the last call."""
+        """Writes the waiting index entries; returns the names of index files to sync: those that
+        changed since the last call.
+        """
         if self._loaded:
             self.offset_index.write_out()
             self.time_index.write_out()
@@ -287,7 +286,7 @@ class Segment:
         return [index.name for index in indexes if index.take_unsynced()]
 
     def close(self) -> None:
-        """Gives the file handle back."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -295,7 +294,7 @@ class Segment:
     # --- load, recover, rebuild
 
     def load(self) -> None:
-        """Loads the indexes and learns the end; rebuilds indexes that are missing or damaged."""
+        """Loads the indexes and finds the end; rebuilds missing or damaged indexes."""
         if self._loaded:
             return
         self._loaded = True
@@ -306,7 +305,7 @@ class Segment:
                     self.txn_index.is_doubtful = True
                     raise CorruptIndexError(f"{name} is missing")
             if not self._size and not any(self.directory.size_of(name) for name in names):
-                self._reset()  # nothing to learn: an idle log costs a start no open file
+                self._reset()  # an idle log needs no open file at start
                 return
             self.offset_index.load()
             self.time_index.load()
@@ -316,9 +315,9 @@ class Segment:
             self.rebuild_indexes()
 
     def _learn_end(self) -> None:
-        """Checks the last entries against their batches, and reads the headers behind them.
+        """Compares the last entries with their batches, and reads the headers behind them.
 
-        CorruptIndexError where an entry does not fit, or where one that is due is missing.
+        Raises CorruptIndexError if an entry does not fit, or if one is missing.
         """
         offset, indexed = self.offset_index.last_entry
         if indexed and (
@@ -345,12 +344,12 @@ class Segment:
             self._sound_end = header.end_position
 
     def is_sound_at_end(self) -> bool:
-        """Does the file end with its last batch? (What follows would be a torn append.)"""
+        """Whether the file ends with its last batch; anything behind it is a torn append."""
         self.load()
         return self._sound_end == self._size
 
     def _has_timestamp(self, timestamp_ms: int, offset: int) -> bool:
-        """Is `timestamp_ms` the greatest timestamp of the batch that holds `offset`?"""
+        """Whether `timestamp_ms` is the greatest timestamp of the batch that holds `offset`."""
         entry_offset, position = self.offset_index.lookup(offset)
         try:
             for header in scan_headers(self.file, position, self._size):
@@ -373,7 +372,7 @@ class Segment:
         self._forget_positions()
 
     def rebuild_indexes(self) -> None:
-        """Makes the indexes anew from the batch headers; a rolled segment's are written at once."""
+        """Rebuilds the indexes from the batch headers; writes those of a rolled segment at once."""
         Segment.rebuilds += 1
         self._reset()
         try:
@@ -389,8 +388,8 @@ class Segment:
     def recover(self, on_batches: Callable[[BatchTable], None]) -> int:
         """Checks every batch's CRC, rebuilds the indexes, and ends at the first bad byte.
 
-        `on_batches` gets the sound batches, one buffer after the other; its bytes are gone after
-        the call. Returns the number of bytes behind the end; `cut_tail` takes them away.
+        Calls `on_batches` with the valid batches of each buffer; the bytes are gone after the call.
+        Returns the number of bytes behind the end; `cut_tail` removes them.
         """
         from commitlog.segment.batch_table import BatchTable, sound_batches
 
@@ -418,7 +417,7 @@ class Segment:
                 on_batches(table)
             end, floor, is_sound = end + stop, self._next_offset, not is_damaged
             have = len(got) - stop
-            view[:have] = got[stop:]  # the batch that the chunk cut off is not read twice
+            view[:have] = got[stop:]  # do not read the incomplete batch twice
         cut = self._size - end
         self._size = end
         if not cut and self.is_rolled:
@@ -426,12 +425,12 @@ class Segment:
         return cut
 
     def cut_tail(self) -> None:
-        """After `recover`: the file ends where the segment does."""
+        """Truncates the file to the end that `recover` found."""
         self.file.truncate(self._size)
 
     def _index_table(self, table: BatchTable, start: int) -> None:
-        """Takes in batches whose view begins at `start` of the file, as `_index` does one by
-        one; columns pay from a few batches on.
+        """Applies batches whose view begins at `start` of the file, as `_index` does one by one.
+        Columns are faster from a few batches on.
         """
         if len(table) <= _FEW_BATCHES:
             for row, position in enumerate(table.positions.tolist()):
@@ -452,9 +451,9 @@ class Segment:
         self.has_producers = self.has_producers or table.has_producers
 
     def truncate_to(self, offset: int) -> int:
-        """Cuts the batch that holds `offset` and all after it; returns the bytes cut off.
+        """Removes the batch that holds `offset` and all after it; returns the bytes removed.
 
-        The file is synced, so that what was cut can not come back after a crash.
+        Syncs the file, so that a crash can not bring them back.
         """
         self.cuts += 1
         position = self.position_of(offset)
@@ -470,7 +469,7 @@ class Segment:
         return cut
 
     def _relearn_end(self) -> None:
-        """After a cut: the end, the greatest timestamp, the last indexed batch."""
+        """Finds the end, the greatest timestamp and the last indexed batch after a truncation."""
         timestamp, timestamp_offset = self.time_index.last_entry
         _, position = self.offset_index.last_entry
         self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
@@ -487,21 +486,21 @@ class Segment:
     # --- read
 
     def header_at(self, position: int) -> Header:
-        """The batch header at a position; CorruptMessageError where there can be none."""
+        """Returns the header at a position. Raises CorruptMessageError if there can be none."""
         data = self.file.pread(HEADER_BYTES, position)
         if len(data) < HEADER_BYTES:
             raise CorruptMessageError(f"{self.log_file} ends within the batch at {position}")
         return read_header(data, 0, position)
 
     def headers(self, offset: int | None = None) -> Iterator[Header]:
-        """The headers of the batches from the one that holds `offset` (default: the first) on."""
+        """Yields the headers from the batch that holds `offset` (default: the first) on."""
         if not self._size:
             return iter(())
         position = 0 if offset is None else self.position_of(offset)
         return scan_headers(self.file, position, self._size)
 
     def position_of(self, offset: int) -> int:
-        """The position of the first batch whose last offset is at or above `offset`, else the
+        """Returns the position of the first batch whose last offset is at or above `offset`, or the
         size.
         """
         self.load()
@@ -530,14 +529,14 @@ class Segment:
     def scan_from(
         self, offset: int, scratch: memoryview | None = None
     ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
-        """`scan_batches` from the index entry at or below `offset` on; with `scratch` the batches
-        next to it are read into that, where it is large enough.
+        """Yields as `scan_batches`, from the index entry at or below `offset` on. The next batches
+        are read into `scratch` if it is large enough.
 
-        Where index entries are far apart there is one batch for each: of the first, which only has
-        to prove that the index fits, the header alone is read. (The page cache gives 61 bytes in a
-        third of the time of 4 KiB.)
+        If index entries are far apart, there is one batch for each. The first batch only proves
+        that the index fits, so its header alone is read. (61 bytes take a third of the time of
+        4 KiB.)
 
-        CorruptMessageError where the index does not fit the log, or the log is damaged there.
+        Raises CorruptMessageError if the index does not fit the log, or the log is damaged there.
         """
         entry_offset, start, gap, next_gap = self.offset_index.window(offset)
         is_large = gap > 2 * self.config.index_interval_bytes
@@ -549,10 +548,10 @@ class Segment:
         return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first)
 
     def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int] | None:
-        """(position, size) of the batch behind the one that has this last offset and greatest
-        timestamp, where the index alone tells both: it has an entry for each of them, and for one
-        more. None where it does not, or where batches are compressed or have LogAppendTime;
-        `scan_from` then finds it, or what is wrong.
+        """Returns (position, size) of the batch behind the one with this last offset and greatest
+        timestamp. None if the index alone does not give both: it needs an entry for each of them
+        and one more. None also for compressed batches or LogAppendTime. `scan_from` then finds the
+        batch, or the damage.
         """
         offset, position, gap, next_gap = self.offset_index.window(last_offset)
         if offset != last_offset or next_gap < HEADER_BYTES:
@@ -560,16 +559,17 @@ class Segment:
         header = self.header_at(position)
         if header.last_offset != last_offset or header.max_timestamp_ms != max_timestamp_ms:
             return None
-        if header.attributes & _NOT_PLAIN:  # so is most likely the next one
+        if header.attributes & _NOT_PLAIN:  # most likely the next one is not plain either
             return None
         return (position + gap, next_gap) if header.size_bytes == gap else None
 
     def read(
         self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
     ) -> FetchResult:
-        """Whole batches from the one that holds `offset` on: up to `max_bytes`, below `max_offset`.
+        """Returns whole batches from the one that holds `offset` on: at most `max_bytes`, below
+        `max_offset`.
 
-        With `min_one` the first batch is returned even where it is larger than `max_bytes`.
+        With `min_one` the first batch is returned even if it is larger than `max_bytes`.
         """
         known = self._positions.get(offset)
         position = self.position_of(offset) if known is None else known
@@ -593,5 +593,5 @@ class Segment:
         return FetchResult(records, first, following, self.base_offset, position)
 
     def read_batch(self, header: Header) -> bytes:
-        """The bytes of one batch."""
+        """Returns the bytes of one batch."""
         return self.file.pread(header.size_bytes, header.position)

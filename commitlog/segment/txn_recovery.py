@@ -1,14 +1,14 @@
-"""Transaction indexes: made anew for every segment that is recovered, checked before the first use.
+"""Transaction indexes: rebuilt for every recovered segment, checked before their first use.
 
-Entries are not synced with the batches they stand for, and without its entry an aborted
-transaction would be shown to read_committed consumers. So recovery takes the open transactions at
-the first recovered segment (newest sound producer snapshot before it, and the batches between) and
-follows markers from there on, as Kafka's LogSegment.recover does.
+Entries are not synced together with their batches. Without its entry an aborted transaction would
+be visible to read_committed consumers. So recovery takes the open transactions at the first
+recovered segment: the newest valid producer snapshot before it, and the batches between. It follows
+the markers from there on, as Kafka's LogSegment.recover does.
 
-A file that was there before has no checksum, and the cleaner removes records by it. So its entries
-are compared once with what the segment's batches say, and written anew where they differ. (Kafka
-believes them.) Where there is no file, nothing was aborted; unless other index files are missing,
-too: then somebody removed them all to have them made anew.
+An older file has no checksum, and the cleaner removes records by it. So its entries are compared
+once with the segment's batches, and rewritten if they differ. (Kafka trusts them.) If there is no
+file, nothing was aborted. If other index files are missing as well, somebody removed all of them to
+have them rebuilt.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 class TransactionRecovery:
-    """Follows the transactions of recovered segments; `begin` each segment, then feed its batches.
+    """Follows the transactions of recovered segments: `begin` a segment, then pass its batches.
 
-    The state before the first one is read only when a transactional batch comes.
+    The state before the first segment is read only if a transactional batch comes.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class TransactionRecovery:
         self._take: Callable[[AbortedTransaction], None] = lambda _: None
 
     def begin(self, segment: Segment) -> None:
-        """The batches that follow are this segment's; its index starts empty."""
+        """Starts a segment: the next batches are its own, and its index is emptied."""
         segment.txn_index.reset()
         self._take = segment.txn_index.append
 
     def collect(self) -> list[AbortedTransaction]:
-        """The list that is filled from the batches that follow; no file is touched."""
+        """Returns a list that the next batches fill; changes no file."""
         found: list[AbortedTransaction] = []
         self._take = found.append
         return found
 
     def on_batches(self, table: BatchTable) -> None:
-        """Takes in sound batches; adds an entry where one ends an aborted transaction."""
+        """Applies valid batches; adds an entry for each aborted transaction that ends in them."""
         for row in table.transactional_rows():
             self._on_batch(table.header(row), table.view)
 
@@ -89,8 +89,8 @@ def check_transactions(
     segments: list[Segment],
     replay: Callable[[ProducerStateManager, list[Segment], int], None],
 ) -> None:
-    """Brings the transaction index of the last of these segments in line with its batches; leaves
-    it as it is where they are damaged, if it can be read at all.
+    """Aligns the transaction index of the last of these segments with its batches. If they are
+    damaged, a readable index stays as it is.
     """
     segment = segments[-1]
     index = segment.txn_index
@@ -119,8 +119,8 @@ def check_transactions(
 def _are_of_before_a_cleaning(
     entries: list[AbortedTransaction], wanted: list[AbortedTransaction]
 ) -> bool:
-    """Whether the cleaner alone explains the difference: it keeps an entry as long as its marker,
-    while the transaction's first batches go, or all of them.
+    """Whether the cleaner alone explains the difference. It keeps an entry as long as its marker,
+    but removes the transaction's first batches, or all of them.
     """
     firsts = {(entry.producer_id, entry.last_offset): entry.first_offset for entry in entries}
     return all(
@@ -130,7 +130,7 @@ def _are_of_before_a_cleaning(
 
 
 def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
-    """All batches of a segment; False where they are damaged."""
+    """Feeds all batches of a segment; False if they are damaged."""
     from commitlog.segment.batch_table import BatchTable, sound_batches
 
     position, wanted = 0, _CHUNK_BYTES

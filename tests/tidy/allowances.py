@@ -31,7 +31,7 @@ CALLBACKS: set[str] = set()
 """Callbacks assigned from outside."""
 
 VOICE = {
-    "commitlog": (18, 51),
+    "commitlog": (0, 0),
     "node": (0, 0),
     "pyspark_tidemark": (0, 0),
     "quorum": (0, 0),
@@ -41,9 +41,5 @@ VOICE = {
 }
 """(headless docstrings, long sentences) of a room, at most."""
 
-FACELESS = {
-    "commitlog",
-    "commitlog/disk",
-    "commitlog/segment",
-}
+FACELESS: set[str] = set()
 """Packages whose docstring is no face of a room yet."""
