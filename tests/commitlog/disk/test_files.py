@@ -1,5 +1,5 @@
-"""One suite over the operating system's directories and the memory disk; then what only the memory
-disk can do: forget, and fail.
+"""One suite over the operating system's directories and the memory disk, then the powers of the
+memory disk alone: to lose data, and to fail.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A log directory goes offline with its first disk error, and nothing in it is touched afterwards;
-what is not the disk's fault leaves it online. (`test_files` holds its contract while it is online.)
+"""A log directory goes offline with its first disk error, and nothing in it is touched afterwards.
+Errors that the disk did not cause leave it online. (`test_files` covers it while it is online.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemark.errors import StorageError
 
 
 def watched(disk: MemoryDirectory | OsDirectory) -> tuple[LogDirectory, list[str]]:
-    """A log directory with a file `a`, and what its listener hears."""
+    """A log directory with a file `a`, and the calls of its listener."""
     directory = LogDirectory(disk)
     directory.write_atomic("a", b"0123")
     told: list[str] = []

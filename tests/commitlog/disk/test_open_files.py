@@ -1,4 +1,4 @@
-"""Descriptors are bounded: files give them back and take them again, unseen by the log."""
+"""Descriptors are bounded: files close and reopen them, unnoticed by the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemark.errors import StorageError
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> OpenFiles:
-    """Four files at most."""
+    """A bound of four files."""
     found = OpenFiles(4)
     monkeypatch.setattr(os_files, "OPEN_FILES", found)
     return found
@@ -67,7 +67,7 @@ def test_a_file_that_was_used_again_is_passed_over(tmp_path: Path, bound: OpenFi
     sixth = root.open("f5", create=True)
     opens = bound.opens
     assert found[1].pread(1, 0) == b"x"
-    assert bound.opens == opens  # f2, not f1, gave its descriptor back
+    assert bound.opens == opens  # f2, not f1, closed its descriptor
     sixth.close()
 
 

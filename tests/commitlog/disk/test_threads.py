@@ -1,4 +1,4 @@
-"""Work on many logs in a few threads."""
+"""Per-log work on a small thread pool."""
 
 from __future__ import annotations
 

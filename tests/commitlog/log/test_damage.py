@@ -1,4 +1,4 @@
-"""Files cut and flipped at every byte: repaired or refused, never another record than was
+"""Files truncated and flipped at every byte: repaired or refused, but never another record than was
 written.
 """
 
@@ -33,7 +33,7 @@ def copy_of(directory: MemoryDirectory) -> MemoryDirectory:
 
 
 def assert_serves(log: Log, records: list[Record]) -> None:
-    """Every read and every look-up by timestamp gives exactly these records."""
+    """Asserts that every read and every look-up by timestamp returns exactly these records."""
     assert records_of(log, 200) == records
     for record in records[::5]:
         first = next(r for r in records if r.timestamp_ms >= record.timestamp_ms)

@@ -1,5 +1,6 @@
-"""The small files beside the segments, cut and flipped at every byte: repaired or refused with a
-typed error, and the log never serves another record, offset or producer state than was written."""
+"""The small files beside the segments, truncated and flipped at every byte: repaired or refused
+with a typed error. The log never serves another record, offset or producer state than was written.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_damaged_directory_files_are_refused_or_read_as_written() -> None:
                 MetaProperties.read(disk)
                 OffsetCheckpoint(disk, RECOVERY_POINT_CHECKPOINT).read()
             except TidemarkError:
-                continue  # anything but a typed error would end the test
+                continue  # any other exception fails the test
 
 
 @pytest.mark.parametrize("kind", ["cut", "removed"])

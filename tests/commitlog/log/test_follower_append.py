@@ -1,4 +1,4 @@
-"""What a follower takes of an answer: whole batches of the epochs it asked for, and no others."""
+"""A follower takes only whole batches of a response, of the epochs that it requested."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A gap between segments after an unclean stop: a loss ends the log, whatever its cleanup.policy;
-what compaction or another broker left stays, whatever its cleanup.policy.
+"""A gap between segments after an unclean stop, whatever the cleanup.policy: a loss ends the log,
+but a gap left by compaction or by another broker stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def reopened(disk: MemoryDirectory) -> tuple[LogManager, Log]:
 
 
 def sync(log: Log, *names: str) -> None:
-    """What the operating system may do of itself at any time."""
+    """Syncs, as the operating system may at any time."""
     for name in names:
         log.directory.open(name).fsync()
 
@@ -50,7 +50,7 @@ def point(disk: MemoryDirectory) -> int | None:
 @pytest.mark.parametrize("policy", POLICIES, ids="+".join)
 @pytest.mark.parametrize("flushed", [0, 3], ids=["nothing flushed", "a batch flushed"])
 def test_a_segment_whose_end_was_lost_ends_the_log(policy: tuple[str, ...], flushed: int) -> None:
-    """The end of the first segment never reached the disk, the second segment did."""
+    """The end of the first segment never reached the disk; the second segment did."""
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -90,7 +90,7 @@ def test_a_log_is_named_in_the_checkpoint_before_it_has_a_second_segment() -> No
 
 
 def test_an_offset_too_far_for_its_segment_leaves_a_gap_that_is_no_loss() -> None:
-    """A follower of a log with such a gap; a process that dies at any moment around it."""
+    """A follower of a log with such a gap; its process dies at any moment around the gap."""
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -105,7 +105,7 @@ def test_an_offset_too_far_for_its_segment_leaves_a_gap_that_is_no_loss() -> Non
     logs, log = reopened(disk)
     assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
     log.append_as_follower(batch(1, base_offset=3 * FAR), NOW, gaps_allowed=True)
-    disk.crash("nothing")  # the segment's name, and what is in it
+    disk.crash("nothing")  # the segment's name, and its content
     _, log = reopened(disk)
     assert offsets_of(log) == [0, 1, 2, FAR + 7, FAR + 8]
     log.append_as_follower(batch(1, base_offset=3 * FAR), NOW, gaps_allowed=True)
@@ -132,7 +132,9 @@ def test_a_far_offset_whose_checkpoint_was_refused_is_checkpointed_with_the_next
 
 
 def test_one_fetch_with_far_offsets_fills_several_segments() -> None:
-    """Each batch must be within reach of its segment's index; recovery cut off what was not."""
+    """Each batch must be within reach of its segment's index; recovery removed those that
+    were not.
+    """
     disk = MemoryDirectory()
     log = open_log(disk)
     far = [i * 2 * FAR for i in range(4)]
@@ -149,8 +151,9 @@ def test_one_fetch_with_far_offsets_fills_several_segments() -> None:
 
 
 def test_a_topic_made_anew_has_nothing_of_its_namesakes_checkpoints() -> None:
-    """The old recovery point would have torn batches taken for durable, the old start hide new
-    records."""
+    """By the old recovery point torn batches would count as durable, and the old start would hide
+    new records.
+    """
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -190,7 +193,7 @@ def test_a_cut_is_in_the_checkpoint_though_nothing_else_changed_since_the_last_o
 
 
 def test_a_cut_within_a_batch_lowers_the_checkpoint_to_where_the_batch_began() -> None:
-    """Else the batch that takes its place would be believed to be durable, and its loss a gap."""
+    """Otherwise the batch that replaces it would count as durable, and its loss as a gap."""
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -255,7 +258,8 @@ def test_gaps_of_another_broker_stay_and_losses_of_our_own_never_leave_one(
     gaps: list[tuple[int, bool]], own: int, flush_at: int, policy: tuple[str, ...], seed: int
 ) -> None:
     """Foreign segments with any gaps are opened without a checkpoint, more is appended, and the
-    machine loses power: what is left is a beginning of all that was, with all that was flushed."""
+    machine loses power. The log that remains is a prefix of the whole, with all flushed records.
+    """
     disk = MemoryDirectory(seed=seed)
     place, offset, base, foreign = disk.subdirectory(str(TP)), 0, 0, []
     for gap, rolls in gaps:

@@ -1,5 +1,5 @@
-"""Files that Apache Kafka wrote open as logs, and what we write for the same batches is the
-same.
+"""Files that Apache Kafka wrote open as logs, and this log writes the same files for the same
+batches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DUMPS = sorted(
 
 
 def copy_of(name: str, target: Path) -> OsDirectory:
-    """A writable copy, without the dumps."""
+    """Copies the files to a writable directory, without the dumps."""
     directory = target / name
     directory.mkdir(parents=True)
     for path in (GOLDEN / name).iterdir():
@@ -51,7 +51,7 @@ def copy_of(name: str, target: Path) -> OsDirectory:
 
 
 def lines_of(dump: Path) -> list[str]:
-    """Kafka's lines but the first, which names the file."""
+    """Returns Kafka's lines except the first, which names the file."""
     return [line.rstrip() for line in dump.read_text().splitlines() if line.strip()][1:]
 
 

@@ -1,8 +1,8 @@
-"""What a live broker of Kafka 4.3 answered about its logs, and what ours answer about its files.
+"""Answers of a live Kafka 4.3 broker about its logs, and the answers of this log about its files.
 
-`answers.json` beside the files: ListOffsets (error, timestamp, offset, leader epoch) for special
-offsets and for timestamps, and read_committed fetches by offset (error, first offset of what came,
-the offset after it, aborted transactions).
+`answers.json` beside the files has ListOffsets (error, timestamp, offset, leader epoch) for special
+offsets and for timestamps. It also has read_committed fetches by offset: error, first offset
+returned, the offset after the last one, aborted transactions.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_our_log_answers_what_the_broker_answered(name: str, clean: bool, tmp_pa
 def test_recovery_makes_the_indexes_and_snapshots_that_kafka_made(
     name: str, tmp_path: Path
 ) -> None:
-    """The folder after a crash: all indexes are lost, and of the snapshots all but the first."""
+    """The folder after a crash: all indexes are lost, and all snapshots except the first."""
     log_files = sorted((MORE / name).glob("*.log"))
     directory = tmp_path / name
     directory.mkdir()

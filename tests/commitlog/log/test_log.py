@@ -1,4 +1,4 @@
-"""Scenarios of one log: appends and what they refuse, rolls, look-ups, retention, truncation."""
+"""Scenarios of one log: appends and their refusals, rolls, look-ups, retention, truncation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def marker(*, committed: bool) -> bytes:
 
 
 def corrupt(data: bytes) -> bytes:
-    """One bit of the last value: a sound record otherwise, only the CRC tells."""
+    """Flips one bit of the last value: the record is otherwise valid, only the CRC shows it."""
     return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
 
 
@@ -73,7 +73,7 @@ def corrupt(data: bytes) -> bytes:
     ("records", "error", "says"),
     [
         (corrupt(batch(3)), CorruptMessageError, "CRC"),
-        (corrupt(batch(3, compression="gzip")), CorruptMessageError, "CRC"),  # nobody walks it
+        (corrupt(batch(3, compression="gzip")), CorruptMessageError, "CRC"),  # not walked
         (batch(3)[:-1], CorruptMessageError, "bytes"),
         (batch(3) + b"\0", CorruptMessageError, "no batch"),
         (b"", CorruptMessageError, "no record batch"),
@@ -182,7 +182,7 @@ def test_a_segment_is_rolled_by_the_time_between_its_first_and_the_next_record()
 def test_a_segment_is_rolled_when_an_index_is_full() -> None:
     settings = config(segment_bytes=1 << 20, index_interval_bytes=0, segment_index_bytes=60)
     log = filled(batches=20, settings=settings)
-    # 60 bytes: 7 offset entries, or 5 time entries, of which one is kept for the roll
+    # 60 bytes: 7 offset entries, or 5 time entries, one of them reserved for the roll
     assert [len(s.time_index) for s in log.segments[:-1]] == [4, 4, 4]
     assert offsets_of(log) == list(range(60))
 
@@ -356,7 +356,7 @@ def test_truncation_cuts_whole_batches_and_forgets_epochs_and_producers_behind()
 
 
 class Checkpoints:
-    """Notes where a log stands when its cut is announced."""
+    """Records the state of a log at the time its truncation is announced."""
 
     unread = UNTRACKED
 

@@ -1,4 +1,4 @@
-"""Random histories of a log, with crashes that lose what was not synced, against a simple model."""
+"""Random histories of a log, with crashes that lose unsynced data, against a simple model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batch:
 
 
 class LogMachine(RuleBasedStateMachine):
-    """`batches` is the model; `durable_end` is what the last flush promised."""
+    """`batches` is the model; `durable_end` is the end that the last flush made durable."""
 
     @initialize(seed=st.integers(0, 2**32), density=st.sampled_from([0, 100, 300, 4096]))
     def begin(self, seed: int, density: int) -> None:
@@ -88,7 +88,7 @@ class LogMachine(RuleBasedStateMachine):
         )
 
     def known_batches(self) -> list[Batch]:
-        """Below the log's start a producer's batches count no more."""
+        """Returns the producer's batches that the log still knows: none below its start."""
         return [b for b in self.batches[-5:] if b.end > self.log.log_start_offset]
 
     @precondition(lambda self: self.known_batches())
@@ -98,7 +98,7 @@ class LogMachine(RuleBasedStateMachine):
         again = kept[-1 - min(back, len(kept) - 1)]
         data = self.encode(again.timestamps, again.size, again.sequence)
         if again is not self.batches[-1] and back:
-            # after a restart only the newest batch of a producer is known from its snapshot
+            # after a restart the snapshot has only the newest batch of a producer
             try:
                 info = self.log.append_as_leader(data, self.epoch, self.now)
             except OutOfOrderSequenceNumberError:
@@ -110,7 +110,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(by=st.integers(-90_000, 90_000))
     def set_the_clock(self, by: int) -> None:
-        """Back, too. (What producers sent expires by it after a day.)"""
+        """Also sets it back. (Producers expire by it after a day.)"""
         self.now += by
 
     @rule()
@@ -185,7 +185,7 @@ class LogMachine(RuleBasedStateMachine):
         assert end >= self.durable_end, "what was flushed is lost"
         assert end <= max(self.end, start)
         self.cut(end)
-        # where the end was lost down to below the log start, the log begins anew at its start
+        # if the end was lost down to below the log start, the log begins again at its start
         first = self.log.segments[0].base_offset
         self.batches = [b for b in self.batches if b.first >= first]
         assert self.end == end or not self.batches

@@ -1,4 +1,4 @@
-"""Look-ups by timestamp against a walk over all records, whatever was learnt of a log before."""
+"""Look-ups by timestamp against a scan of all records, whatever is cached about a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.records import arrow, facts
 
 @pytest.fixture(autouse=True, params=["plain", "kernel"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways: the decoder's loop, and the kernels."""
+    """Both implementations: the decoder's loop, and the kernels."""
     way: str = request.param
     monkeypatch.setattr(arrow, "takes_plain_path", lambda _: way == "plain")
     monkeypatch.setattr(facts, "_walk_kernel", None)
@@ -62,7 +62,7 @@ def test_a_segment_that_was_cut_and_rolled_again_is_found_by_its_new_timestamps(
     log = filled(None, 6, config(segment_bytes=10_000))
     log.roll(NOW)
     log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
-    assert log.offset_for_timestamp(NOW + 1000) is None  # learns of the first segment
+    assert log.offset_for_timestamp(NOW + 1000) is None  # caches the first segment's timestamp
     log.truncate_to(12, NOW)
     log.append_as_leader(batch(2, timestamp=NOW + 1000), 1, NOW)
     log.roll(NOW)
@@ -100,7 +100,7 @@ def test_an_index_that_does_not_fit_is_made_anew_and_the_record_found() -> None:
     for step in range(20):
         log.append_as_leader(batch(3, timestamp=NOW + 10 * step, step=1, size=200), 1, NOW)
     segment = log.segments[0]
-    for row in range(len(segment.offset_index)):  # each entry says the batch before
+    for row in range(len(segment.offset_index)):  # each entry has the position of the batch before
         segment.offset_index._positions[row] -= segment.header_at(0).size_bytes
     rebuilds = Segment.rebuilds
     assert_agrees(log)
@@ -118,7 +118,7 @@ def test_batches_between_two_index_entries_are_found(interval: int) -> None:
 
 
 def test_the_record_with_the_greatest_timestamp_has_its_epoch_below_the_logs_start_too() -> None:
-    """Kafka answers ListOffsets -3 so after DeleteRecords, as long as the segment is there."""
+    """As Kafka answers ListOffsets -3 after DeleteRecords, while the segment exists."""
     log = filled(batches=3)
     log.append_as_leader(batch(1, timestamp=NOW + 900), 4, NOW)
     log.append_as_leader(batch(1, timestamp=NOW), 5, NOW)

@@ -16,7 +16,7 @@ from tests.commitlog.cleaner.test_cleaner import World
 
 
 def copied(leader: Log, follower: Log) -> Iterator[int]:
-    """Fetches until the follower has everything; gives the bytes of each fetch."""
+    """Fetches until the follower has everything; returns the bytes of each fetch."""
     while follower.log_end_offset < leader.log_end_offset:
         fetched = leader.read(follower.log_end_offset, 300)
         follower.append_as_follower(fetched.records, NOW, gaps_allowed=True)
@@ -25,7 +25,7 @@ def copied(leader: Log, follower: Log) -> Iterator[int]:
 
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_follower_takes_the_gaps_that_compaction_left(synced: bool) -> None:
-    """The topic is `delete` before the follower has anything: over segments, and over a crash."""
+    """The topic is `delete` before the follower has any record: over segments, and over a crash."""
     world = World()
     for number in range(80):
         world.put((f"k{number % 9}", f"v{number}" * 5))
@@ -51,8 +51,10 @@ def test_a_follower_takes_the_gaps_that_compaction_left(synced: bool) -> None:
 
 
 def test_a_segment_that_is_cleaned_into_several_leaves_no_gap_between_them() -> None:
-    """One was larger than segment.bytes is now, and the record behind each new end is obsolete: a
-    gap there would be taken for a loss once the topic is `delete`, before the next checkpoint."""
+    """One segment was larger than segment.bytes is now, and the record behind each new end is
+    obsolete. A gap there would count as a loss once the topic is `delete`, before the next
+    checkpoint.
+    """
     world = World(segment_bytes=6000)
     for number in range(70):
         world.put((f"k{number}" if number % 2 else "other", "v" * 5))

@@ -1,4 +1,4 @@
-"""Files that earlier versions of Tidemark wrote stay readable, with all that they hold."""
+"""Files that earlier versions of Tidemark wrote stay readable, with all their content."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def test_this_version_writes_the_files_of_its_own_golden_folder(
     assert names == sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     for name in names:
         if any(codec in name for codec in ("gzip", "lz4", "zstd", "snappy")):
-            continue  # the codecs' libraries may pack differently from one release to the next
+            continue  # compression may differ between releases of the codecs' libraries
         if not name.endswith("expected.json"):
             assert (tmp_path / name).read_bytes() == (golden / name).read_bytes(), name

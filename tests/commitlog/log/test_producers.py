@@ -127,7 +127,7 @@ def test_nothing_is_sent_outside_of_an_open_transaction_as_by_kafka() -> None:
 
 
 def test_only_clients_count_sequences_as_in_kafka() -> None:
-    """A group coordinator writes the offsets of a transaction without any."""
+    """A group coordinator writes the offsets of a transaction without sequences."""
     log = open_log()
     fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     for sequence in (5, 5, 90):
@@ -194,10 +194,10 @@ def test_a_snapshot_has_its_producers_in_the_order_of_kafkas_hash_map() -> None:
         entries = {key: ProducerEntry(key) for key in producer_ids}
         return [entry.producer_id for entry in in_kafkas_order(entries)]
 
-    assert order(17, 3, 16, 33, 1) == [16, 17, 33, 1, 3]  # 16 buckets; equal ones by age
+    assert order(17, 3, 16, 33, 1) == [16, 17, 33, 1, 3]  # 16 buckets; entries of one bucket by age
     assert order(*range(12, 25)) == list(range(12, 25))  # 13 producers: 32 buckets
     assert order(*range(30, 43)) == [*range(32, 43), 30, 31]
-    assert order(1 << 32, 2, 1 << 17) == [1 << 32, 2, 1 << 17]  # the upper bits count, too
+    assert order(1 << 32, 2, 1 << 17) == [1 << 32, 2, 1 << 17]  # the upper bits count as well
 
 
 def test_an_empty_log_has_no_snapshot() -> None:

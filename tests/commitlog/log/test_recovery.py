@@ -1,6 +1,6 @@
-"""What an unclean stop may leave beside damaged batches: a recovery that was itself cut short, or
-out of space, checkpoints and snapshots that do not fit the log, logs that were not opened, a clock
-that went back. Whatever it is, the log that opens is the same.
+"""The rest of an unclean stop beside damaged batches: an interrupted recovery, a full disk, a clock
+that went back. Also checkpoints and snapshots that do not fit the log, and logs that were not
+opened. The log that opens is the same in every case.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SMALL = config(segment_bytes=600, index_interval_bytes=150)
 
 
 class PowerLoss(BaseException):
-    """The machine is gone: nobody tidies up."""
+    """The machine lost power: nothing is cleaned up."""
 
 
 class StoppingFile(MemoryFile):
-    """Its changes are steps of its directory."""
+    """A file whose changes count as steps of its directory."""
 
     step: Callable[[], None]
 
@@ -54,7 +54,7 @@ class StoppingFile(MemoryFile):
 
 
 class StoppingDirectory(MemoryDirectory):
-    """Loses power at its `left`-th change or sync from now on; never while that is None."""
+    """Loses power at its `left`-th change or sync from now on; never while `left` is None."""
 
     left: int | None = None
 
@@ -84,7 +84,7 @@ class StoppingDirectory(MemoryDirectory):
 
 
 def copy_of(directory: MemoryDirectory, seed: int = 0) -> StoppingDirectory:
-    """The same files on another disk, durably."""
+    """Copies the files durably to another disk."""
     copy = StoppingDirectory(seed=seed)
     for name in directory.list():
         copy.open(name, create=True).append(directory.read(name))
@@ -104,7 +104,9 @@ def marker(committed: bool, producer: int) -> bytes:
 
 
 def fill(log: Log, rounds: int) -> None:
-    """Transactions of two producers that overlap, one of them aborted; a new epoch each round."""
+    """Appends overlapping transactions of two producers, one of them aborted, with a new epoch each
+    round.
+    """
     sequence = 0
     for number in range(rounds):
         for producer in (7, 8):
@@ -135,7 +137,7 @@ def torn_end() -> Left:
 
 
 def damaged_middle() -> Left:
-    """A batch between the recovery point and the end; later segments have to go."""
+    """A batch between the recovery point and the end is damaged; later segments must be removed."""
     disk, point = torn_end()
     log = open_log(copy_of(disk), SMALL)
     damaged = log.segments[-3]
@@ -144,7 +146,7 @@ def damaged_middle() -> Left:
 
 
 def lost_end_of_a_segment() -> Left:
-    """The end of a segment is lost, up to where a batch ends."""
+    """The end of a segment is lost, up to the end of a batch."""
     disk, point = torn_end()
     log = open_log(copy_of(disk), SMALL)
     shorter = log.segments[-3]
@@ -163,7 +165,7 @@ def damaged_and_foreign() -> Left:
 
 
 def lost_checkpoint_of_epochs() -> Left:
-    """The epochs below the recovery point are in no batch that recovery looks at."""
+    """Recovery reads no batch with the epochs below the recovery point."""
     disk, point = torn_end()
     disk.flip_bit(LEADER_EPOCH_CHECKPOINT, 0, 6)
     return disk, point
@@ -221,7 +223,7 @@ def test_a_recovery_that_runs_out_of_space_loses_nothing(state: Callable[[], Lef
         again = copy_of(disk)
         for name in again.list():
             if name.endswith((".index", ".timeindex")):
-                again.remove(name)  # else there is nothing to write
+                again.remove(name)  # otherwise there is nothing to write
         again.disk.crash("everything")
         again.set_capacity(again.disk.used_bytes + room)
         try:
@@ -244,7 +246,7 @@ def test_epochs_below_the_recovery_point_are_found_without_their_checkpoint() ->
 
 
 def test_a_log_that_could_not_be_opened_is_recovered_by_a_later_start() -> None:
-    """A clean stop in between must not vouch for it."""
+    """A clean stop in between must not make it trusted."""
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
@@ -272,7 +274,7 @@ def test_a_log_that_could_not_be_opened_is_recovered_by_a_later_start() -> None:
 
 
 def log_of(log: Log) -> Log:
-    """The same files, opened as if nothing was known of them."""
+    """Opens the same files as if nothing was known of them."""
     copy = MemoryDirectory()
     for name in log.directory.list():
         copy.open(name, create=True).append(log.directory.read(name))
@@ -293,7 +295,7 @@ def test_the_marker_of_a_clean_stop_does_not_come_back_beside_new_records() -> N
 
 
 def test_a_log_that_begins_anew_forgets_snapshots_of_other_batches() -> None:
-    """One that lies just where it begins would answer for producers that it never saw."""
+    """A snapshot exactly at the new start would have the wrong producers."""
     disk = MemoryDirectory()
     log = open_log(disk, SMALL)
     fill(log, 6)
@@ -330,7 +332,7 @@ def test_empty_segments_in_the_middle_of_a_foreign_log_are_read_over() -> None:
 
 @pytest.mark.parametrize("now", [0, NOW - 86_400_000, NOW + 86_400_000])
 def test_a_clock_that_jumped_changes_no_record_of_a_recovered_log(now: int) -> None:
-    """Producers may expire by it, records and transactions do not."""
+    """The clock may expire producers, but not records or transactions."""
     disk, point = torn_end()
     wanted = recover(copy_of(disk), point)
     found = opening.open_log(disk, TP, SMALL, now_ms=now, recovery_point=point)
@@ -353,7 +355,7 @@ def test_a_checkpointed_start_stays_where_a_crash_brings_deleted_segments_back()
     log.increment_log_start_offset(start)
     assert len(delete_expired(log, NOW)) == 3
     logs.checkpoint_log_start_offsets()
-    disk.crash("nothing")  # the names of the deleted files, too
+    disk.crash("nothing")  # the names of the deleted files as well
     logs = manager(disk)
     logs.open()
     again = logs.get(TP)
@@ -363,7 +365,7 @@ def test_a_checkpointed_start_stays_where_a_crash_brings_deleted_segments_back()
 
 
 def test_indexes_epochs_and_snapshots_that_are_newer_than_the_log_count_for_nothing() -> None:
-    """All small files reached the disk, the batches behind the last flush did not."""
+    """All small files reached the disk; the batches after the last flush did not."""
     disk = MemoryDirectory()
     log = open_log(disk, SMALL)
 
@@ -393,8 +395,9 @@ def test_indexes_epochs_and_snapshots_that_are_newer_than_the_log_count_for_noth
 
 
 def test_damage_below_the_recovery_point_takes_nothing_of_what_is_above() -> None:
-    """The header of the last batch before claims offsets that are others': its CRC is not looked
-    at, and the segments behind it are sound."""
+    """The header of the last batch before it claims offsets of others. Its CRC is not checked, and
+    the segments behind it are valid.
+    """
     disk = MemoryDirectory()
     log = open_log(disk, SMALL)
     for _ in range(40):

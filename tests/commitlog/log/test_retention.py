@@ -1,4 +1,4 @@
-"""Retention: oldest first, and it stops at the first segment that stays."""
+"""Retention: the oldest segments go first, and none goes after one that stays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_largest_timestamp_of_a_segment_counts() -> None:
 
 
 def test_what_goes_by_size_makes_way_for_what_expired_behind_it_in_one_pass() -> None:
-    """As Kafka, whose order is log start, size, time."""
+    """As in Kafka, whose order is log start, size, time."""
     log = rolled(0, 5000, 0)
     log.config = config(retention_ms=1000, retention_bytes=2 * len(batch(1)))
     assert [d.reason for d in delete_expired(log, NOW)] == ["retention.bytes", "retention.ms"]

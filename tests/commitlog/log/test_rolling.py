@@ -1,4 +1,4 @@
-"""Jitter spreads rolls by time; a segment without timestamps ages by its file's time."""
+"""Jitter spreads rolls over time; a segment without timestamps ages by its file's time."""
 
 from __future__ import annotations
 

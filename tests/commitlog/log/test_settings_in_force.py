@@ -1,4 +1,4 @@
-"""Settings of topics and logs do what they say, at the very bound that they name."""
+"""Settings of topics and logs take effect at exactly the bound that they name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_flush_ms_flushes_a_log_when_it_is_over_and_no_other() -> None:
 def test_a_compacted_log_rolls_before_a_record_waits_longer_than_its_lag(
     policy: str, segments: int
 ) -> None:
-    """Or max.compaction.lag.ms could not hold: the active segment is never cleaned."""
+    """Otherwise max.compaction.lag.ms could not hold: the active segment is never cleaned."""
     settings = config(cleanup_policy=(policy,), max_compaction_lag_ms=100)
     log = open_log(settings=settings)
     for timestamp in (NOW, NOW + 100):
@@ -70,7 +70,7 @@ def test_a_compacted_log_rolls_before_a_record_waits_longer_than_its_lag(
 
 
 def test_an_index_entry_is_due_when_more_than_the_interval_lies_behind_the_last_one() -> None:
-    """Not when just as much does; whichever way the batches come in."""
+    """Not at exactly the interval; the same for all ways of adding batches."""
     size = len(batch(1))
     settings = config(index_interval_bytes=3 * size, segment_bytes=1 << 20)
     disk = MemoryDirectory()
@@ -88,7 +88,7 @@ def test_an_index_entry_is_due_when_more_than_the_interval_lies_behind_the_last_
 
 
 def test_an_epoch_takes_away_what_contradicts_it() -> None:
-    """Its leader began where a lost one's records were (KIP-101)."""
+    """Its leader began at the offset of a lost leader's records (KIP-101)."""
     epochs = LeaderEpochCache(MemoryDirectory())
     for epoch, start in ((1, 0), (3, 10), (4, 20), (6, 30)):
         epochs.assign(epoch, start)
@@ -128,7 +128,7 @@ def test_the_first_of_several_records_with_the_greatest_timestamp_is_told() -> N
 
 @pytest.mark.parametrize("policy", [("compact",), ()])
 def test_retention_by_time_and_size_is_for_logs_that_are_deleted(policy: tuple[str, ...]) -> None:
-    """cleanup.policy=compact, or none at all, keeps everything; DeleteRecords still takes."""
+    """cleanup.policy=compact, or none at all, keeps everything; DeleteRecords still deletes."""
     log = filled(settings=config(cleanup_policy=policy, retention_ms=1, retention_bytes=1))
     before = records_of(log)
     assert len(log.segments) > 2
@@ -243,7 +243,7 @@ def test_a_torn_tail_is_cut_even_after_a_clean_stop() -> None:
 
 
 def test_what_lay_behind_a_bad_byte_is_gone_from_the_disk_too() -> None:
-    """Else it would come back with the next start, behind other records."""
+    """Otherwise it would come back with the next start, behind other records."""
     disk = MemoryDirectory()
     log = filled(disk, batches=60)
     bases = [segment.base_offset for segment in log.segments]

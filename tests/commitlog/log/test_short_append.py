@@ -1,5 +1,5 @@
-"""The short way of an append (one kernel call) takes only what the long way takes, and stores the
-same bytes.
+"""The fast path of an append (one kernel call) accepts only what the full path accepts, and stores
+the same bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIELDS = {0: ">q", 8: ">i", 16: ">b", 21: ">h", 23: ">i", 27: ">q", 35: ">q", 43
 
 
 def outcome(data: bytes, settings: Any) -> tuple[str, AppendInfo | None, bytes]:
-    """What an append of these bytes answers, and what the log has then."""
+    """Returns the result of appending these bytes, and the log's content afterwards."""
     log = open_log(settings=settings)
     try:
         info = log.append_as_leader(data, 3, NOW)

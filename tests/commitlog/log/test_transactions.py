@@ -1,4 +1,4 @@
-"""Transactions of a log: what stays unstable, what a cut takes back, what a crash keeps."""
+"""Transactions of a log: unstable offsets, truncation, and crashes."""
 
 from __future__ import annotations
 

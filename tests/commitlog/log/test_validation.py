@@ -1,4 +1,4 @@
-"""What a leader checks and rewrites before it appends: codecs, timestamps, offsets, keys."""
+"""The checks and changes of a leader before an append: codecs, timestamps, offsets, keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTS = [pytest.param(3, id="few records"), pytest.param(200, id="many records"
 
 @pytest.fixture(params=["plain", "kernel"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of walking over records: Python's loop, and the kernel."""
+    """Both implementations of walking records: Python's loop, and the kernel."""
     monkeypatch.setattr(arrow_path, "takes_plain_path", lambda _: request.param == "plain")
 
 
@@ -37,15 +37,15 @@ def stored(log: Log) -> bytes:
 
 
 def with_field(data: bytes, layout: str, position: int, value: int) -> bytes:
-    """The batch with another header field, and a CRC that fits."""
+    """Returns the batch with another header field, and a CRC that fits."""
     changed = bytearray(data)
     struct.pack_into(layout, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
     return bytes(changed)
 
 
-# What a broker of Kafka 4.3 answers to the same batches is INVALID_RECORD too, but for the codec
-# (UNKNOWN_SERVER_ERROR) and the offset delta (it does not look at it).
+# A broker of Kafka 4.3 answers INVALID_RECORD to the same batches, with two exceptions: the codec
+# (UNKNOWN_SERVER_ERROR), and the offset delta, which it does not check.
 REFUSED: dict[str, tuple[bytes, type[TidemarkError]]] = {
     "more records than there are": (
         with_field(with_field(batch(3), ">i", 57, 4), ">i", 23, 3),
@@ -162,7 +162,7 @@ def test_each_record_must_lie_within_the_timestamp_bounds(count: int) -> None:
     times = [NOW] * (count - 1)
     for outlier in (NOW - 1001, NOW + 1001):
         records = [Record(0, t, b"k", b"v", ()) for t in (*times, outlier)]
-        data = with_field(encode_batch(records), ">q", 35, NOW)  # the header does not tell
+        data = with_field(encode_batch(records), ">q", 35, NOW)  # the header does not show it
         with pytest.raises(InvalidTimestampError, match=r"max\.ms"):
             log.append_as_leader(data, 1, NOW)
     assert log.log_end_offset == 0
@@ -192,7 +192,7 @@ def test_a_compacted_topic_refuses_records_without_keys(codec: str, count: int) 
 
 
 def lying(codec: str, count: int, *, claimed: int = NOW, body: bytes | None = None) -> bytes:
-    """A batch whose header claims another maximum, or with other bytes of records."""
+    """Returns a batch whose header claims another maximum, or whose records have other bytes."""
     records = [Record(0, NOW + i, b"k", b"v" * 20) for i in range(count)]
     data = encode_batch(records, compression=codec, max_timestamp_ms=claimed)
     if body is None:
@@ -204,7 +204,7 @@ def lying(codec: str, count: int, *, claimed: int = NOW, body: bytes | None = No
 
 @pytest.mark.parametrize(("sent", "wanted"), [("none", "lz4"), ("gzip", "zstd"), ("snappy", "lz4")])
 def test_what_is_compressed_anew_is_looked_at_first_as_by_kafka(sent: str, wanted: str) -> None:
-    """A batch whose records no reader could read was stored where the topic had its own codec."""
+    """Otherwise a batch with unreadable records would be stored if the topic has its own codec."""
     log = keep(compression_type=wanted)
     log.append_as_leader(lying(sent, 3, claimed=NOW + 900), 1, NOW)
     assert read_header(stored(log)).max_timestamp_ms == NOW + 2
@@ -218,7 +218,7 @@ def test_what_is_compressed_anew_is_looked_at_first_as_by_kafka(sent: str, wante
 
 
 def test_flags_that_no_client_sets_go_when_a_batch_is_compressed_anew() -> None:
-    """A delete horizon would have compaction take the batch's tombstones at once."""
+    """By a delete horizon compaction would remove the batch's tombstones at once."""
     log = keep(compression_type="lz4")
     odd = with_field(
         batch(2, transactional=True, producer_id=7, producer_epoch=0, base_sequence=0),

@@ -1,5 +1,5 @@
-"""A compressed batch whose header tells a wrong maximum timestamp: it stays closed on append, so
-the header is believed. What that may do to a search by time, and what not.
+"""A compressed batch whose header has a wrong maximum timestamp. It stays compressed on append, so
+the header is trusted. The tests show the effects on a search by time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from tidemark.records import Record, encode_batch
 
 
 def log_with(claims: list[int], times: list[int]) -> Log:
-    """A compressed batch of one record per (claimed maximum, true time), several segments."""
+    """A log of several segments with a compressed batch of one record per (claimed maximum, true
+    time).
+    """
     log = open_log(MemoryDirectory(), TP, config(segment_bytes=400), now_ms=NOW)
     for claim, time in zip(claims, times, strict=True):
         records = [Record(0, NOW + time, b"k", b"v" * 40)]
@@ -30,7 +32,7 @@ def first_at(log: Log, time: int) -> int | None:
 
 @pytest.mark.parametrize("wrong", range(12))
 def test_a_maximum_that_is_too_great_hides_no_other_record(wrong: int) -> None:
-    """KIP-33's guarantee stays whole: nothing at or after the time lies before the offset found."""
+    """KIP-33's guarantee holds: no record at or after the time lies before the offset found."""
     times = [100 * n for n in range(12)]
     claims = [time + (450 if n == wrong else 0) for n, time in enumerate(times)]
     log = log_with(claims, times)

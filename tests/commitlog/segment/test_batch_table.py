@@ -1,4 +1,6 @@
-"""Recovery by columns: the same indexes as appends made, whatever the chunk; no header believed."""
+"""Recovery by columns makes the same indexes as appends, for any chunk size, and trusts
+no header.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_recovery_makes_the_indexes_and_epochs_that_the_appends_had_made(
 
 
 def table_of(*batches: tuple[int, int, int]) -> BatchTable:
-    """Headers alone: (base offset, last offset delta, record count)."""
+    """Headers without records: (base offset, last offset delta, record count)."""
     data = bytearray()
     for base_offset, delta, count in batches:
         head = bytearray(batch(1)[:61])
@@ -74,7 +76,7 @@ LAST = 2**31 - 1
         (9, 0, 1),  # goes back
         (-1, 0, 1),
         (-(2**63), LAST, 1),
-        (2**63 - 1, LAST, 1),  # its last offset has no place in 64 bits
+        (2**63 - 1, LAST, 1),  # its last offset exceeds 64 bits
         (10, -1, 1),
         (10, -(2**31), 1),
         (10, 0, -1),

@@ -1,4 +1,4 @@
-"""Damaged transaction indexes after a clean stop: what the batches say is what counts."""
+"""Damaged transaction indexes after a clean stop: the batches decide."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A flush syncs the log and those indexes that changed since the flush before: most appends add no
-index entry, and the sync of a clean file costs a commit of the metadata quorum as much as its own.
+"""A flush syncs the log, and those indexes that changed since the last flush. Most appends add no
+index entry, and syncing a clean file costs a commit of the metadata quorum as much as its own sync.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def batch(size_bytes: int, timestamp_ms: int) -> bytes:
 def opened() -> Log:
     config = TopicConfig(index_interval_bytes=100)
     log = opening.open_log(MemoryDirectory(seed=1), TopicPartition("t", 0), config, now_ms=1)
-    flushed(log)  # what is new is synced whole, once
+    flushed(log)  # new files are synced whole, once
     return log
 
 
 def flushed(log: Log) -> set[str]:
-    """Syncs; the names of the files that were synced."""
+    """Flushes the log; returns the names of the synced files."""
     pending = log.prepare_flush()
     if pending is None:
         return set()
@@ -67,7 +67,7 @@ def test_a_truncated_index_is_synced_with_the_next_flush():
 
 
 def test_a_flush_that_overtakes_another_syncs_the_names_too():
-    """It says that all below its end is durable: also the file that holds it."""
+    """The later flush makes everything below its end durable, including the file that holds it."""
     disk = MemoryDirectory(seed=1)
     config = TopicConfig()
     log = opening.open_log(disk, TopicPartition("t", 0), config, now_ms=1)
@@ -101,7 +101,7 @@ def test_names_that_could_not_be_synced_are_synced_with_the_next_flush():
 
 
 def written_by_recovery(directory: MemoryDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Recovers the log; the names of what was written anew."""
+    """Recovers the log; returns the names of the rewritten files."""
     written: list[str] = []
     write, write_atomic = _IndexFile._write_pending, MemoryDirectory.write_atomic
 
@@ -130,7 +130,7 @@ def test_recovery_writes_only_what_is_not_on_disk_already(
     log.flush()
     names = [name for segment in log.segments for name in segment.file_names[1:3]]
     good = {name: directory.read(name) for name in names}
-    written_by_recovery(directory, monkeypatch)  # the active one gets its entries of the end
+    written_by_recovery(directory, monkeypatch)  # the active one gets its last entries
     assert written_by_recovery(directory, monkeypatch) == []
     for name in names:
         for bad in (b"", good[name] + good[name][:12], bytes(len(good[name]))):
