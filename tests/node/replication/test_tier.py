@@ -12,11 +12,12 @@ from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
-from tests.node.cluster import Cluster, batch, values_of
+from tests.node.cluster import TOPIC, Cluster, batch, values_of
 from tidemark.errors import ErrorCode, OffsetOutOfRangeError
 from tidemark.records import iter_batches
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import log_pb2
+from tidemark.v1 import metadata_pb2 as records_pb
 
 
 class FakeTier:
@@ -143,6 +144,35 @@ def test_the_tier_is_nudged_when_a_rolled_segment_is_committed() -> None:
         cluster.nodes[1].hosted().log.roll(cluster.nodes[1].clock.wall_ms())
         await cluster.nodes[1].produce("in a new one")
         assert tier.nudges == before + 1
+
+    scenario(test)
+
+
+def test_only_a_tiered_replica_that_is_online_nudges_the_tier() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        node = cluster.nodes[1]
+
+        async def nudges(rolled: str) -> int:
+            before = tier.nudges
+            node.hosted().log.roll(node.clock.wall_ms())
+            await node.produce(rolled, acks=1)
+            await asyncio.sleep(1)
+            return tier.nudges - before
+
+        assert await nudges("tiered") == 1
+        setting = records_pb.ConfigRecord(
+            resource_type=2, resource_name=TOPIC, name="remote.storage.enable", value="false"
+        )
+        cluster.publish(records_pb.MetadataRecord(config=setting))
+        assert await nudges("no longer tiered") == 0
+        setting.value = "true"
+        cluster.publish(records_pb.MetadataRecord(config=setting))
+        assert await nudges("tiered again") == 1
+        before = tier.nudges
+        node.hosted().log.roll(node.clock.wall_ms())
+        node.hosted().fail("its disk is gone")
+        node.hosted().committed()
+        assert tier.nudges == before
 
     scenario(test)
 
