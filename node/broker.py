@@ -179,8 +179,8 @@ class BrokerServer:
             self._on_fatal(FatalError(f"{directory.state.offline()} ({why})"))
         elif directory.directory_id is not None:
             self.lifecycle.directory_failed(directory.directory_id)
-            told = self.lifecycle.wait_until_told()
-            self._tasks.append(spawn(f"tell of {directory.path}", told, self._on_fatal))
+            reported = self.lifecycle.wait_until_reported()
+            self._tasks.append(spawn(f"tell of {directory.path}", reported, self._on_fatal))
 
     @property
     def is_ready(self) -> bool:

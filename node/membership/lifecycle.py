@@ -84,7 +84,7 @@ class BrokerLifecycle:
         self.incarnation_id = random_uuid()
         self.state = LifecycleState.NOT_RUNNING
         self.offline_directories: set[UUID] = set()
-        self.failures_told = asyncio.Event()
+        self.failures_reported = asyncio.Event()
         self.registered = asyncio.Event()
         self.caught_up = asyncio.Event()
         self.unfenced = asyncio.Event()
@@ -101,13 +101,13 @@ class BrokerLifecycle:
         """Reports a failed log directory with the next heartbeat, sent at once, and with every
         later one.
 
-        `failures_told` is set when the controller has received all of them.
+        `failures_reported` is set when the controller has received all of them.
         """
         self.offline_directories.add(directory_id)
-        self.failures_told.clear()
+        self.failures_reported.clear()
         self._wake.set()
 
-    async def wait_until_told(self) -> None:
+    async def wait_until_reported(self) -> None:
         """Waits until the controller has received all failed directories.
 
         Raises FatalError after log.dir.failure.timeout.ms: the controller would leave this broker
@@ -116,7 +116,7 @@ class BrokerLifecycle:
         timeout_ms = self._config.log_dir_failure_timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self.failures_told.wait()
+                await self.failures_reported.wait()
         except TimeoutError as error:
             raise FatalError(
                 "the controller could not be told of a failed log directory in "
@@ -166,7 +166,7 @@ class BrokerLifecycle:
     async def _register(self, timeout_ms: int | None) -> None:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1000
-        told = ""
+        logged = ""
         while True:
             try:
                 response = await self._client.call(
@@ -187,8 +187,8 @@ class BrokerLifecycle:
                         f"could not register with the controllers in {timeout_ms} ms: {error}; "
                         "check controller.quorum.voters and that they run"
                     ) from error
-                if str(error) != told:  # tried five times a second
-                    told = str(error)
+                if str(error) != logged:  # tried five times a second
+                    logged = str(error)
                     logger.info("registration failed (%s), trying again", error)
                 await asyncio.sleep(_RETRY_MS / 1000)
                 continue
@@ -241,7 +241,7 @@ class BrokerLifecycle:
         except ApiError as error:
             return await self._heartbeat_failed(error)
         if len(request.offline_log_dirs) == len(self.offline_directories):
-            self.failures_told.set()
+            self.failures_reported.set()
         return self._took_answer(response)
 
     async def _heartbeat_failed(self, error: ApiError) -> int:

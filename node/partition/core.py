@@ -179,7 +179,7 @@ class Partition:
         for replica_id, state in self.remotes.items():
             state.restart(replica_id in self.isr, now_ms, fresh)
             if replica_id in removed:  # its disk may be dead: do not wait for it
-                state.forget_pace()
+                state.reset_pace()
 
     # --- changes of the log --------------------------------------------------------------------
 

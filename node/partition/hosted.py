@@ -54,7 +54,7 @@ class HostedPartition:
         None  # the tier's; called once per segment
     )
     watched: set[HostedPartition] = field(default_factory=set)  # shared with IsrKeeper
-    told_start: int = 0  # the log start at the last `start_moved`
+    reported_start: int = 0  # the log start at the last `start_moved`
     _nudged_base: int = 0
 
     @property
@@ -101,7 +101,7 @@ class HostedPartition:
     def start_moved(self) -> None:
         """Wakes waiters after the log start moved: followers must learn it, and DeleteRecords may
         wait for it."""
-        self.told_start = self.log.log_start_offset
+        self.reported_start = self.log.log_start_offset
         _wake(self.commit_waiters)
 
     def isr_shrank(self) -> None:

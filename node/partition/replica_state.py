@@ -77,7 +77,7 @@ class ReplicaState:
             self.pulse = None
             self.last_caught_up_ms = now_ms if in_sync else _NEVER_MS
 
-    def forget_pace(self) -> None:
+    def reset_pace(self) -> None:
         """Resets the pace of a replica removed from the ISR: only later fetches count for being
         caught up."""
         self.last_caught_up_ms = self.last_fetch_ms = _NEVER_MS

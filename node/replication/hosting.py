@@ -142,9 +142,9 @@ class Hosting:
         except (StorageError, OSError) as error:
             logger.error("%s is offline: %s", identity.topic_partition, error)
             self._partitions.offline[identity.topic_partition] = str(error)
-            self._tell_lost(identity, registration, error)
+            self._report_lost(identity, registration, error)
             return
-        self._tell_directory(identity, registration)
+        self._report_directory(identity, registration)
         if hosted.offline:
             return
         isr_before = hosted.core.isr
@@ -162,7 +162,7 @@ class Hosting:
             raise
         except (StorageError, OSError) as error:
             self._offline(hosted, error)
-            self._tell_lost(identity, registration, error)
+            self._report_lost(identity, registration, error)
             return
         if not hosted.config.remote_storage_enable or hosted.core.leader is None:
             return
@@ -215,7 +215,7 @@ class Hosting:
         counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
         return is_old and node_id in counted_on
 
-    def _tell_directory(
+    def _report_directory(
         self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> None:
         """Reports the directory of a replica if the image has another one.
@@ -231,7 +231,7 @@ class Hosting:
         if known is not None or len(self._logs.directories) > 1:
             self._assignments.submit(identity, actual)
 
-    def _tell_lost(
+    def _report_lost(
         self, identity: TopicIdPartition, registration: PartitionRegistration, error: Exception
     ) -> None:
         """Reports the directory of a replica as lost, although only its log is unusable.
@@ -311,17 +311,17 @@ class Hosting:
         self._partitions.remove(identity.topic_partition)
         self._fetchers.unfollow(identity.topic_partition)
         hosted.stop()
-        self._tell_tier_to_leave(identity, delete_remote=topic_deleted and led)
+        self._leave_tier(identity, delete_remote=topic_deleted and led)
         self._logs.delete(identity.topic_partition)
 
-    def _tell_tier_to_leave(self, identity: TopicIdPartition, *, delete_remote: bool) -> None:
+    def _leave_tier(self, identity: TopicIdPartition, *, delete_remote: bool) -> None:
         if self._tier is not None:
-            gone = self._leave_tier(self._tier, identity, delete_remote)
+            gone = self._stop_in_tier(self._tier, identity, delete_remote)
             task = spawn(f"leave the tier {identity}", gone, self._partitions.fatal)
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    async def _leave_tier(
+    async def _stop_in_tier(
         self, tier: TierFollower, identity: TopicIdPartition, delete_remote: bool
     ) -> None:
         """Ends the tier's work on a partition; retries with backoff while remote deletion fails."""
@@ -343,7 +343,7 @@ class Hosting:
         logger.error("%s is offline: %s", hosted.topic_partition, error)
         self._fetchers.unfollow(hosted.topic_partition)
         hosted.fail(f"{hosted.topic_partition} is offline: {error}")
-        self._tell_tier_to_leave(hosted.core.identity, delete_remote=False)
+        self._leave_tier(hosted.core.identity, delete_remote=False)
 
     def _update_configs(
         self,

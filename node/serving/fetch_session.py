@@ -168,7 +168,7 @@ class FetchSession:
     _committed: dict[TopicPartition, None] = field(default_factory=dict)  # high watermark moved
     _again: list[FetchPartition] = field(default_factory=list)  # for the next `take`
     _answers: dict[TopicPartition, FetchPartitionData] = field(default_factory=dict)
-    _told: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    _sent: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
 
     def begin(
@@ -187,7 +187,7 @@ class FetchSession:
             raise InvalidFetchSessionEpochError("begin the session anew with a full fetch")
         self._answers.clear()
         for key in forgotten:
-            self._forget(key)
+            self._drop(key)
         for item in named:
             self._wanted[item.key] = item
             self._moved[item.key] = None
@@ -249,7 +249,7 @@ class FetchSession:
                 continue
             watch.hosted.commit_waiters.add(watch)
             answer = looked_at.get(key)
-            if answer is None and self._told.get(key) != positions_of(watch.hosted):
+            if answer is None and self._sent.get(key) != positions_of(watch.hosted):
                 looked_at[key] = answer = FetchPartitionData(key.topic, key.partition)
             if answer is not None and not answer.error_code:
                 set_positions(answer, watch.hosted)  # it moved after it was read
@@ -257,12 +257,12 @@ class FetchSession:
 
     def _is_news(self, key: TopicPartition, answer: FetchPartitionData) -> bool:
         if answer.error_code:
-            self._told.pop(key, None)
+            self._sent.pop(key, None)
             return True
         positions = (answer.high_watermark, answer.log_start_offset)
         news = bool(answer.records) or answer.diverging_epoch is not None
-        if self._told.get(key) != positions:
-            self._told[key] = positions
+        if self._sent.get(key) != positions:
+            self._sent[key] = positions
             news = True
         return news
 
@@ -277,10 +277,10 @@ class FetchSession:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _forget(self, key: TopicPartition) -> None:
+    def _drop(self, key: TopicPartition) -> None:
         self._wanted.pop(key, None)
         self._moved.pop(key, None)
-        self._told.pop(key, None)
+        self._sent.pop(key, None)
         self._unwatch(key)
 
     def _unwatch(self, key: TopicPartition) -> None:
@@ -299,7 +299,7 @@ class FetchSession:
         """Removes all watches; the next request must be a full one."""
         self.id = 0
         for key in list(self._wanted):
-            self._forget(key)
+            self._drop(key)
         self._moved.clear()
         self._committed.clear()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from node.partition.hosted import HostedPartition
@@ -24,7 +23,6 @@ from node.serving.fetch_session import FetchContext, FetchingReplica, FetchParti
 from node.serving.tier_reads import TierReads
 from tidemark.errors import (
     ApiError,
-    ErrorCode,
     FatalError,
     KafkaStorageError,
     OffsetMovedToTieredStorageError,
@@ -234,8 +232,3 @@ def _read_limit(hosted: HostedPartition, params: FetchParams) -> int:
     if params.read_committed:
         return min(hosted.log.last_stable_offset, hosted.core.high_watermark)
     return hosted.core.high_watermark
-
-
-def errors_of(answers: Sequence[FetchPartitionData]) -> list[ErrorCode]:
-    """The codes of an answer, for logs and tests."""
-    return [ErrorCode(answer.error_code) for answer in answers]

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _PRODUCER_EXPIRY_INTERVAL_MS = 600_000  # Kafka's producer.id.expiration.check.interval.ms
 _NEVER_MS = 2**63 - 1
-_TELL_STARTS_MS = 5_000
+_REPORT_STARTS_MS = 5_000
 
 
 class BackgroundWork:
@@ -88,7 +88,7 @@ class BackgroundWork:
             min(_PRODUCER_EXPIRY_INTERVAL_MS, config.producer_id_expiration_ms),
             self.expire_producers,
         )
-        self._begin("tell log starts", _TELL_STARTS_MS, self.tell_log_starts)
+        self._begin("tell log starts", _REPORT_STARTS_MS, self.report_log_starts)
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
 
@@ -140,11 +140,11 @@ class BackgroundWork:
                 self._with_producers.put_back((changed,))
             await asyncio.sleep(0)
 
-    async def tell_log_starts(self) -> None:
+    async def report_log_starts(self) -> None:
         """Has followers fetch log starts that retention or the tier moved."""
         for changed in self._with_starts.take():
             hosted = self._partitions.find(changed.topic_partition)
-            if hosted is not None and hosted.told_start != changed.log_start_offset:
+            if hosted is not None and hosted.reported_start != changed.log_start_offset:
                 hosted.start_moved()
 
     async def purge(self) -> None:

@@ -257,18 +257,18 @@ class DirectoryMover:
     async def _promise(self, future: FutureLog) -> None:
         """Reports the new directory to the controller; returns when it is recorded, or the move is
         over."""
-        told = asyncio.Event()
+        recorded = asyncio.Event()
         target = self._logs.moves.destination_of(future.topic_partition)
-        while self._is_current(future) and not told.is_set():
+        while self._is_current(future) and not recorded.is_set():
             hosted = self._partitions.find(future.topic_partition)
             if hosted is not None and not future.is_promised:
                 if target is None or target.directory_id is None:
                     return
                 future.is_promised = True
-                self._assignments.submit(hosted.core.identity, target.directory_id, told.set)
+                self._assignments.submit(hosted.core.identity, target.directory_id, recorded.set)
             try:
                 async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await told.wait()
+                    await recorded.wait()
             except TimeoutError:
                 continue
 

@@ -146,7 +146,7 @@ def test_a_failed_directory_is_told_at_once_and_in_every_heartbeat() -> None:
         life.directory_failed(failed)
         await asyncio.sleep(0.01)
         assert len(controller.seen("BrokerHeartbeat")) == before + 1
-        assert life.failures_told.is_set()
+        assert life.failures_reported.is_set()
         await asyncio.sleep(10)
         beats = controller.seen("BrokerHeartbeat")[before:]
         assert len(beats) > 2
@@ -162,12 +162,12 @@ def test_a_failed_directory_is_told_at_once_and_in_every_heartbeat() -> None:
 def test_a_broker_that_can_not_tell_of_a_failed_directory_stops() -> None:
     async def scenario(controller: FakeController, life: BrokerLifecycle) -> None:
         life.directory_failed(random_uuid())
-        await life.wait_until_told()
+        await life.wait_until_reported()
         controller.silent = True
         life.directory_failed(random_uuid())
         began = asyncio.get_running_loop().time()
         with pytest.raises(FatalError, match=r"log\.dir\.failure\.timeout\.ms"):
-            await life.wait_until_told()
+            await life.wait_until_reported()
         assert asyncio.get_running_loop().time() - began >= 30
 
     live(scenario, ready=True)

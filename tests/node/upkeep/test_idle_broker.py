@@ -95,7 +95,7 @@ class Broker:
             work.flush_due,
             work.checkpoint_log_starts,
             work.expire_producers,
-            work.tell_log_starts,
+            work.report_log_starts,
             work.shrink,
         ):
             await each()
@@ -159,13 +159,13 @@ def test_followers_hear_of_a_log_start_that_retention_moved() -> None:
         broker.append(5)
         hosted, heard = broker.hosted(5), asyncio.get_running_loop().create_future()
         hosted.commit_waiters.add(heard)
-        await broker.work.tell_log_starts()
+        await broker.work.report_log_starts()
         assert not heard.done()
         broker.now += 10 * MINUTE_MS
         for _ in range(2):
             await broker.work.retention()
         assert hosted.log.log_start_offset == 3
-        await broker.work.tell_log_starts()
+        await broker.work.report_log_starts()
         assert heard.done()
         await broker.work.stop()
 
