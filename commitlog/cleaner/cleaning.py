@@ -141,8 +141,8 @@ class Cleaning:
                 segment.base_offset,
                 following,
                 size,
-                size_of(segment.offset_index_file),
-                size_of(segment.time_index_file),
+                size_of(segment.offset_index.name),
+                size_of(segment.time_index.name),
             )
             for (segment, size), following in zip(self._sizes, bases[1:], strict=True)
         ]

@@ -69,7 +69,7 @@ def _first_in_segment(
     for header, data, at in segment.scan_from(max(entry_offset, start_offset), scratch):
         if unproven and header.last_offset >= entry_offset:
             if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:
-                raise CorruptIndexError(f"{segment.time_index_file} does not fit its log")
+                raise CorruptIndexError(f"{segment.time_index.name} does not fit its log")
             unproven = False
         if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
             if at + header.size_bytes > len(data):
@@ -79,7 +79,7 @@ def _first_in_segment(
                 _scratch.append(scratch)
                 return found
     if unproven:
-        raise CorruptIndexError(f"{segment.time_index_file} points behind its log")
+        raise CorruptIndexError(f"{segment.time_index.name} points behind its log")
     return None
 
 

@@ -88,23 +88,10 @@ class LeaderEpochCache:
         index = bisect_right(self._starts, offset)
         return self._epochs[index - 1] if index else None
 
-    def start_of(self, epoch: int) -> int | None:
-        """Returns the start offset of an epoch in the cache."""
-        index = bisect_left(self._epochs, epoch)
-        known = index < len(self._epochs) and self._epochs[index] == epoch
-        return self._starts[index] if known else None
-
     def previous_epoch(self, epoch: int) -> int | None:
         """Returns the greatest known epoch below `epoch`."""
         index = bisect_left(self._epochs, epoch)
         return self._epochs[index - 1] if index else None
-
-    def entries_until(self, end_offset: int) -> list[tuple[int, int]]:
-        """Returns the entries that begin below `end_offset`; the tier stores them with a
-        segment.
-        """
-        keep = bisect_left(self._starts, end_offset)
-        return list(zip(self._epochs[:keep], self._starts[:keep], strict=True))
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Drops the entries that begin at or above `end_offset`."""

@@ -30,7 +30,6 @@ from commitlog.segment.names import (
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
-    snapshot_name,
 )
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
@@ -84,13 +83,12 @@ class Segment:
         self._size = size_bytes
         stem = f"{base_offset:020d}"
         self.log_file = stem + LOG_SUFFIX + suffix
-        self.offset_index_file = stem + INDEX_SUFFIX + suffix
-        self.time_index_file = stem + TIME_INDEX_SUFFIX + suffix
-        self.txn_index_file = stem + TXN_INDEX_SUFFIX + suffix
         limit = config.segment_index_bytes
-        self.offset_index = OffsetIndex(directory, self.offset_index_file, base_offset, limit)
-        self.time_index = TimeIndex(directory, self.time_index_file, base_offset, limit)
-        self.txn_index = TransactionIndex(directory, self.txn_index_file)
+        self.offset_index = OffsetIndex(directory, stem + INDEX_SUFFIX + suffix, base_offset, limit)
+        self.time_index = TimeIndex(
+            directory, stem + TIME_INDEX_SUFFIX + suffix, base_offset, limit
+        )
+        self.txn_index = TransactionIndex(directory, stem + TXN_INDEX_SUFFIX + suffix)
         self._file: File | None = None
         self._loaded = size_bytes == 0
         self._next_offset = base_offset
@@ -171,17 +169,12 @@ class Segment:
         return self._first_timestamp_ms
 
     @property
-    def producer_snapshot_file(self) -> str:
-        """The name of the producers' snapshot at this segment's end."""
-        return snapshot_name(self.next_offset)
-
-    @property
     def file_names(self) -> tuple[str, str, str, str]:
         return (
             self.log_file,
-            self.offset_index_file,
-            self.time_index_file,
-            self.txn_index_file,
+            self.offset_index.name,
+            self.time_index.name,
+            self.txn_index.name,
         )
 
     # --- append
@@ -298,7 +291,7 @@ class Segment:
         if self._loaded:
             return
         self._loaded = True
-        names = (self.offset_index_file, self.time_index_file)
+        names = (self.offset_index.name, self.time_index.name)
         try:
             for name in names:
                 if not self.directory.exists(name):
@@ -323,10 +316,10 @@ class Segment:
         if indexed and (
             indexed + HEADER_BYTES > self._size or self.header_at(indexed).last_offset != offset
         ):
-            raise CorruptIndexError(f"{self.offset_index_file} does not fit its log")
+            raise CorruptIndexError(f"{self.offset_index.name} does not fit its log")
         timestamp, timestamp_offset = self.time_index.last_entry
         if timestamp >= 0 and not self._has_timestamp(timestamp, timestamp_offset):
-            raise CorruptIndexError(f"{self.time_index_file} does not fit its log")
+            raise CorruptIndexError(f"{self.time_index.name} does not fit its log")
         self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
         self._last_indexed = indexed
         self._next_offset = self.base_offset
@@ -334,10 +327,10 @@ class Segment:
         start = min(indexed, self.offset_index.lookup(timestamp_offset)[1])
         for header in scan_headers(self.file, start, self._size):
             if header.position - indexed > self.config.index_interval_bytes:
-                raise CorruptIndexError(f"{self.offset_index_file} lacks entries")
+                raise CorruptIndexError(f"{self.offset_index.name} lacks entries")
             if header.max_timestamp_ms > self._max_timestamp_ms:
                 if self.is_rolled or (indexed and header.position <= indexed):
-                    raise CorruptIndexError(f"{self.time_index_file} lacks entries")
+                    raise CorruptIndexError(f"{self.time_index.name} lacks entries")
                 self._max_timestamp_ms = header.max_timestamp_ms
                 self._max_timestamp_offset = header.last_offset
             self._next_offset = header.next_offset
@@ -523,7 +516,7 @@ class Segment:
             if header.last_offset >= offset:
                 return header.position
         if self.offset_index.lookup(offset)[1]:
-            raise CorruptIndexError(f"{self.offset_index_file} points behind offset {offset}")
+            raise CorruptIndexError(f"{self.offset_index.name} points behind offset {offset}")
         return self._size
 
     def scan_from(

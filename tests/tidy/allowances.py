@@ -12,7 +12,7 @@ TABLES = {
 
 SIZES = {
     "commitlog/log/log.py:Log": (32, 17),
-    "commitlog/segment/segment.py:Segment": (30, 26),
+    "commitlog/segment/segment.py:Segment": (29, 23),
     "quorum/replica/metadata_log.py:ReplicatedLog": (36, 6),
     "tidemark/client/batch.py:Batch": (3, 24),
     "tidemark/client/fetcher.py:Fetcher": (8, 23),

@@ -110,9 +110,9 @@ class SegmentFiles:
         return cls(
             segment.directory,
             segment.log_file,
-            segment.offset_index_file,
-            segment.time_index_file,
-            segment.txn_index_file,
+            segment.offset_index.name,
+            segment.time_index.name,
+            segment.txn_index.name,
             segment.size_bytes,
             snapshot_name(segment.next_offset),
             format_epochs(planner.epochs_up_to(epochs, segment.next_offset)),

@@ -147,7 +147,7 @@ def test_an_empty_batch_has_no_time_that_a_search_could_be_led_to() -> None:
     assert all(header.max_timestamp_ms == -1 for header in empty)
     directory = world.log().directory
     for segment in world.log().segments[:-1]:
-        for name in (segment.time_index_file, segment.offset_index_file):
+        for name in (segment.time_index.name, segment.offset_index.name):
             entries = list(dump_file(directory, name))
             assert not any(entry["kind"] in ("damage", "mismatch") for entry in entries)
             times = [e["timestamp_ms"] for e in entries if e["kind"] == "time_index"]
