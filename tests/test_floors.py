@@ -1,5 +1,5 @@
-"""The rule that the import contracts of pyproject.toml can not express: `tidemark/` is what a
-client installs, so importing any module of it loads no server room.
+"""A rule that the import contracts of pyproject.toml can not express. A client installs
+`tidemark/`, so importing any module of it loads no server room.
 
 The commands of the command line reach the server rooms by imports inside functions, which run when
 the command runs. Imports for type checking alone do not count.

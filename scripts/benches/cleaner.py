@@ -1,8 +1,8 @@
 """Compaction of 1 KiB records beside raw copies of the same files, in the same run.
 
 Half of the records are obsolete; batches have 16 records (16 KiB) or 1,000 (1 MiB). The time is
-that of a whole cleaning: it reads the dirty part for the map of keys with every CRC checked, reads
-all of it again, writes the retained records, syncs, and swaps the segments.
+that of a whole cleaning. It reads the dirty part for the map of keys, with every CRC checked.
+Then it reads all of it again, writes the retained records, syncs, and swaps the segments.
 
 The ceiling is a raw copy of the segments' files, read and written 512 KiB at a time. It is measured
 once with an fsync per file, as the cleaner does it, and once without any (the cleaner then without

@@ -1,9 +1,10 @@
 """Produce and consume through a real cluster, beside raw gRPC of the same sizes in the same run.
 
-The ceiling of a produce is a raw put to a bare gRPC server in a process of its own, over one open
-call like the producer's. That of a consume is a raw unary get. Both have the same message size and
-as many requests under way, but no log behind them. Client, nodes and raw server share the machine.
-Records have 100 and 1,000 bytes, in whole Arrow batches unless the name says "per record".
+The ceiling of a produce is a raw put to a bare gRPC server in a process of its own. It uses one
+open call, like the producer. The ceiling of a consume is a raw unary get. Both have the same
+message size and as many requests under way, but no log behind them. Client, nodes and raw server
+share the machine. Records have 100 and 1,000 bytes, in whole Arrow batches unless the name says
+"per record".
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Each alternates with raw file operations on the same bytes in the same run. Noth
 log acknowledges from the page cache, and so does the ceiling. Unit: MB/s (10^6 bytes).
 
 The ceiling of appends is one raw pwrite per batch, that of reads one raw pread per fetch. That of
-recovery is a raw read with a CRC-32C over it, 1 MiB at a time into one buffer: the fastest of the
-sizes tried. A look-up by offset returns the position of its batch, one by time the record. Their
-ceilings are raw preads at the position of the answer: of the batch's header, and of the whole batch
-with a CRC over it.
+recovery is a raw read with a CRC-32C over it. It reads 1 MiB at a time into one buffer: the fastest
+of the sizes tried. A look-up by offset returns the position of its batch, one by time the record.
+Their ceilings are raw preads at the position of the answer: of the batch's header, and of the whole
+batch with a CRC over it.
 
 The look-ups' log has TIDEMARK_BENCH_LOG_GIB GiB (default 1; the project's aim is stated for 10), in
 segments of 1 GiB as Kafka has them. It is recovered, too.

@@ -1,7 +1,7 @@
 """A log's move between two directories beside a raw copy of the same files, in the same run.
 
-The time is that of a whole move: each piece is read, checked (each batch's CRC) and written, with
-one sync per segment; indexes, checkpoints, renames and the swap are included. The ceiling copies
+The time is that of a whole move. Each piece is read, checked (each batch's CRC) and written, with
+one sync per segment. Indexes, checkpoints, renames and the swap are included. The ceiling copies
 the log's files 4 MiB at a time with an fsync for each. Batches have 1 MiB and 1 KiB. Unit: MB of
 log per second of CPU, without waits for the disk, and per second of wall time.
 """

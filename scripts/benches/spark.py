@@ -1,9 +1,9 @@
 """Reading a topic with Spark (local[2]), in rows per second.
 
-The ceiling is Spark reading the same Arrow batches from the memory of its Python workers in the
-same run, through a data source that does nothing else. The way into the JVM is the same, so the
-ratio is the cost of the log, gRPC and decoding. The best of a few reads counts, after a first one
-that starts the workers and loads the kernels.
+The ceiling is Spark reading the same Arrow batches from the memory of its Python workers. It runs
+in the same run, through a data source that does nothing else. The way into the JVM is the same, so
+the ratio is the cost of the log, gRPC and decoding. The best of a few reads counts, after a first
+one that starts the workers and loads the kernels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks whether some order of the operations on one object explains their history, with each
-taking effect between its call and its answer (Wing & Gong 1993, with Lowe's memory of visited
+"""Checks whether some order of the operations on one object explains their history. Each operation
+takes effect between its call and its answer (Wing & Gong 1993, with Lowe's memory of visited
 states).
 
 Small on purpose: histories are short, and each object is checked alone (locality). An operation

@@ -5,7 +5,6 @@ from __future__ import annotations
 TABLES = {
     "tidemark/config/server.py:ServerConfig": "an attribute per setting",
     "tidemark/config/topic.py:TopicConfig": "an attribute per setting",
-    "tidemark/client/sync.py:Admin": "a method per admin call",
     "commitlog/disk/memory_files.py:MemoryDirectory": "the Directory protocol and a verb per fault",
 }
 """Classes without a limit, and why."""
@@ -26,20 +25,3 @@ SPLIT = {
     "tidemark/client/admin_quorum.py:QuorumAdmin",
 }
 """Bases that are a part of their only heir."""
-
-CALLBACKS: set[str] = set()
-"""Callbacks assigned from outside."""
-
-VOICE = {
-    "commitlog": (0, 0),
-    "node": (0, 0),
-    "pyspark_tidemark": (0, 0),
-    "quorum": (0, 0),
-    "snapshot": (0, 0),
-    "tidemark": (0, 1),
-    "tiering": (0, 0),
-}
-"""(headless docstrings, long sentences) of a room, at most."""
-
-FACELESS: set[str] = set()
-"""Packages whose docstring is no face of a room yet."""

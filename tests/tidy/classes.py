@@ -1,10 +1,10 @@
 """Shape of classes: size, names, inheritance and wiring.
 
-A class has at most 25 public methods and 20 attributes. A class is not split over modules of one
-room by inheritance: a base whose only use is one heir elsewhere in the room is a part of that heir.
-No `on_*` attribute is assigned from outside: callbacks are given at construction. No two public
-classes of the rooms have one name without a comment `# same name as PLACE: reason` above the later
-ones.
+A class has at most 25 public methods and 20 attributes. It is not split over modules of one room
+by inheritance, where a base with one heir is a part of that heir. No `on_*`
+attribute is assigned from outside: callbacks are given at construction. No two public classes of
+the rooms share a name. Where they do, a comment `# same name as PLACE: reason` stands above the
+later ones.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ def size_problems(
 
 
 def split_classes(sources: Mapping[str, str], classes: Iterable[ClassInfo]) -> list[str]:
-    """`path:Class` of each base that has one heir, in another module of its room, and is neither
-    instantiated nor a plain kind (an error, a protocol, an enumeration)."""
+    """`path:Class` of each base with one heir, which is in another module of its room.
+
+    A base that is instantiated, or is an error, a protocol or an enumeration, is none.
+    """
     every = list(classes)
     heirs: dict[str, list[ClassInfo]] = {}
     for info in every:

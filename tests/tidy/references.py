@@ -1,8 +1,9 @@
 """References in prose, docstrings and comments: what they name must exist.
 
-Documents (`NAME.md`, with its anchor), paths (`node/server.py`, `file.py::name`), modules
-(`tidemark.records.header`, and attributes of them), attributes (`Class.attribute` where the class
-is one of the tree), tests (`test_name`), canaries, and numbers (`RULES.md rule 4`, `RULES.md I9`).
+Documents are named as `NAME.md`, with an anchor or without; paths as `node/server.py`, with
+`::name` for a definition. Modules, and names in them, are dotted: `tidemark.records.header`. An
+attribute is named with a class of the tree: `Class.attribute`. Tests, canaries and the numbers of
+RULES.md (`RULES.md rule 4`, `RULES.md I9`) exist as well.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ def _base_name(base: str) -> str:
 
 
 def _has_member(info: ClassInfo, name: str, seen: tuple[str, ...] = ()) -> bool:
-    """Whether a class, or a class it may inherit from, has the member; True where that is unknown
-    because a base is not of the tree."""
+    """Whether a class or a base of it has the member. True where a base is not of the tree, since
+    nothing is known of it.
+    """
     if name in info.members or hasattr(object, name):
         return True
     for base in info.bases:

@@ -1,5 +1,6 @@
-"""The face of a room: the docstring of its package says in 10 to 25 lines what it is, which modules
-outsiders may import, and what it promises."""
+"""The face of a room is the docstring of its package. In 10 to 25 lines it says what the room is,
+which modules outsiders may import, and what it promises.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Style of single files.
 
-Files under 600 lines, functions under 70, lines of at most 100 characters, prose included; a
-docstring in every module; no bare `except`; no `print` outside the command line, scripts and tests;
-nothing left to do; durations named with their unit; no paths of a machine and no registry's host.
-Generated stubs are exempt.
+Files have under 600 lines, functions under 70. Lines have at most 100 characters, prose included.
+Every module has a docstring. There is no bare `except`, nothing left to do, no path of a machine
+and no host of a registry. Only the command line, scripts and tests print. Durations are named with
+their unit. Generated stubs are exempt.
 """
 
 from __future__ import annotations

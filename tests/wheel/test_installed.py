@@ -1,4 +1,4 @@
-"""What is installed works without the checkout, and each extra is enough for its purpose."""
+"""The installed wheel works without the checkout, and each extra is enough for its purpose."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A gap between segments after an unclean stop, whatever the cleanup.policy: a loss ends the log,
-but a gap left by compaction or by another broker stays.
+"""Gaps between segments after an unclean stop, whatever the cleanup.policy. A loss ends the log; a
+gap left by compaction or by another broker stays.
 """
 
 from __future__ import annotations
