@@ -1,5 +1,5 @@
 # The image of a node and of the command line: `docker build -t tidemark .`
-# Stage one builds a virtual environment; stage two takes only that, and runs as nobody in particular.
+# Stage one builds a virtual environment. Stage two has only that, and runs as a user without rights.
 FROM python:3.13-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/tidemark
@@ -19,7 +19,7 @@ RUN groupadd --gid 10001 tidemark \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin tidemark \
     && install -d -o 10001 -g 10001 /var/lib/tidemark /run/tidemark
 COPY --from=build /opt/tidemark /opt/tidemark
-# The kernels' compiled code goes where a read-only root file system lets it.
+# Compiled kernels are cached in /tmp, because the root file system is read-only in a pod.
 ENV PATH=/opt/tidemark/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba
 USER 10001:10001
 WORKDIR /var/lib/tidemark

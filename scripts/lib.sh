@@ -1,4 +1,4 @@
-# What the scripts share; sourced, never run. Every function says what it does before it does it.
+# Functions that the scripts share; sourced, never run. A function announces what it installs.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,7 +13,7 @@ die() {
 
 may_apt() { [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; }
 
-# apt_install WHY PACKAGE...: installs as root with apt, otherwise stops and names the command that does it.
+# apt_install WHY PACKAGE...: installs with apt as root; otherwise stops and prints the command to run.
 apt_install() {
   local why=$1
   shift
@@ -30,12 +30,12 @@ apt_install() {
   rm -f "$log"
 }
 
-# java_version COMMAND: prints the major version, nothing when it does not run.
+# java_version COMMAND: prints the major version, or nothing if it does not run.
 java_version() {
   "$1" -version 2>&1 < /dev/null | sed -n '1s/.*version "\([0-9]*\).*/\1/p' || true
 }
 
-# find_java: exports JAVA_HOME for a Java of at least 17 and succeeds, or fails without a word.
+# find_java: exports JAVA_HOME for a Java of at least 17, or fails without a message.
 find_java() {
   local java version
   for java in "${JAVA_HOME:-/nonexistent}/bin/java" "$(command -v java || true)" /usr/lib/jvm/*/bin/java; do

@@ -178,8 +178,8 @@ def replicas_of_topic(admin: Admin) -> list[ReplicaDescription]:
 
 
 def wait_for_tier(admin: Admin) -> Table:
-    """Step 5: waits until all rolled segments are in the tier and local copies beyond retention are
-    gone.
+    """Step 5: waits until all rolled segments are in the tier, and local retention has deleted
+    copies.
 
     Returns the table of partitions.
     """

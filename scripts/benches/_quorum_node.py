@@ -1,8 +1,8 @@
 """The processes that the quorum bench starts: `_quorum_node.py ROLE JSON`.
 
-`raft` runs a Raft server alone; while it leads, it appends as commands on stdin say. `controller`
-runs a node with that role. `echo` returns gRPC messages unchanged. JSON has the role's arguments:
-`settings` of a node and its `cluster_id`, or a `port`.
+`raft` runs a Raft server alone; while it leads, it executes append commands from stdin.
+`controller` runs a node with that role. `echo` returns gRPC messages unchanged. JSON has the role's
+arguments: `settings` of a node and its `cluster_id`, or a `port`.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class FakeAdmin:
         self.calls.append(("wait", dict(reassignments), timeout_ms))
 
     def finish_moves(self) -> None:
-        """Puts the replicas where the last reassignment wants them."""
+        """Applies the last reassignment."""
         _, moves = next(call for call in reversed(self.calls) if call[0] == "reassign")
         for (name, index), replicas in moves.items():
             found = self.topics[name]

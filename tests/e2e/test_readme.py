@@ -65,7 +65,7 @@ def test_the_two_commands_are_scripts_that_ci_runs() -> None:
 
 @contextmanager
 def running(line: str, directory: Path) -> Iterator[str]:
-    """Runs `tidemark dev` until the block ends, as a second terminal would. Gives its brokers."""
+    """Runs `tidemark dev` while the block runs, as in another terminal; yields its brokers."""
     with subprocess.Popen(
         ["bash", "-c", f"exec {line}"], cwd=directory, stdout=subprocess.PIPE, text=True
     ) as process:

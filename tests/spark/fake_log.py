@@ -29,7 +29,7 @@ class FakePartition:
     log_end_offset: int = 0
 
     def append(self, records: Sequence[Record], **options: Any) -> None:
-        """Appends one batch at the end, or further on if the first record says so."""
+        """Appends one batch at the end, or at the first record's offset if that is higher."""
         base = max(records[0].offset, self.log_end_offset)
         self.batches.append(encode_batch(records, base_offset=base, **options))
         self.log_end_offset = base + len(records)

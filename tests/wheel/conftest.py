@@ -22,7 +22,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """`install("tidemark[server]")`: the wheel, and what pip would install with it."""
+    """`install("tidemark[server]")`: an environment with the wheel and everything pip installs with
+    it.
+    """
 
     @cache
     def make(*requirements: str) -> Environment:
@@ -33,7 +35,7 @@ def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 @pytest.fixture(scope="session")
 def everything(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel beside all that is installed here but the checkout."""
+    """The wheel beside everything installed here, except the checkout."""
     others = [d for d in distributions() if d.name != "tidemark"]
     return Environment(tmp_path_factory.mktemp("everything"), wheel, others)
 

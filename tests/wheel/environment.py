@@ -1,8 +1,9 @@
-"""Fresh environments for the wheel: the checkout is not importable in them, nothing is downloaded.
+"""Fresh environments for the wheel, in which the checkout is not importable.
 
 An environment holds the wheel, installed by pip, and links to the distributions that a set of
-extras needs, direct or indirect. The links lead into the environment that runs the tests. A module
-that no declared requirement brings is missing, as it is for a user.
+requirements brings, directly or indirectly. The links lead into the environment that runs the
+tests, so nothing is downloaded. A module that no declared requirement brings is missing, as it is
+for a user.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Environment:
         self.run_directory = directory / "run"
         venv.create(directory, symlinks=True)
         self.run_directory.mkdir()
-        for name in ("node", "quorum", "snapshot"):  # of somebody else, in the current directory
+        for name in ("node", "quorum", "snapshot"):  # foreign modules, in the current directory
             (self.run_directory / f"{name}.py").write_text("raise ImportError(__file__)\n")
         _pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
         for each in distributions:
@@ -43,7 +44,7 @@ class Environment:
         _take_kernels_along(self.packages)
 
     def run(
-        self, *command: str, stdin: str = "", timeout_s: float = 120
+        self, *command: str, stdin: str = "", timeout_s: float = 240
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program of this environment to its end."""
         return subprocess.run(
@@ -64,7 +65,7 @@ class Environment:
 
     @contextlib.contextmanager
     def first_line(self, *command: str) -> Iterator[str]:
-        """Starts a program and gives the first line it prints; ends it with Ctrl-C."""
+        """Starts a program and yields the first line of its output; ends it with Ctrl-C."""
         with subprocess.Popen(
             [str(self.directory / "bin" / command[0]), *command[1:]],
             env=self.variables,
@@ -88,7 +89,9 @@ class Environment:
 
 
 def build_wheel(directory: Path) -> Path:
-    """The wheel of what the Dockerfile's first stage copies, so that the two agree."""
+    """Builds the wheel from the files that the Dockerfile's first stage copies: both need the
+    same.
+    """
     source = directory / "source"
     source.mkdir()
     _, build_stage, _ = (ROOT / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
@@ -110,8 +113,8 @@ def _copy(origin: Path, target: Path) -> None:
 
 
 def needed(*requirements: str) -> dict[str, Distribution]:
-    """Installed distributions that these requirements bring, by normalised name; tidemark itself
-    is left out.
+    """Installed distributions that these requirements bring, by normalised name; without
+    tidemark.
     """
     found: dict[str, Distribution] = {}
     waiting = [(Requirement(text), frozenset[str]()) for text in requirements]

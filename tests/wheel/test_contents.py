@@ -1,4 +1,4 @@
-"""The wheel holds the rooms and nothing else, and declares what their modules import."""
+"""The wheel holds the rooms and nothing else, and declares the imports of their modules."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def imported(path: Path) -> set[str]:
 
 
 def declared(*extras: str) -> set[str]:
-    """Distributions that a plain install, and these extras, name."""
+    """Distributions that a plain install and these extras name."""
     project = SETTINGS["project"]
     texts = [*project["dependencies"]]
     for extra in extras:

@@ -114,7 +114,7 @@ class Fetcher:
         self._resetting: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.version = 0  # counts what was fetched or failed
+        self.version = 0  # counts fetches and failures
         self._news: list[asyncio.Future[None]] = []
         self._scheduled = False
         self._closed = False

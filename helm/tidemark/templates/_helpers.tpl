@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
 {{- end -}}
 
-{{/* Sixteen bytes of a digest as base64: stable for a namespace and release, of the form of an id. */}}
+{{/* Sixteen bytes of a digest as base64: an id that is stable for a namespace and release. */}}
 {{- define "tidemark.clusterId" -}}
 {{- if .Values.clusterId -}}
 {{- .Values.clusterId -}}
@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- join "," $voters -}}
 {{- end -}}
 
-{{/* server.properties without what depends on the pod: dict "root" . "role" "broker" */}}
+{{/* server.properties without the settings of a single pod: dict "root" . "role" "broker" */}}
 {{- define "tidemark.properties" -}}
 {{- $values := .root.Values -}}
 {{- $own := index $values .role -}}
