@@ -47,6 +47,11 @@ def test_rooms_have_faces() -> None:
     assert rooms.faceless(own_sources()) == []
 
 
+def test_outsiders_import_only_what_a_face_names() -> None:
+    found = rooms.unnamed(own_sources())
+    assert not found, _report(found)
+
+
 def test_the_batch_header_has_one_home() -> None:
     found = [place for n, t in own_sources().items() for place in header.defined(n, t)]
     assert found == [], f"use tidemark.records.header: {found}"
@@ -219,6 +224,19 @@ def test_classes_of_one_name_are_found() -> None:
 def test_a_room_without_a_face_is_found(lines: int, faces: int) -> None:
     text = '"""' + "Says.\n" * lines + '"""\n'
     assert len(rooms.faceless({"node/serving/__init__.py": text, "node/a.py": ""})) == 1 - faces
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from node.a.inner import x", "from node.a import inner", "import node.a.inner"],
+)
+def test_an_import_past_the_face_is_found(line: str) -> None:
+    room = {"node/a/__init__.py": '"""Outsiders import `face`."""\n', "node/a/face.py": ""}
+    room["node/a/inner.py"] = '"""Says."""\n'
+    assert len(rooms.unnamed(room | {"quorum/b.py": f"{line}\n"})) == 1
+    assert len(rooms.unnamed(room | {"node/b.py": f"def f():\n    {line}\n"})) == 1
+    assert rooms.unnamed(room | {"node/a/b.py": f"{line}\n"}) == []
+    assert rooms.unnamed(room | {"quorum/b.py": f"{line}\n".replace("inner", "face")}) == []
 
 
 @pytest.mark.parametrize(
