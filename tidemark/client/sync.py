@@ -392,7 +392,7 @@ def _blocking(
     def call(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
         return self._thread.run(method(self._core, *arguments, **options))
 
-    call.__qualname__ = f"Admin.{call.__name__}"
+    call.__module__, call.__qualname__ = __name__, f"Admin.{call.__name__}"  # pickle finds it
     return call
 
 

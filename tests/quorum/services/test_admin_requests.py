@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import get_type_hints
 
 import pytest
@@ -62,3 +63,4 @@ def test_the_blocking_client_has_every_call_of_the_asyncio_one() -> None:
         assert inspect.signature(function) == inspect.signature(getattr(AsyncAdmin, name))  # type: ignore[arg-type]
         assert function.__doc__
         assert not inspect.iscoroutinefunction(function)
+        assert pickle.loads(pickle.dumps(function)) is function
