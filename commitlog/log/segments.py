@@ -124,14 +124,13 @@ class Segments:
         active = self.active
         active.is_rolled = False
         active.truncate_to(offset)
-        self._fences = TimestampFences()
+        self._fences = TimestampFences()  # its greatest timestamp may be another one
         return active.next_offset
 
     def restart_at(self, base_offset: int, now_ms: int) -> None:
         """Removes all segments, the newest first, and creates one at `base_offset`."""
         while self.all:
             self.remove_newest()
-        self._fences = TimestampFences()
         self.begin(base_offset, now_ms)
 
     def delete_oldest(self, count: int, now_ms: int) -> None:

@@ -421,6 +421,24 @@ def test_a_deleted_topic_calls_its_cleaning_off() -> None:
     assert world.cleaner.checkpoint_of(TP) is None
 
 
+def test_the_files_that_a_cleaning_replaced_are_removed_after_their_delay() -> None:
+    """Also if a pass of the purge came between the cleaning's last flush and its swap."""
+    world = World()
+    for number in range(20):
+        world.put(("key", f"v{number}"))
+    world.log().roll(world.now)
+    cleaning = world.cleaner.choose()
+    assert cleaning is not None
+    cleaning.build_map(world.cleaner.new_map())
+    group = cleaning.next_group()
+    assert group is not None
+    assert world.logs.purge_deleted(world.now) == 0
+    world.cleaner.swap(cleaning, group)
+    world.cleaner.finish(cleaning)
+    assert world.logs.purge_deleted(world.now + world.topic.file_delete_delay_ms) > 0
+    assert not any(name.endswith(".deleted") for name in world.log().directory.list())
+
+
 def test_compact_and_delete_does_both() -> None:
     world = World(cleanup_policy=("compact", "delete"), retention_ms=1000)
     for number in range(30):

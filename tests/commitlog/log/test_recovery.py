@@ -308,6 +308,18 @@ def test_a_log_that_begins_anew_forgets_snapshots_of_other_batches() -> None:
     assert [p.last_sequence for p in again.producers.producers.values()] == [0]
 
 
+def test_what_a_killed_process_left_is_durable_once_the_log_is_open() -> None:
+    """Its records were in the page cache only; the recovery point of the new start covers them."""
+    disk = MemoryDirectory()
+    fill(open_log(disk, SMALL), 3)
+    again = open_log(disk, SMALL)
+    records = records_of(again)
+    assert again.recovery_point == again.log_end_offset > 0
+    disk.crash("nothing")
+    found = open_log(disk, SMALL, recovery_point=again.recovery_point)
+    assert records_of(found) == records
+
+
 def test_empty_segments_in_the_middle_of_a_foreign_log_are_read_over() -> None:
     disk = MemoryDirectory()
     for base, records in ((0, 2), (5, 0), (9, 0), (12, 3), (20, 0)):
