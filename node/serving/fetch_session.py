@@ -302,6 +302,8 @@ class FetchSession:
             self._drop(key)
         self._moved.clear()
         self._committed.clear()
+        self._again.clear()
+        self._answers.clear()
 
 
 def positions_of(hosted: HostedPartition) -> tuple[int, int]:

@@ -1,78 +1,100 @@
-"""The cluster as the published metadata shows it: settings of topics and of the broker, leaders."""
+"""Leaders and settings of topics as the published image has them."""
 
 from __future__ import annotations
 
+import logging
 from uuid import UUID
 
+import pytest
+
 from node.partition.cluster_view import ClusterView
-from quorum.image import EMPTY_IMAGE, ConfigResourceType, MetadataDelta
+from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from quorum.image.records import config_record
-from tests.node.fakes import broker_config
-from tidemark.types import TopicPartition
+from tests.node.upkeep.test_cleaning import SERVER
+from tidemark.config import ServerConfig, server_defaults
+from tidemark.types import ConfigResourceType, TopicPartition
 from tidemark.v1 import metadata_pb2 as records_pb
 
-TOPIC_ID = UUID(int=7)
-TOPIC, BROKER = ConfigResourceType.TOPIC, ConfigResourceType.BROKER
+ID = UUID(int=7)
+BROKER, TOPIC = ConfigResourceType.BROKER, ConfigResourceType.TOPIC
 
 
-def published(view: ClusterView, *records: records_pb.MetadataRecord) -> None:
-    """Publishes an image with these records on top."""
-    delta = MetadataDelta(view.image)
+def published(
+    view: ClusterView, image: MetadataImage, *records: records_pb.MetadataRecord
+) -> MetadataImage:
+    delta = MetadataDelta(image)
     for record in records:
         delta.replay(record)
-    view.on_metadata_update(delta, delta.apply(view.image.offset + 1, 1))
+    after = delta.apply(image.offset + 1, 1)
+    view.on_metadata_update(delta, after)
+    return after
 
 
-def test_topics_share_one_object_of_settings_until_these_change() -> None:
-    view = ClusterView(broker_config())
-    published(view, config_record(TOPIC, "kept", "retention.ms", "5"))
-    kept, plain = view.topic_config("kept"), view.topic_config("plain")
-    assert view.topic_config("kept") is kept
-    assert view.topic_config("another") is plain
-    published(view, config_record(BROKER, "", "log.retention.bytes", "4096"))
-    assert view.topic_config("plain").retention_bytes == 4096
-    assert view.topic_config("kept").retention_bytes == 4096
-    assert view.topic_config("kept").retention_ms == 5
-    published(view, config_record(TOPIC, "kept", "retention.ms", "6"))
-    assert view.topic_config("kept").retention_ms == 6
-    assert view.topic_config("kept", EMPTY_IMAGE) is view.topic_config("plain")
+def topic(*leaders: int) -> list[records_pb.MetadataRecord]:
+    """The topic `t` with a partition for each leader, of broker 1 and 2."""
+    found = [
+        records_pb.MetadataRecord(topic=records_pb.TopicRecord(name="t", topic_id=ID.bytes)),
+    ]
+    for number, leader in enumerate(leaders):
+        partition = records_pb.PartitionRecord(
+            partition_id=number,
+            topic_id=ID.bytes,
+            replicas=(1, 2),
+            isr=(1, 2),
+            leader=leader,
+            leader_epoch=number,
+        )
+        found.append(records_pb.MetadataRecord(partition=partition))
+    return found
 
 
-def test_values_that_can_not_be_read_leave_the_others_in_force() -> None:
-    server = broker_config()
-    view = ClusterView(server)
-    heard: list[object] = []
-    view.subscribe(heard.append)
-    published(
-        view,
-        config_record(BROKER, "1", "log.cleaner.threads", "none"),
-        config_record(TOPIC, "t", "retention.ms", "soon"),
-        config_record(TOPIC, "t", "retention.bytes", "7"),
-    )
-    assert view.settings == server
-    assert heard == []
-    assert view.topic_config("t").retention_bytes == 7
-    assert view.topic_config("t").retention_ms == view.topic_config("plain").retention_ms
-
-
-def test_leaders_and_names_are_those_of_the_image() -> None:
-    view = ClusterView(broker_config())
-    topic = records_pb.TopicRecord(name="t", topic_id=TOPIC_ID.bytes)
-    partition = records_pb.PartitionRecord(
-        partition_id=0, topic_id=TOPIC_ID.bytes, replicas=(2, 1), isr=(2, 1), leader=2
-    )
-    published(
-        view,
-        records_pb.MetadataRecord(topic=topic),
-        records_pb.MetadataRecord(partition=partition),
-    )
-    assert view.leader_of(TopicPartition("t", 0)) == (2, 0)
-    assert view.leader_of(TopicPartition("t", 1)) is None
-    assert view.topic_name(TOPIC_ID) == "t"
-    assert view.topic_name(UUID(int=8)) is None
-    change = records_pb.PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID.bytes, leader=-1)
-    published(view, records_pb.MetadataRecord(partition_change=change))
-    assert view.leader_of(TopicPartition("t", 0)) == (-1, 1)
-    removed = records_pb.RemoveTopicRecord(topic_id=TOPIC_ID.bytes)
-    published(view, records_pb.MetadataRecord(remove_topic=removed))
+def test_leaders_are_known_of_every_partition_of_the_image_and_of_no_other() -> None:
+    view = ClusterView(SERVER)
     assert view.leader_of(TopicPartition("t", 0)) is None
+    assert view.topic_name(ID) is None
+    published(view, EMPTY_IMAGE, *topic(2, -1))
+    leaders = [view.leader_of(TopicPartition("t", number)) for number in range(3)]
+    assert leaders == [(2, 0), (-1, 1), None]
+    assert view.leader_of(TopicPartition("u", 0)) is None
+    assert view.topic_name(ID) == "t"
+
+
+def test_altered_defaults_reach_topics_with_and_without_settings_of_their_own() -> None:
+    view = ClusterView(SERVER)
+    assert view.topic_config("t") == server_defaults(SERVER)
+    image = published(view, EMPTY_IMAGE, *topic(1), config_record(TOPIC, "t", "segment.ms", "7"))
+    before = view.topic_config("t")
+    assert before.segment_ms == 7
+    assert view.topic_config("t") is before, "one object for all partitions"
+    published(view, image, config_record(BROKER, "", "log.retention.ms", "77777"))
+    assert view.topic_config("u").retention_ms == 77_777
+    assert (view.topic_config("t").segment_ms, view.topic_config("t").retention_ms) == (7, 77_777)
+
+
+def test_a_topic_made_anew_under_its_name_has_no_setting_of_the_old_one() -> None:
+    view = ClusterView(SERVER)
+    image = published(view, EMPTY_IMAGE, *topic(1), config_record(TOPIC, "t", "segment.ms", "7"))
+    assert view.topic_config("t").segment_ms == 7
+    removed = records_pb.MetadataRecord(
+        remove_topic=records_pb.RemoveTopicRecord(topic_id=ID.bytes)
+    )
+    image = published(view, image, removed)
+    published(view, image, *topic(1))
+    assert view.topic_config("t") == server_defaults(SERVER)
+
+
+def test_a_value_that_can_not_be_read_leaves_the_settings_of_the_files(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[ServerConfig] = []
+    view = ClusterView(SERVER)
+    view.subscribe(heard.append)
+    image = published(view, EMPTY_IMAGE, config_record(BROKER, "", "log.cleaner.threads", "5"))
+    image = published(view, image, config_record(BROKER, "", "log.retention.ms", "77777"))
+    with caplog.at_level(logging.ERROR):
+        published(view, image, config_record(BROKER, "1", "log.retention.ms", "soon"))
+    assert [c.log_cleaner_threads for c in heard][-1] == SERVER.log_cleaner_threads
+    assert view.settings == SERVER
+    assert view.topic_config("t") == server_defaults(SERVER)
+    assert caplog.messages
+    assert all("log.retention.ms" in message for message in caplog.messages)
