@@ -107,6 +107,7 @@ class Segments:
 
     def remove_newest(self) -> None:
         """Removes the active segment and its files."""
+        self._fences = TimestampFences()  # the one before it is appended to again
         segment = self.all.pop()
         self.bases.pop()
         segment.close()
@@ -124,7 +125,6 @@ class Segments:
         active = self.active
         active.is_rolled = False
         active.truncate_to(offset)
-        self._fences = TimestampFences()  # its greatest timestamp may be another one
         return active.next_offset
 
     def restart_at(self, base_offset: int, now_ms: int) -> None:

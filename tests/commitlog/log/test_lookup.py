@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from commitlog.disk.files import DiskError
+from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
 from commitlog.segment.segment import Segment
 from tests.commitlog.builders import NOW, batch, config, filled, open_log, records_of
@@ -70,6 +72,24 @@ def test_a_segment_that_was_cut_and_rolled_again_is_found_by_its_new_timestamps(
     found = log.offset_for_timestamp(NOW + 1000)
     assert found is not None
     assert found.offset == 12
+
+
+def test_a_segment_whose_truncation_failed_is_found_by_its_new_timestamps() -> None:
+    directory = MemoryDirectory()
+    log = filled(directory, 6, config(segment_bytes=10_000))
+    log.roll(NOW)
+    log.append_as_leader(batch(1, timestamp=NOW), 1, NOW)
+    assert log.offset_for_timestamp(NOW + 1000) is None  # caches the first segment's timestamp
+    directory.fail_writes("*.log")
+    with pytest.raises(DiskError):
+        log.truncate_to(12, NOW)
+    directory.disk.failing_writes.clear()
+    appended = log.append_as_leader(batch(2, timestamp=NOW + 1000), 1, NOW)
+    log.roll(NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 2000), 1, NOW)
+    found = log.offset_for_timestamp(NOW + 1000)
+    assert found is not None
+    assert found.offset == appended.first_offset
 
 
 def test_a_look_up_by_time_reads_a_header_and_one_batch_where_the_index_tells_all(
