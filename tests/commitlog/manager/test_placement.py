@@ -126,3 +126,8 @@ def test_none_of_two_logs_stays_where_the_metadata_tells_neither(
     known: tuple[UUID, UUID | None] | None,
 ) -> None:
     assert current_of(Found(Disk("a", A), TOPIC), Found(Disk("b", B), TOPIC), known) is None
+
+
+def test_none_of_two_logs_stays_where_no_directory_has_an_id() -> None:
+    a, b = Found(Disk("a", None), TOPIC), Found(Disk("b", None), TOPIC)
+    assert current_of(a, b, (TOPIC, None)) is None
