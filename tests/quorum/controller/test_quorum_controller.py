@@ -182,7 +182,7 @@ def test_a_change_that_is_never_committed_times_out_with_a_retriable_error() -> 
     async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
         await broker_in_service(first, 7)
         quorum.auto_commit = False
-        with pytest.raises(RequestTimedOutError):
+        with pytest.raises(RequestTimedOutError, match="within 50 ms"):
             await first.controller.handle(creation("t", timeout_ms=50))
         quorum.commit()
         assert "t" in first.loader.image.topics
@@ -252,6 +252,25 @@ def test_an_append_refused_by_the_log_ends_the_leadership() -> None:
         with pytest.raises(NotControllerError):
             await first.controller.handle(registration(1))
         assert not first.controller.is_active
+
+    in_virtual_time(scenario)
+
+
+def test_heartbeats_and_registrations_go_ahead_of_administrators() -> None:
+    async def scenario(quorum: FakeQuorum, first: Node, second: Node) -> None:
+        epoch = await broker_in_service(first, 7)
+        quorum.auto_commit = False
+        heartbeat = controller_pb2.BrokerHeartbeatRequest(
+            broker_id=7, broker_epoch=epoch, current_metadata_offset=1_000
+        )
+        requests = (creation("flights"), heartbeat, registration(8))
+        calls = [asyncio.create_task(first.controller.handle(request)) for request in requests]
+        await asyncio.sleep(0.01)
+        assert [call.done() for call in calls] == [False, True, False], "no record before it"
+        assert b"127.0.0.1" in b"".join(quorum.pending[0].values)
+        assert b"flights" in b"".join(quorum.pending[-1].values)
+        quorum.commit()
+        await asyncio.gather(*calls)
 
     in_virtual_time(scenario)
 
