@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 
 from quorum.raft import messages as m
 from quorum.raft.config import ReplicaConfig
-from quorum.raft.effects import ElectionState, RequestReceived, ResponseReceived, Tick
+from quorum.raft.effects import (
+    ElectionState,
+    LogAppended,
+    LogFlushed,
+    RequestReceived,
+    ResponseReceived,
+    Shutdown,
+    Tick,
+)
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.log_view import Diverging, NeedsSnapshot, Valid, validate_offset_and_epoch
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from quorum.raft.state import RaftInvariantError
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.quorum_state import format_state, parse_state
 from snapshot import SnapshotId
 from tidemark.errors import ErrorCode
@@ -236,3 +244,34 @@ def test_who_lets_another_go_first_does_not_wait_for_long():
     one.step(Tick(), due_ms)
     assert isinstance(one.role, Candidate)
     one.validate()
+
+
+def test_a_node_that_shuts_down_is_not_woken_for_an_election():
+    resigned = replica(state=ElectionState(4, 1, KEYS[1]))
+    assert resigned.next_deadline_ms() < 2_000
+    resigned.step(Shutdown(), 0)
+    assert resigned.next_deadline_ms() == 2_000, "only for the requests in progress"
+
+    follower = replica(state=ElectionState(1, 3))
+    ask(follower, m.EndQuorumEpochRequest("c", 3, 1, (KEYS[2], KEYS[1]), ENDPOINTS[3]))
+    assert follower.next_deadline_ms() == 501
+    follower.step(Shutdown(), 2)
+    assert follower.next_deadline_ms() == 2_000
+
+
+def test_a_change_of_voters_wakes_the_leader_when_its_time_is_up():
+    log = FakeLog([(4, 0)], 2)
+    log.voters, log.voters_offset, log.kraft_version = (
+        VoterSet([Voter(KEYS[1], ENDPOINTS[1])]),
+        0,
+        1,
+    )
+    leader = replica(log, ElectionState(4, 1, KEYS[1]), voters=(1,))
+    log.entries, log.end_offset = [(4, 0), (leader.epoch, 2)], 5
+    leader.step(LogAppended(), 0)
+    leader.step(LogFlushed(5), 0)
+    addition = m.AddVoterRequest("c", KEYS[2], ENDPOINTS[2], 500)
+    assert not leader.step(RequestReceived(9, addition), 10).replies
+    assert leader.next_deadline_ms() == 510
+    (reply,) = leader.step(Tick(), 510).replies
+    assert reply.response.header.error == ErrorCode.REQUEST_TIMED_OUT
