@@ -346,7 +346,7 @@ def split_by_segment(prepared: Prepared, used_bytes: int, segment_bytes: int) ->
     """
     if not prepared.headers:
         return []
-    room = segment_bytes - used_bytes if used_bytes else segment_bytes
+    room = segment_bytes - used_bytes
     span = prepared.last_offset - prepared.headers[0].base_offset
     if prepared.size_bytes <= room and span <= MAX_RELATIVE_OFFSET:
         return [prepared]

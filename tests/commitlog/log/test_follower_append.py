@@ -56,3 +56,13 @@ def test_a_damaged_batch_is_an_error_and_nothing_is_kept(position: int) -> None:
 def test_without_an_epoch_a_batch_that_is_cut_off_is_an_error() -> None:
     with pytest.raises(CorruptMessageError):
         open_log(settings=SETTINGS).append_as_follower(ANSWER[:-1], NOW)
+
+
+def test_an_append_that_fills_several_segments_is_summed_up() -> None:
+    log = open_log(settings=config(segment_bytes=200))
+    newest = batch(1, timestamp=NOW + 50, base_offset=0)
+    others = [batch(1, timestamp=NOW, base_offset=offset) for offset in range(1, 6)]
+    info = log.append_as_follower(newest + b"".join(others), NOW)
+    assert len(log.segments) > 2
+    assert (info.first_offset, info.last_offset, info.batches) == (0, 5, 6)
+    assert (info.max_timestamp_ms, info.size_bytes) == (NOW + 50, log.size_bytes)
