@@ -21,7 +21,7 @@ from tests.node.fakes import CLUSTER_ID
 from tidemark import wire
 from tidemark.config import ServerConfig, parse_server_config
 from tidemark.errors import ErrorCode, StorageError
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import admin_pb2, admin_pb2_grpc, common_pb2, log_pb2, log_pb2_grpc
 
 
@@ -118,6 +118,45 @@ def test_a_combined_node_takes_and_gives_records_and_survives_a_restart(tmp_path
 
     serve(config, first)
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+    serve(config, second)
+
+
+def test_altered_broker_settings_reach_a_running_and_a_restarted_node(tmp_path: Path) -> None:
+    config = combined_config(tmp_path)
+    format_storage(config, CLUSTER_ID)
+    altered = {
+        "log.cleaner.threads": "3",
+        "replica.alter.log.dirs.io.max.bytes.per.second": "123456",
+        "log.retention.ms": "77777",
+    }
+
+    async def reached(server: Server) -> None:
+        broker = server.broker
+        assert broker is not None
+        for _ in range(1_000):
+            if broker._mover._pace.bytes_per_second == 123_456:
+                break
+            await asyncio.sleep(0.01)
+        assert broker._background._cleaners.running == 3
+        hosted = broker.partitions.find(TopicPartition("flights", 0))
+        assert hosted is not None
+        assert (hosted.config.retention_ms, hosted.config.segment_ms) == (77_777, 55_555)
+
+    async def first(server: Server, client: Client) -> None:
+        await client.create("flights", segment_ms="55555")
+        request = admin_pb2.IncrementalAlterConfigsRequest(timeout_ms=10_000)
+        resource = request.resources.add()
+        resource.resource.resource_type = 4
+        for name, value in altered.items():
+            resource.ops.add(name=name, value=value)
+        answer = await client.admin.IncrementalAlterConfigs(request)
+        assert answer.responses[0].error_code == ErrorCode.NONE, answer
+        await reached(server)
+
+    async def second(server: Server, client: Client) -> None:
+        await reached(server)
+
+    serve(config, first)
     serve(config, second)
 
 
