@@ -27,7 +27,7 @@ from quorum.replica.service import describe_to_proto
 from quorum.services import admin_answers
 from quorum.services.config_answers import describe_configs
 from quorum.services.controller_client import FORWARDED, ControllerClient
-from quorum.services.serving import Context, add_service, answered, failure
+from quorum.services.serving import Context, add_service, answered
 from quorum.services.voter_admin import change_kraft_version, change_voters, changes_quorum
 from tidemark.config import ServerConfig
 from tidemark.errors import NotControllerError, TidemarkError, UnsupportedVersionError
@@ -147,8 +147,7 @@ def _by_any_node(request: type[Q], answer: Callable[[AdminNode, Q], Message]) ->
 def _by_broker(request: type[Q], answer: Callable[[LogDirAdmin, Q], Awaitable[Message]]) -> _Row:
     async def serve(call: _Call) -> Message:
         if call.node.log_dirs is None:
-            error = UnsupportedVersionError("only brokers have log directories: ask a broker")
-            return failure(call.rpc.response, error)
+            raise UnsupportedVersionError("only brokers have log directories: ask a broker")
         return await answer(call.node.log_dirs, call.request)
 
     return _Row(request, serve)
@@ -157,7 +156,7 @@ def _by_broker(request: type[Q], answer: Callable[[LogDirAdmin, Q], Awaitable[Me
 def _by_voter(request: type[Q], decode: Callable[[Q], m.Request]) -> _Row:
     """Row of a change of voters: by the own replica if it leads the quorum, else by the leader."""
 
-    async def change(call: _Call) -> Any:
+    async def serve(call: _Call) -> Any:
         try:
             return await change_voters(call.node.quorum, decode(call.request))
         except NotControllerError:
@@ -165,16 +164,12 @@ def _by_voter(request: type[Q], decode: Callable[[Q], m.Request]) -> _Row:
                 raise
             return await call.forward()
 
-    async def serve(call: _Call) -> Any:
-        return await answered(call.rpc.response, change(call))
-
     return _Row(request, serve)
 
 
 async def _by_active_controller(call: _Call) -> Any:
     controller = call.active_controller()
-    work = call.forward() if controller is None else controller.handle(call.request)
-    return await answered(call.rpc.response, work)
+    return await (call.forward() if controller is None else controller.handle(call.request))
 
 
 async def _update_features(call: _Call) -> Any:
@@ -183,8 +178,7 @@ async def _update_features(call: _Call) -> Any:
         return await _by_active_controller(call)
     node = call.node
     voters = [voter.replica_id for voter in node.quorum.describe().voters]
-    work = change_kraft_version(node.quorum, node.image, voters, call.request)
-    return await answered(admin_pb2.UpdateFeaturesResponse, work)
+    return await change_kraft_version(node.quorum, node.image, voters, call.request)
 
 
 async def _describe_quorum(call: _Call) -> Any:
@@ -255,7 +249,7 @@ def add_admin_service(server: grpc.aio.Server, node: AdminNode) -> None:
     """Serves Admin on `server` from the state of `node`."""
 
     async def serve(rpc: Rpc, request: Message, context: Context) -> Message:
-        answer: Message = await ADMIN_REQUESTS[rpc.request](_Call(node, rpc, request, context))
-        return answer
+        call = _Call(node, rpc, request, context)
+        return await answered(rpc.response, ADMIN_REQUESTS[rpc.request](call))
 
     add_service(server, ADMIN, serve)

@@ -15,10 +15,17 @@ import pytest
 from quorum.image import EMPTY_IMAGE
 from quorum.raft import messages as m
 from quorum.replica.client import QuorumInfo
+from quorum.services import admin_answers
 from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.controller_client import FORWARDED
 from tests.quorum.controller.scenario import CLUSTER_ID
-from tidemark.errors import ErrorCode, NotControllerError, RequestTimedOutError
+from tidemark.errors import (
+    ErrorCode,
+    InvalidTopicError,
+    NotControllerError,
+    RequestTimedOutError,
+    UnsupportedVersionError,
+)
 from tidemark.v1 import admin_pb2, raft_pb2
 
 
@@ -164,6 +171,20 @@ def test_a_node_describes_the_quorum_itself_soon_while_no_leader_answers() -> No
     assert node.forwarded == [("DescribeMetadataQuorum", 3_000)]
     answer = node.call("CreateTopics", admin_pb2.CreateTopicsRequest())
     assert int(answer.error_code) == RequestTimedOutError.code
+
+
+def test_an_api_error_of_an_answer_reaches_the_client_with_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidTopicError("a name has at most 249 characters")
+
+    monkeypatch.setattr(admin_answers, "list_topics", refuse)
+    answer = Node().call("ListTopics", admin_pb2.ListTopicsRequest())
+    assert int(answer.error_code) == InvalidTopicError.code
+    assert answer.error_message == "a name has at most 249 characters"
+    answer = Node().call("DescribeLogDirs", admin_pb2.DescribeLogDirsRequest())
+    assert int(answer.error_code) == UnsupportedVersionError.code
 
 
 def _removal() -> raft_pb2.RemoveRaftVoterRequest:
