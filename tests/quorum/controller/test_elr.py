@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from quorum.image.image import ELR_VERSION
 from tests.quorum.controller.scenario import Scenario
-from tidemark.v1 import admin_pb2
+from tidemark.v1 import admin_pb2, controller_pb2
 
 SAFE = admin_pb2.UpdateFeaturesRequest.SAFE_DOWNGRADE
 
@@ -60,6 +62,30 @@ def test_the_isr_empties_and_the_last_one_leads_again_when_it_is_back(s: Scenari
     s.heartbeat(1)
     p = s.partition("t")
     assert (p.isr, p.elr, p.leader, p.leader_recovery_state) == ((1,), (2,), 1, 0)
+
+
+def test_a_replica_whose_directory_failed_is_not_eligible() -> None:
+    directory, other = UUID(int=5, version=4), UUID(int=6, version=4)
+    s = Scenario()
+    assert s.set_feature(ELR_VERSION, 1) == 0
+    s.start_brokers(1, 3)
+    s.register(2, log_dirs=(directory, other))
+    s.heartbeat(2)
+    s.create("t", (1, 2, 3), min_insync_replicas="3")
+    topic = s.image.topics.get("t")
+    assert topic is not None
+    told = controller_pb2.AssignReplicasToDirsRequest(broker_id=2, broker_epoch=s.epochs[2])
+    told.directories.add(id=directory.bytes).partitions.add(topic_id=topic.topic_id.bytes)
+    assert s.ask(told).partitions[0].error_code == 0
+    s.ask(
+        controller_pb2.BrokerHeartbeatRequest(
+            broker_id=2,
+            broker_epoch=s.epochs[2],
+            current_metadata_offset=s.offset - 1,
+            offline_log_dirs=[directory.bytes],
+        )
+    )
+    assert lists(s) == ((1, 3), (), 1), "its records are gone"
 
 
 def test_after_an_unclean_shutdown_a_broker_is_not_eligible(s: Scenario) -> None:
