@@ -15,7 +15,9 @@ a member (KIP-497).
 
 The high watermark is the least end offset over the maximal ISR and over caught-up replicas that are
 about to join. It never moves back, and it does not move while the committed ISR is below
-min.insync.replicas (KIP-966). Source: Kafka's Partition and PartitionState, restated.
+min.insync.replicas, or while the partition has eligible leader replicas (KIP-966). The controller
+counts on their having everything committed, whatever this node knows of the setting by then.
+Source: Kafka's Partition and PartitionState, restated.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Registration(NamedTuple):
     partition_epoch: int
     adding: tuple[int, ...] = ()
     recovering: bool = False
+    elr: tuple[int, ...] = ()
 
 
 class IsrMember(NamedTuple):
@@ -102,6 +105,7 @@ class AlterResult(NamedTuple):
     isr: tuple[int, ...]
     partition_epoch: int
     recovering: bool = False
+    elr: tuple[int, ...] = ()
 
 
 class AckState(NamedTuple):
@@ -133,6 +137,7 @@ class Partition:
     recovering: bool = False
     replicas: tuple[int, ...] = ()
     isr: frozenset[int] = frozenset()
+    elr: tuple[int, ...] = ()
     pending: IsrProposal | None = None
     log_end_offset: int = 0
     high_watermark: int = 0
@@ -163,6 +168,7 @@ class Partition:
     def _take(self, registration: Registration) -> None:
         self.replicas = registration.replicas
         self.isr = frozenset(registration.isr)
+        self.elr = registration.elr
         self.leader = registration.leader
         self.leader_epoch = registration.leader_epoch
         self.partition_epoch = registration.partition_epoch
@@ -221,7 +227,7 @@ class Partition:
 
     def maybe_advance_high_watermark(self, now_ms: int) -> bool:
         """Advances the high watermark if the rule allows it; True if it moved."""
-        if self.role is not Role.LEADER or len(self.isr) < self.effective_min_isr:
+        if self.role is not Role.LEADER or not self._may_commit:
             return False
         lowest = self.log_end_offset
         maximal = self.maximal_isr
@@ -252,6 +258,10 @@ class Partition:
     @property
     def effective_min_isr(self) -> int:
         return min(self.min_insync_replicas, max(1, len(self.replicas)))
+
+    @property
+    def _may_commit(self) -> bool:
+        return len(self.isr) >= self.effective_min_isr and not self.elr
 
     def maybe_expand_isr(self, replica_id: int) -> IsrProposal | None:
         """Proposes to add the replica; None if it may not join, or a proposal is in flight."""
@@ -314,6 +324,7 @@ class Partition:
         if result.partition_epoch < self.partition_epoch:
             return False
         self.isr = frozenset(result.isr)
+        self.elr = result.elr
         self.partition_epoch = result.partition_epoch
         self.recovering = result.recovering
         self.pending = None
@@ -405,9 +416,10 @@ class Partition:
 
     def check_enough_replicas(self) -> None:
         """Raises NotEnoughReplicasError if the ISR is too small for an append with acks=all."""
-        if len(self.isr) < self.effective_min_isr:
+        if not self._may_commit:
+            eligible = f", {list(self.elr)} are eligible leaders" if self.elr else ""
             raise NotEnoughReplicasError(
-                f"{self.identity.topic_partition}: {len(self.isr)} in-sync replicas, "
+                f"{self.identity.topic_partition}: {len(self.isr)} in-sync replicas{eligible}, "
                 f"min.insync.replicas is {self.min_insync_replicas}"
             )
 

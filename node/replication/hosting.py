@@ -392,4 +392,5 @@ def _registration(found: PartitionRegistration) -> Registration:
         found.partition_epoch,
         found.adding,
         bool(found.leader_recovery_state),
+        found.elr,
     )

@@ -170,6 +170,7 @@ class IsrKeeper:
             tuple(answer.isr),
             answer.partition_epoch,
             answer.leader_recovery_state == 1,
+            tuple(answer.eligible_leader_replicas),
         )
         before = hosted.core.isr
         if hosted.core.on_alter_result(result, self._clock.mono_ms()):

@@ -41,7 +41,7 @@ from tidemark.v1 import metadata_pb2 as pb
 _Request = admin_pb2.IncrementalAlterConfigsRequest
 _Op = _Request.Op
 _TIERED = "remote.storage.enable"
-_MIN_ISR = "min.insync.replicas"
+MIN_ISR = "min.insync.replicas"
 
 
 def alter_configs(
@@ -118,6 +118,7 @@ class _ConfigChange:
                 after[op.name] = value
         self._validate(after)
         self._check_tier_stays(before, after)
+        self._check_min_isr_stays(before, after)
         kind, name = self.resource
         return [
             config_record(kind, name, key, after.get(key))
@@ -166,10 +167,10 @@ class _ConfigChange:
         if self.resource.type == ConfigResourceType.TOPIC:
             validate_topic_configs(settings, self.config, self.image.broker_configs(None))
             return
-        if self.resource.name and _MIN_ISR in settings:
+        if self.resource.name and MIN_ISR in settings:
             # The controller's elections depend on it: one value has to hold for all (KIP-966).
             raise InvalidConfigError(
-                f"{_MIN_ISR} is for topics and for all brokers together, not for one of them"
+                f"{MIN_ISR} is for topics and for all brokers together, not for one of them"
             )
         validate_dynamic_configs(settings)
 
@@ -181,6 +182,15 @@ class _ConfigChange:
                     f"{_TIERED} can not be switched off: what is in the tier would be lost; use "
                     "remote.log.copy.disable=true to stop copying"
                 )
+
+    def _check_min_isr_stays(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        # Brokers with different values in server.properties would disagree on who is eligible.
+        cluster = self.resource == ConfigResource.broker(None)
+        if cluster and MIN_ISR in before and MIN_ISR not in after and self.image.elr_enabled:
+            raise InvalidConfigError(
+                f"Cluster-level {MIN_ISR} cannot be removed while ELR is enabled: set the value "
+                "that is wanted"
+            )
 
 
 def _items(text: str) -> list[str]:
@@ -205,7 +215,7 @@ class TopicSettings:
         return value.lower() == "true"
 
     def min_isr(self, topic: str) -> int:
-        value = self._text(topic, _MIN_ISR)
+        value = self._text(topic, MIN_ISR)
         return self.config.min_insync_replicas if value is None else int(value)
 
     def _text(self, topic: str, key: str) -> str | None:

@@ -11,7 +11,7 @@ Timed work happens in `tick(now_ms)` when `next_deadline_ms()` is reached:
 
 - fencing, eight times per session, one broker per pass;
 - the next step of a change of very many partitions (`sweeps`);
-- preferred elections, and elections of leaderless partitions;
+- preferred elections, and elections of leaderless partitions (`elections.UNSETTLED`);
 - a NoOp record when nothing was written for a while, so that offsets advance and lag is visible.
 """
 
@@ -27,13 +27,14 @@ from google.protobuf.message import Message
 from quorum.controller import elections
 from quorum.controller.cluster_control import BrokerControl
 from quorum.controller.elections import ElectionRules
+from quorum.controller.eligible import safety_records
 from quorum.controller.requests import REQUESTS, RequestContext
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
-from quorum.controller.sweeps import Portion, Sweep, Sweeps
+from quorum.controller.sweeps import Portion, Sweep, Sweeps, unsettled
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.image.features import FIRST_LEVELS, SUPPORTED, check_supported
-from quorum.image.image import METADATA_VERSION
+from quorum.image.image import ELR_VERSION, METADATA_VERSION
 from quorum.image.records import feature_record
 from tidemark.config import ServerConfig
 from tidemark.errors import NotControllerError
@@ -122,11 +123,15 @@ class ControllerCore:
         self._sweeps.clear()
         if len(image.topics):
             self._sweeps.add(Sweep(("tables", 0), elections.MAKE_TABLES))
-            # The previous controller may have stopped in the middle of a broker's return.
-            self._sweeps.add(Sweep(("leaderless", 0), elections.LEADERLESS))
+            # The previous controller may have stopped in the middle of a broker's return, or of a
+            # change of min.insync.replicas.
+            self._sweeps.add(unsettled())
         records = []
         if METADATA_VERSION not in image.features:
             records = [feature_record(name, level) for name, level in self._first_levels.items()]
+        levels = image.features if METADATA_VERSION in image.features else self._first_levels
+        if levels.get(ELR_VERSION, 0) >= 1:
+            records += safety_records(image, self._config)
         return ControllerResult.atomic(records, None)
 
     def deactivate(self) -> None:
@@ -206,8 +211,7 @@ class ControllerCore:
             return _of_portion(self._sweeps.next(self._rules(), now_ms))
         if deadlines.leaderless_ms <= now_ms:
             deadlines.leaderless_ms = now_ms + UNCLEAN_ELECTION_INTERVAL_MS
-            sweep = Sweep(("leaderless", 0), elections.LEADERLESS)
-            return _of_portion(self._sweeps.begin(sweep, self._rules()))
+            return _of_portion(self._sweeps.begin(unsettled(), self._rules()))
         if deadlines.preferred_ms is not None and deadlines.preferred_ms <= now_ms:
             deadlines.preferred_ms = self._after(now_ms, self._preferred_interval_ms())
             sweep = Sweep(("preferred", 0), elections.PREFERRED)

@@ -21,7 +21,6 @@ from quorum.image import (
     TopicImage,
     placement_index,  # noqa: F401  # loaded now: an election must not wait for numpy
 )
-from quorum.image.image import ELR_VERSION
 from tidemark.config import ServerConfig
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -40,11 +39,6 @@ class ElectionRules:
     leaving: Collection[int] = ()
     """Brokers that are being taken out of service: they join no ISR any more."""
     _topics: dict[str, _TopicRules] = field(default_factory=dict)
-
-    @property
-    def elr_enabled(self) -> bool:
-        """Whether eligible leader replicas are kept (KIP-966)."""
-        return self.image.features.get(ELR_VERSION, 0) >= 1
 
     def of_topic(self, name: str) -> _TopicRules:
         found = self._topics.get(name)
@@ -85,7 +79,7 @@ class ElectionRules:
             partition,
             acceptable,
             election,
-            elr_enabled=self.elr_enabled,
+            elr_enabled=image.elr_enabled,
             min_isr=rules.min_isr,
         )
 
@@ -149,11 +143,14 @@ def out_of_service(broker_id: int, *, unclean: bool = False) -> Task:
 
 
 def directories_gone(broker_id: int, offline: Collection[UUID]) -> Task:
-    """Task of failed directories: the broker leaves the ISRs of the partitions it keeps there."""
+    """Task of failed directories: the broker leaves the ISRs of the partitions it keeps there.
+
+    It is not eligible as leader of them either.
+    """
 
     def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
         return p.directory_of(broker_id) in offline and (
-            broker_id in p.isr or p.leader == broker_id
+            broker_id in p.isr or p.leader == broker_id or broker_id in p.elr
         )
 
     return _taken_out(broker_id, wanted, unclean=True)
@@ -186,6 +183,18 @@ def _has_no_leader(_: MetadataImage, partition: PartitionRegistration) -> bool:
     return partition.leader is None
 
 
+def _is_unsettled(image: MetadataImage, partition: PartitionRegistration) -> bool:
+    return partition.leader is None or _has_needless_elr(image, partition)
+
+
+def _has_needless_elr(_: MetadataImage, partition: PartitionRegistration) -> bool:
+    """Whether the ELR may be cleared, if the ISR is large enough.
+
+    The ELR of an empty ISR is never cleared by a setting: it has those who can lead.
+    """
+    return bool(partition.elr and partition.isr)
+
+
 def _lacks_preferred_leader(image: MetadataImage, partition: PartitionRegistration) -> bool:
     first = partition.replicas[0]
     return partition.leader != first and first in partition.isr and image.is_active(first)
@@ -197,8 +206,13 @@ def _give_back(
     return rules.builder(topic, index, partition, election=Election.PREFERRED)
 
 
-LEADERLESS = Task(None, _has_no_leader, ElectionRules.builder)
-"""Elects leaders for leaderless partitions, as far as the rules allow."""
+NEEDLESS_ELR = Task(None, _has_needless_elr, ElectionRules.builder)
+"""Clears the eligible replicas of partitions whose ISR is large enough without them."""
+
+UNSETTLED = Task(None, _is_unsettled, ElectionRules.builder)
+"""Elects leaders for leaderless partitions, as far as the rules allow, and clears eligible replicas
+as NEEDLESS_ELR does.
+"""
 
 PREFERRED = Task(None, _lacks_preferred_leader, _give_back)
 """Moves leadership back to preferred replicas that are in the ISR and active."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from quorum.controller.eligible import safety_records
 from quorum.controller.result import ControllerResult
 from quorum.image import MetadataImage
 from quorum.image.features import SUPPORTED, obstacles
-from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION
+from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, ELR_VERSION, METADATA_VERSION
 from quorum.image.records import feature_record
+from tidemark.config import ServerConfig
 from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError
 from tidemark.v1 import admin_pb2
 
@@ -26,11 +28,15 @@ _NAMED_MAX = 5
 
 
 def update_features(
-    image: MetadataImage, request: admin_pb2.UpdateFeaturesRequest, voters: Collection[int] = ()
+    image: MetadataImage,
+    config: ServerConfig,
+    request: admin_pb2.UpdateFeaturesRequest,
+    voters: Collection[int] = (),
 ) -> ControllerResult[admin_pb2.UpdateFeaturesResponse]:
     """Applies all updates in one batch, or none if one of them fails.
 
-    `voters` are the ids of the quorum's voters, each of which has to be registered.
+    `voters` are the ids of the quorum's voters, each of which has to be registered. `config` has
+    the min.insync.replicas that holds for all brokers once eligible replicas are kept.
     """
     response = admin_pb2.UpdateFeaturesResponse()
     counts = Counter(update.feature for update in request.updates)
@@ -49,6 +55,8 @@ def update_features(
         else:
             if image.features.get(update.feature, 0) != update.level:
                 records.append(feature_record(update.feature, update.level))
+                if update.feature == ELR_VERSION and update.level:
+                    records += safety_records(image, config)
     if failed or request.validate_only:
         records = []
     return ControllerResult.atomic(records, response)

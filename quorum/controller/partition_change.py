@@ -5,8 +5,9 @@ Kafka's PartitionChangeBuilder, restated (KIP-455, KIP-631, KIP-704, KIP-966). I
 1. A reassignment ends when the ISR without the replicas to remove is not empty and contains all
    added ones. Then the replicas to remove leave replicas and ISR.
 2. Eligible leader replicas (ELR): while the ISR is below min.insync.replicas, a replica that leaves
-   it stays eligible, because nothing was committed without it. That does not hold after an unclean
-   shutdown. From min.insync.replicas on, the ELR is empty.
+   it stays eligible, because nothing is committed without it. A leader commits nothing while its
+   partition has an ELR. That does not hold after an unclean shutdown. From min.insync.replicas on,
+   the ELR is empty.
 3. A leader that is in the ISR and acceptable stays. A PREFERRED election moves to the preferred
    replica if that is in the ISR and acceptable.
 4. Otherwise the first replica in order of assignment that is in the ISR and acceptable leads. If
@@ -16,7 +17,9 @@ Kafka's PartitionChangeBuilder, restated (KIP-455, KIP-631, KIP-704, KIP-966). I
    RECOVERING until it reports otherwise.
 6. Otherwise the partition has no leader.
 7. Without ELR the ISR never becomes empty: its last members stay, because they have the data. With
-   ELR it may, and the last leader is kept in `last_known_elr`.
+   ELR it may, and the last leader is kept in `last_known_elr`; where there was none, the last ISR.
+8. While the ISR is empty, nothing can be committed. ELR and last known leader then stay valid, also
+   when the feature is switched off: somebody can lead again. Otherwise they end with the feature.
 
 A changed leader or a removed replica raises the leader epoch. Every change raises the partition
 epoch (done by the replay).
@@ -107,8 +110,8 @@ class PartitionChangeBuilder:
             recovery = self.target_recovery_state
         if elected.leader is not None and elected.leader not in draft.isr:
             self._begin_with(elected.leader, draft)
-        if self.elr_enabled and not draft.isr and before.isr and before.leader is not None:
-            draft.last_known = (before.leader,)
+        if not draft.isr and before.isr:
+            draft.last_known = before.isr if before.leader is None else (before.leader,)
         return self._record(draft, elected, recovery)
 
     def _draft(self) -> _Draft:
@@ -126,7 +129,7 @@ class PartitionChangeBuilder:
 
     def _set_eligible(self, draft: _Draft) -> None:
         before = self.partition
-        if not self.elr_enabled or self._is_enough(draft):
+        if self._is_enough(draft):
             return
         gone = self.unclean_shutdown
         draft.elr = tuple(
@@ -139,7 +142,9 @@ class PartitionChangeBuilder:
         )
 
     def _is_enough(self, draft: _Draft) -> bool:
-        return len(draft.isr) >= min(self.min_isr, len(draft.replicas))
+        """Whether the ISR needs no others that are eligible."""
+        least = min(self.min_isr, len(draft.replicas)) if self.elr_enabled else 1
+        return len(draft.isr) >= least
 
     def _begin_with(self, leader: int, draft: _Draft) -> None:
         """Makes a leader from the ELR the ISR.
@@ -169,7 +174,7 @@ class PartitionChangeBuilder:
             if replica in draft.elr and acceptable(replica):
                 return _Elected(replica)
         candidates: Iterable[int] = ()
-        if self.elr_enabled and not draft.isr and not draft.elr:
+        if not draft.isr and not draft.elr:
             candidates = draft.last_known
         if self.election is Election.UNCLEAN:
             candidates = (*candidates, *draft.replicas)

@@ -20,6 +20,7 @@ from quorum.controller.configs import alter_configs
 from quorum.controller.controllers import register_controller
 from quorum.controller.directories import assign_replicas
 from quorum.controller.elections import ElectionRules
+from quorum.controller.eligible import settle
 from quorum.controller.features import update_features
 from quorum.controller.leader_requests import elect_leaders
 from quorum.controller.partitions import create_partitions
@@ -99,14 +100,20 @@ _ROWS = (
     _rule(admin_pb2.CreateTopicsRequest, lambda c, r: create_topics(c.image, c.config, c.rng, r)),
     _rule(admin_pb2.DeleteTopicsRequest, lambda c, r: delete_topics(c.image, r)),
     _rule(
-        admin_pb2.IncrementalAlterConfigsRequest, lambda c, r: alter_configs(c.image, c.config, r)
+        admin_pb2.IncrementalAlterConfigsRequest,
+        lambda c, r: settle(c.rules, c.brokers.sweeps, alter_configs(c.image, c.config, r)),
     ),
     _rule(admin_pb2.CreatePartitionsRequest, lambda c, r: create_partitions(c.image, c.rng, r)),
     _rule(
         admin_pb2.AlterPartitionReassignmentsRequest, lambda c, r: alter_reassignments(c.rules, r)
     ),
     _rule(admin_pb2.ElectLeadersRequest, lambda c, r: elect_leaders(c.rules, r)),
-    _rule(admin_pb2.UpdateFeaturesRequest, lambda c, r: update_features(c.image, r, c.voters())),
+    _rule(
+        admin_pb2.UpdateFeaturesRequest,
+        lambda c, r: settle(
+            c.rules, c.brokers.sweeps, update_features(c.image, c.config, r, c.voters())
+        ),
+    ),
     _rule(admin_pb2.UnregisterBrokerRequest, lambda c, r: unregister(c.rules, c.voters(), r)),
 )
 

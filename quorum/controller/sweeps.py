@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from quorum.controller.elections import ElectionRules, Task
+from quorum.controller.elections import UNSETTLED, ElectionRules, Task
 from quorum.controller.result import ControllerResult
 from quorum.image import MetadataDelta, MetadataImage, TopicImage
 from tidemark.v1 import metadata_pb2 as pb
@@ -140,6 +140,11 @@ class Sweep:
         if self.task.broker_id is not None and topic.is_indexed:
             return 1 + count // _INDEXED_SHARE
         return 1 + count
+
+
+def unsettled() -> Sweep:
+    """The sweep that leaves every partition as the rules want it."""
+    return Sweep(("unsettled", 0), UNSETTLED)
 
 
 class Sweeps:

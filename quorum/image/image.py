@@ -76,6 +76,11 @@ class MetadataImage:
         directory, broker = partition.directory_of(broker_id), self.brokers.get(broker_id)
         return directory is None or (broker is not None and directory in broker.log_dirs)
 
+    @property
+    def elr_enabled(self) -> bool:
+        """Whether eligible leader replicas are kept (KIP-966)."""
+        return self.features.get(ELR_VERSION, 0) >= 1
+
     def partition_count(self) -> int:
         return sum(len(topic.partitions) for topic in self.topics)
 

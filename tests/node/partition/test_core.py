@@ -75,6 +75,29 @@ def test_an_unknown_follower_end_holds_the_watermark() -> None:
     assert leader.core.high_watermark == 8
 
 
+def test_nothing_is_committed_while_others_are_eligible_whatever_the_minimum_is_here() -> None:
+    """The controller counts on them; it knows a larger minimum before this node does."""
+    leader = Leader(min_isr=1)
+    leader.append(10)
+    for replica in (2, 3):
+        leader.fetch(replica, 10)
+    leader.now_ms += 2 * LAG_MS
+    leader.append(12)
+    leader.fetch(2, 12)
+    proposal = leader.core.maybe_shrink_isr(leader.now_ms)
+    assert not leader.answer(proposal, isr=(1, 2), elr=(3,))
+    assert leader.core.high_watermark == 10
+    with pytest.raises(NotEnoughReplicasError, match=r"2 in-sync replicas, \[3\] are eligible"):
+        leader.core.check_enough_replicas()
+    cleared = Registration((1, 2, 3), (1, 2), 1, 5, 9)
+    leader.core.apply(cleared._replace(elr=(3,)), 12, leader.now_ms)
+    assert not leader.core.maybe_advance_high_watermark(leader.now_ms)
+    leader.core.apply(cleared._replace(partition_epoch=10), 12, leader.now_ms)
+    assert leader.core.maybe_advance_high_watermark(leader.now_ms)
+    assert leader.core.high_watermark == 12
+    leader.core.check_enough_replicas()
+
+
 def test_the_watermark_never_goes_back() -> None:
     leader = Leader()
     leader.append(10)
