@@ -22,7 +22,7 @@ from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, Records, decode, kernels_loaded
 from tidemark.client.retry import RetryPolicy
-from tidemark.errors import ConfigError, RequestTimedOutError
+from tidemark.errors import ConfigError, CorruptMessageError, RequestTimedOutError
 from tidemark.types import OffsetSpec, TopicPartition
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
@@ -256,10 +256,17 @@ class AsyncConsumer(AsyncCloses):
             raw = self._fetcher.take(state)
             if raw is None:
                 return False
-            if len(raw.buffer) <= _INLINE_BYTES and kernels_loaded():
-                batch = decode(raw)
-            else:
-                batch = await self._loop.run_in_executor(None, decode, raw)
+            try:
+                if len(raw.buffer) <= _INLINE_BYTES and kernels_loaded():
+                    batch = decode(raw)
+                else:
+                    batch = await self._loop.run_in_executor(None, decode, raw)
+            except CorruptMessageError as error:
+                if state.generation == generation:
+                    # Raised once the records before it are returned; a later poll fetches it again.
+                    state.seek(raw.first_offset)
+                    state.error = error
+                continue
             if state.generation != generation:
                 continue  # the position was changed meanwhile
             if batch.num_rows:

@@ -26,13 +26,15 @@ from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.watch import SLOW_CALL_S, unless_moved
 from tidemark.errors import (
     ApiError,
+    CorruptMessageError,
     ErrorCode,
     NetworkError,
     OffsetOutOfRangeError,
     TidemarkError,
     error_for,
 )
-from tidemark.records.header import whole_batches
+from tidemark.records.extent import Extent, extent_of
+from tidemark.records.header import read_header
 from tidemark.types import OffsetSpec, TopicPartition
 from tidemark.v1 import log_pb2
 
@@ -51,6 +53,7 @@ class PartitionState:
         self.position: int | None = None  # offset of the next record to return
         self.fetch_offset: int | None = None  # offset of the next fetch
         self.reset_to: int | None = None  # EARLIEST or LATEST, to be looked up first
+        self.boundary: int | None = None  # end of the last batch fetched: another begins there
         self.generation = 0
         self.in_flight = False
         self.paused = False
@@ -73,7 +76,7 @@ class PartitionState:
         self.attempts, self.retry_at_ms, self.error = 0, 0.0, None
         self.buffered.clear()
         self.buffered_bytes = 0
-        self.decoded = None
+        self.decoded = self.boundary = None
 
 
 class Fetcher:
@@ -351,33 +354,45 @@ class Fetcher:
                 self._reset_by_policy(
                     state, OffsetOutOfRangeError(f"{state.topic_partition} at {offset}: {error}")
                 )
+            elif isinstance(error, CorruptMessageError):
+                self._fail(state, error)
             else:
                 self._back_off(state, error)
             return
         state.attempts = 0
         buffer = memoryview(data.payload)
-        end, _, next_offset = whole_batches(buffer)
-        if not end or next_offset <= offset:
+        if not buffer:
+            return
+        try:
+            least_offset = offset if offset == state.boundary else 0
+            extent = _extent_of_answer(buffer, offset, least_offset, data.high_watermark)
+        except CorruptMessageError as error:
+            state.boundary = None
+            self._fail(state, CorruptMessageError(f"{state.topic_partition} at {offset}: {error}"))
             return
         raw = RawBatches(
             state.topic_partition,
-            buffer[:end],
+            buffer[: extent.size_bytes],
             offset,
-            next_offset,
+            extent.next_offset,
             data.high_watermark,
             data.log_start_offset,
             data.aborted_transactions if self._isolation_level else (),
         )
         state.buffered.append(raw)
-        state.buffered_bytes += end
-        state.fetch_offset = next_offset
+        state.buffered_bytes += extent.size_bytes
+        state.fetch_offset = state.boundary = extent.next_offset
+        self._tell()
+
+    def _fail(self, state: PartitionState, error: TidemarkError) -> None:
+        """Passes an error to the reader; no fetch is sent until it was raised."""
+        state.error = error
         self._tell()
 
     def _back_off(self, state: PartitionState, error: ApiError) -> None:
         """Delays the next fetch after a retriable error; passes any other error to the reader."""
         if not is_retriable(error):
-            state.error = error
-            self._tell()
+            self._fail(state, error)
             return
         logger.debug("%s: %s", state.topic_partition, error)
         state.attempts += 1
@@ -389,8 +404,7 @@ class Fetcher:
     def _reset_by_policy(self, state: PartitionState, error: TidemarkError) -> None:
         reset_to = _RESETS.get(self._auto_offset_reset)
         if reset_to is None:
-            state.error = error
-            self._tell()
+            self._fail(state, error)
         else:
             state.seek(None, reset_to)
 
@@ -427,6 +441,31 @@ class Fetcher:
         await asyncio.sleep(self._retry.backoff(1, self._rng) / 1000)
         self._refreshing = None
         self.schedule()
+
+
+def _extent_of_answer(
+    buffer: memoryview, offset: int, least_offset: int, high_watermark: int
+) -> Extent:
+    """Returns the extent of the batches that answer a fetch from `offset`.
+
+    No CRC covers their offsets, so they are compared. The first batch begins at `least_offset` or
+    above and holds `offset` or a later one. The last one ends below the high watermark. Raises
+    CorruptMessageError.
+    """
+    extent = extent_of(buffer, least_offset=least_offset)
+    if not extent.size_bytes:
+        raise CorruptMessageError(f"{len(buffer)} bytes came that are no whole batch")
+    first = read_header(buffer)
+    if first.last_offset < offset:
+        raise CorruptMessageError(
+            f"the answer begins with a batch that ends at {first.last_offset}"
+        )
+    if extent.next_offset > high_watermark >= 0:
+        raise CorruptMessageError(
+            f"the answer reaches to offset {extent.next_offset - 1}; the high watermark is"
+            f" {high_watermark}"
+        )
+    return extent
 
 
 def _wants_reset(state: PartitionState) -> bool:

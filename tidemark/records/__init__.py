@@ -5,6 +5,7 @@ files of Apache Kafka and an independent codec test it.
 
 Outsiders may import this package, and these modules of it:
 - `header`: the one home of the batch header: sizes, positions, flags, readers and writers.
+- `extent`: whether the batches of a buffer follow one another, and how far they reach.
 - `plain`: batches of Python records, without Arrow or numba.
 - `arrow`: columns to a batch, batches to an Arrow batch, at memory speed.
 - `control`: control batches, of transactions and of Raft.

@@ -60,6 +60,7 @@ LOG_APPEND_TIME = "LogAppendTime"
 HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">8xi")
 _BOUNDS = struct.Struct(">qi11xi")  # base offset, length, last offset delta
+ORDER = struct.Struct(">qiib6xi")  # base offset, length, leader epoch, magic, last offset delta
 _LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
 _TIMES = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
 
