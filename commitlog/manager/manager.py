@@ -43,6 +43,7 @@ from commitlog.manager.opening import Opening
 from commitlog.manager.placement import KnownReplica
 from commitlog.manager.registry import LogListener, LogRegistry
 from commitlog.moves.directory_moves import DirectoryMoves
+from commitlog.moves.future_log import MOVES_FILE
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.types import TopicPartition
 
@@ -271,9 +272,10 @@ class LogManager:
         of another topic of the same name is set aside as stray. `may_hold_data`: the metadata
         counts on this replica's records, so it must not come back empty (KIP-858).
 
-        Raises StorageError if the log failed to open at the start, or cannot be made. Raises
-        LogDirectoryOfflineError if the log was, is assigned to, or may be in a directory that is
-        offline.
+        Raises StorageError if the log failed to open at the start, cannot be made, or is missing
+        although the metadata counts on it. Raises LogDirectoryOfflineError if the log was, is
+        assigned to, or may be in a directory that is offline or missing. That also holds for a log
+        in another directory than the one the metadata counts on, unless it was ever moved.
         """
         self._registry.check(topic_partition)
         log = self.get(topic_partition)
@@ -282,6 +284,8 @@ class LogManager:
             log = None
         if log is not None:
             self.moves.check_current(topic_partition, may_hold_data=may_hold_data)
+            if may_hold_data and not log.directory.exists(MOVES_FILE):
+                placement.check_home(topic_partition, self.directories, assigned)
             log.config = config
             if log.topic_id is None and topic_id is not None:
                 PartitionMetadata(topic_id).write(log.directory)

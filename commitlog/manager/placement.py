@@ -4,7 +4,8 @@ Pure: decides from the state of the log directories, the ids that the metadata a
 found in the directories. It reads and writes no file.
 
 A log is never recreated while its records may exist elsewhere. They may in a directory that is
-offline, or in one that this node no longer has (KIP-112, KIP-858).
+offline, or in one that this node no longer has (KIP-112, KIP-858). Nor is it recreated where the
+metadata counts on its records: an empty log would lead, and the followers would cut theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectoryOfflineError, offline_error
+from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, uuid_to_text
+
+_WAYS_OUT = (
+    "Give the directory with its log back. Only if that is lost for good: have another replica"
+    " elected (tidemark elect-leaders --election-type unclean), or, where there is none, delete the"
+    " topic and create it again"
+)
 
 KnownReplica = tuple[UUID, UUID | None]
 """Topic id and directory id in the metadata for a replica of this node."""
@@ -78,13 +86,45 @@ def home_of_new(
     counts on this replica's records.
 
     Raises LogDirectoryOfflineError if the log may exist in a directory that is offline or missing,
-    or if no directory is online.
+    or if no directory is online. Raises StorageError if the metadata counts on its records, and all
+    directories are there without it.
     """
     if preferred is not None and preferred.failure:
         preferred = None
     known = next((d for d in directories if d.directory_id == assigned), None)
+    if assigned is None or known is None or known.failure:
+        _check_offline(topic_partition, directories, assigned, may_hold_data)
+    if may_hold_data:
+        check_home(topic_partition, directories, assigned)
+        raise StorageError(
+            f"{topic_partition} is not made anew: the cluster counts on the records of this"
+            f" replica, and its log is in no log directory of this node. {_WAYS_OUT}"
+        )
     if assigned is not None and known is not None and not known.failure:
         return preferred or known
+    return preferred or emptiest(directories, homes)
+
+
+def check_home(
+    topic_partition: TopicPartition, directories: Iterable[P], assigned: UUID | None
+) -> None:
+    """Raises LogDirectoryOfflineError if this node does not have the directory in which the
+    metadata counts on a log.
+    """
+    if assigned is None or any(d.directory_id == assigned for d in directories):
+        return
+    raise LogDirectoryOfflineError(
+        f"the cluster counts on the records of {topic_partition} in the log directory"
+        f" {uuid_to_text(assigned)}, which this node does not have any more. {_WAYS_OUT}"
+    )
+
+
+def _check_offline(
+    topic_partition: TopicPartition,
+    directories: Iterable[P],
+    assigned: UUID | None,
+    may_hold_data: bool,
+) -> None:
     offline = [
         directory
         for directory in directories
@@ -96,14 +136,6 @@ def home_of_new(
             f"{topic_partition} is not made anew: its log may be in a directory that is"
             f" offline ({reasons})"
         )
-    if assigned is not None and may_hold_data:
-        raise LogDirectoryOfflineError(
-            f"{topic_partition} is not made anew: it belongs to the log directory"
-            f" {uuid_to_text(assigned)}, which this node does not have any more, and this"
-            " replica is the last one in sync. Give the directory back, or have another"
-            " replica elected (tidemark elect-leaders --election-type unclean)"
-        )
-    return preferred or emptiest(directories, homes)
 
 
 def emptiest(directories: Sequence[P], homes: Iterable[P]) -> P:

@@ -229,7 +229,7 @@ class BrokerLifecycle:
             broker_epoch=self._identity.epoch,
             current_metadata_offset=self._images.image.offset,
             want_fence=not self._ready,
-            want_shut_down=self.state is LifecycleState.PENDING_CONTROLLED_SHUTDOWN,
+            want_shut_down=self.state >= LifecycleState.PENDING_CONTROLLED_SHUTDOWN,
             offline_log_dirs=sorted(directory.bytes for directory in self.offline_directories),
         )
         try:

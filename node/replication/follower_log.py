@@ -94,8 +94,9 @@ def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
     """Truncates the follower's log to end at `offset`; below its start, empties it there."""
     watermark = hosted.core.high_watermark
     if offset < watermark:
-        logger.warning(
-            "%s: truncating to %d, below the high watermark %d",
+        logger.error(
+            "%s: truncating to %d, below the high watermark %d: the leader lacks records that were"
+            " committed",
             hosted.topic_partition,
             offset,
             watermark,

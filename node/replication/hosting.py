@@ -184,11 +184,12 @@ class Hosting:
             min_insync_replicas=config.min_insync_replicas,
             lag_max_ms=self._config.replica_lag_time_max_ms,
         )
+        assigned = registration.directory_of(self._config.node_id)
         log = self._logs.get_or_create(
             identity.topic_partition,
             identity.topic_id,
             config,
-            assigned=registration.directory_of(self._config.node_id),
+            assigned=None if assigned == LOST_DIRECTORY else assigned,
             may_hold_data=self._may_hold_data(identity.topic_partition, registration),
         )
         nudge = None if self._tier is None else self._tier.segment_copyable
@@ -212,15 +213,15 @@ class Hosting:
             or not self._saw_image
             or topic_partition in self._partitions.offline
         )
-        counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        return is_old and node_id in counted_on
+        return is_old and registration.counts_on(node_id)
 
     def _report_directory(
         self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> None:
         """Reports the directory of a replica if the image has another one.
 
-        A node with a single directory reports nothing: it stops when that directory fails.
+        A node with a single directory reports nothing: it stops when that directory fails, and its
+        next registration shows whether it was replaced.
         """
         home = self._logs.directory_of(identity.topic_partition)
         actual = None if home is None else home.directory_id

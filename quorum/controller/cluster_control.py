@@ -27,7 +27,7 @@ from enum import Enum
 from uuid import UUID
 
 from quorum.controller import elections
-from quorum.controller.elections import ElectionRules
+from quorum.controller.elections import ElectionRules, Task
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.sweeps import UNLIMITED, Key, Portion, Sweep, Sweeps
@@ -39,13 +39,14 @@ from quorum.image import (
 )
 from quorum.image.features import check_supported
 from quorum.image.records import broker_record
+from quorum.image.types import is_reserved_directory
 from tidemark.errors import (
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
     StaleBrokerEpochError,
 )
-from tidemark.types import Listener
+from tidemark.types import Listener, uuid_to_text
 from tidemark.v1 import controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -109,9 +110,9 @@ class BrokerControl:
         """Registers a broker, fenced; its epoch is the offset of the record.
 
         The same incarnation registering again keeps its epoch and state. Raises
-        InconsistentClusterIdError, InvalidRegistrationError, UnsupportedVersionError for a broker
-        too old for the cluster, and DuplicateBrokerRegistrationError while the session of another
-        incarnation lasts.
+        InconsistentClusterIdError, InvalidRegistrationError, and UnsupportedVersionError for a
+        broker too old for the cluster. Raises DuplicateBrokerRegistrationError while the session of
+        another incarnation lasts.
         """
         if request.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
@@ -121,6 +122,7 @@ class BrokerControl:
         broker = _broker_from_request(request, next_offset)
         image = rules.image
         check_supported(image.features, broker.feature_ranges, f"broker {broker.broker_id}")
+        _check_directories(image, broker)
         before = image.brokers.get(broker.broker_id)
         moved: list[pb.MetadataRecord] = []
         if before is not None and before.incarnation_id == broker.incarnation_id:
@@ -139,7 +141,10 @@ class BrokerControl:
                     f"forgotten within {self.sessions.timeout_ms} ms"
                 )
             unclean = request.previous_broker_epoch != before.epoch
-            moved = self._earlier_taken_out(rules, before, unclean)
+            gone = set(before.log_dirs) - set(broker.log_dirs)
+            moved = self._earlier_taken_out(
+                rules, before, elections.forgotten(before, unclean=unclean, gone=gone)
+            )
             broker = replace(broker, epoch=next_offset + len(moved))
         response = controller_pb2.RegisterBrokerResponse(broker_epoch=broker.epoch)
         result = ControllerResult.each([*moved, broker_record(broker)], response)
@@ -166,6 +171,10 @@ class BrokerControl:
         broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
         self.sessions.touch(broker.broker_id, now_ms, request.current_metadata_offset)
         state, portion = self._reaction(rules, broker, request)
+        if state is BrokerState.SHUTDOWN_NOW:
+            # Its next process need not wait until the session is over. Should the records not be
+            # appended, the broker asks again.
+            self.sessions.end(broker.broker_id)
         response = controller_pb2.BrokerHeartbeatResponse(
             is_caught_up=request.current_metadata_offset >= broker.epoch,
             is_fenced=state.fenced,
@@ -262,12 +271,13 @@ class BrokerControl:
         return self.sweeps.begin(sweep, rules)
 
     def _earlier_taken_out(
-        self, rules: ElectionRules, before: BrokerRegistration, unclean: bool
+        self, rules: ElectionRules, before: BrokerRegistration, task: Task
     ) -> list[pb.MetadataRecord]:
         """Returns the records that precede the registration of a new incarnation.
 
         The old incarnation may still be in ISRs, and the new one must catch up to join them. After
         an unclean stop it may have lost records, so it is not eligible as leader either (KIP-966).
+        A log directory that the new one does not have is gone with the replicas in it.
 
         Raises DuplicateBrokerRegistrationError if that takes more than one step; the broker retries
         until it is done.
@@ -275,7 +285,6 @@ class BrokerControl:
         broker_id = before.broker_id
         key = _leaving(broker_id)
         if key not in self.sweeps:
-            task = elections.out_of_service(broker_id, unclean=unclean)
             sweep = Sweep(key, task, lambda image: _marks(image, before, fenced=True))
             records, left = sweep.step(rules, looked_at_max=UNLIMITED)
             if not left:
@@ -351,6 +360,26 @@ def _without_directories(
         log_dirs=[d.bytes for d in kept if d not in failed],
     )
     return [pb.MetadataRecord(broker_registration_change=change)]
+
+
+def _check_directories(image: MetadataImage, broker: BrokerRegistration) -> None:
+    """Raises InvalidRegistrationError for a directory that no broker, or only another one, has."""
+    mine = frozenset(broker.log_dirs)
+    reserved = next(filter(is_reserved_directory, mine), None)
+    if reserved is not None:
+        raise InvalidRegistrationError(
+            f"broker {broker.broker_id}: the directory id {uuid_to_text(reserved)} is reserved: "
+            "correct directory.id in meta.properties, or format the directory"
+        )
+    for other in image.brokers.values():
+        if other.broker_id != broker.broker_id and not mine.isdisjoint(other.log_dirs):
+            twin = min(mine.intersection(other.log_dirs))
+            raise InvalidRegistrationError(
+                f"broker {other.broker_id} is registered with the log directory "
+                f"{uuid_to_text(twin)}, broker {broker.broker_id} names it as well: one is a copy, "
+                f"or the disk of the other broker. Correct log.dirs; or, if broker "
+                f"{other.broker_id} is gone for good, unregister it (tidemark brokers unregister)"
+            )
 
 
 def _broker_from_request(

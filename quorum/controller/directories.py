@@ -1,6 +1,7 @@
 """Log directories of brokers: where replicas are, and how a failure changes them (KIP-858).
 
-Partitions of a broker with a single directory need no assignment: if that fails, the broker stops.
+Partitions of a broker with a single directory need no assignment. If that fails, the broker stops;
+if it was replaced, the next registration shows that (`quorum.controller.elections.forgotten`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from quorum.controller.elections import ElectionRules
 from quorum.controller.partition_change import find_partition_by_id
 from quorum.controller.result import ControllerResult
 from quorum.image import BrokerRegistration
-from quorum.image.types import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
+from quorum.image.types import LOST_DIRECTORY
 from tidemark.errors import (
     ApiError,
     InvalidRequestError,
@@ -68,18 +69,16 @@ def _assign(
     topic, partition = find_partition_by_id(rules.image, asked.topic_id, asked.partition_index)
     if broker.broker_id not in partition.replicas:
         raise NotLeaderOrFollowerError(f"broker {broker.broker_id} holds no replica of it")
-    directories = list(partition.directories or [UNASSIGNED_DIRECTORY] * len(partition.replicas))
-    position = partition.replicas.index(broker.broker_id)
-    if directories[position] == directory_id:
+    directories = partition.directories_with(broker.broker_id, directory_id)
+    if directories == partition.directories:
         return None
-    directories[position] = directory_id
     record = pb.MetadataRecord(
         partition_change=pb.PartitionChangeRecord(
             partition_id=asked.partition_index, topic_id=asked.topic_id
         )
     )
     if lost or partition.leader is None:
-        moved = partition._replace(directories=tuple(directories))
+        moved = partition._replace(directories=directories)
         without = broker.broker_id if lost else None
         builder = rules.builder(topic, asked.partition_index, moved, without=without)
         if lost:

@@ -16,11 +16,13 @@ from uuid import UUID
 from quorum.controller.configs import TopicSettings
 from quorum.controller.partition_change import Election, PartitionChangeBuilder
 from quorum.image import (
+    BrokerRegistration,
     MetadataImage,
     PartitionRegistration,
     TopicImage,
     placement_index,  # noqa: F401  # loaded now: an election must not wait for numpy
 )
+from quorum.image.types import LOST_DIRECTORY
 from tidemark.config import ServerConfig
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -129,17 +131,57 @@ def has_leaderships(image: MetadataImage, broker_id: int) -> bool:
     return any(p.leader == broker_id for _, _, p in image.topics.hosted_by(broker_id))
 
 
-def out_of_service(broker_id: int, *, unclean: bool = False) -> Task:
+def out_of_service(broker_id: int) -> Task:
     """Task of a broker that is fenced or shuts down: it leaves every ISR and loses its leaderships.
 
-    Without ELR it stays in an ISR that it is the last member of. If `unclean`, it may have lost
-    records and is not eligible as leader either.
+    Without ELR it stays in an ISR that it is the last member of.
     """
 
     def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
-        return broker_id in p.isr or p.leader == broker_id or (unclean and broker_id in p.elr)
+        return broker_id in p.isr or p.leader == broker_id
 
-    return _taken_out(broker_id, wanted, unclean)
+    return _taken_out(broker_id, wanted, unclean=False)
+
+
+def forgotten(before: BrokerRegistration, *, unclean: bool, gone: Collection[UUID]) -> Task:
+    """Task of a registration that ends: its broker leaves every ISR and loses its leaderships.
+
+    If `unclean`, it may have lost records and is not eligible as leader either. Nor is it for
+    replicas in the directories that are `gone`, and for those whose directory is unknown: they may
+    have been there.
+
+    If such an unknown replica is the last that counts, its directory is noted: the one that is
+    gone, or LOST_DIRECTORY if there were several. It may lead again when its broker has that
+    directory back, or reports the log in another one.
+    """
+    broker_id = before.broker_id
+    only = before.log_dirs[0] if len(before.log_dirs) == 1 else LOST_DIRECTORY
+
+    def missing(p: PartitionRegistration) -> bool:
+        directory_id = p.directory_of(broker_id)
+        return directory_id in gone or (directory_id is None and bool(gone))
+
+    def wanted(_: MetadataImage, p: PartitionRegistration) -> bool:
+        if broker_id in p.isr or p.leader == broker_id:
+            return True
+        eligible = broker_id in p.elr
+        return (eligible and unclean) or (
+            (eligible or broker_id in p.last_known_elr) and missing(p)
+        )
+
+    def draft(
+        rules: ElectionRules, topic: TopicImage, index: int, partition: PartitionRegistration
+    ) -> PartitionChangeBuilder:
+        builder = rules.builder(topic, index, partition, without=broker_id)
+        builder.target_isr = tuple([r for r in partition.isr if r != broker_id])
+        is_missing = missing(partition)
+        if unclean or is_missing:
+            builder.unclean_shutdown = frozenset((broker_id,))
+        if is_missing and not builder.target_isr and partition.directory_of(broker_id) is None:
+            builder.target_directories = partition.directories_with(broker_id, only)
+        return builder
+
+    return Task(broker_id, wanted, draft)
 
 
 def directories_gone(broker_id: int, offline: Collection[UUID]) -> Task:

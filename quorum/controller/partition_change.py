@@ -92,6 +92,7 @@ class PartitionChangeBuilder:
     target_replicas: Ids | None = None
     target_adding: Ids | None = None
     target_removing: Ids | None = None
+    target_directories: tuple[UUID, ...] | None = None
     unclean_shutdown: frozenset[int] = frozenset()
 
     def build(self) -> pb.MetadataRecord | None:
@@ -202,8 +203,9 @@ class PartitionChangeBuilder:
                 changed = getattr(change, name)
                 changed.SetInParent()  # an empty list is a change as well
                 changed.ids.extend(after)
-        if draft.replicas != before.replicas and before.directories:
-            kept = dict(zip(before.replicas, before.directories, strict=True))
+        directories = self.target_directories or before.directories
+        if directories and (directories, draft.replicas) != (before.directories, before.replicas):
+            kept = dict(zip(before.replicas, directories, strict=True))
             change.directories.extend(kept.get(r, _UNASSIGNED).bytes for r in draft.replicas)
         # An unclean leader starts a new epoch even if it led before: its log may have lost records.
         # So does the partition when a replica is removed: its fetches are refused from then on.

@@ -31,13 +31,18 @@ def unregister(
 
 
 def _broker(rules: ElectionRules, broker_id: int) -> list[pb.MetadataRecord]:
-    """Records that unregister a broker; its replicas stay assigned. Empty if it is unknown."""
+    """Records that unregister a broker; its replicas stay assigned. Empty if it is unknown.
+
+    The registration's log directories are noted where they count, because a later broker of this id
+    may have other disks.
+    """
     broker = rules.image.brokers.get(broker_id)
     if broker is None:
         return []
     record = pb.UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)
+    task = elections.forgotten(broker, unclean=True, gone=broker.log_dirs)
     return [
-        *elections.out_of_service(broker_id, unclean=True).changes(rules),
+        *task.changes(rules),
         pb.MetadataRecord(unregister_broker=record),
     ]
 

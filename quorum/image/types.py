@@ -26,7 +26,16 @@ UNASSIGNED_DIRECTORY = UUID(int=0)
 """Directory of a replica whose broker has not reported it yet (KIP-858)."""
 
 LOST_DIRECTORY = UUID(int=1)
-"""Directory of a replica that failed before the controller got its assignment (KIP-858)."""
+"""Directory of a replica that failed before the controller got its assignment, or whose log no
+directory of its broker has (KIP-858)."""
+
+_RESERVED_DIRECTORIES = 100
+
+
+def is_reserved_directory(directory_id: UUID) -> bool:
+    """Whether no log directory may have this id (Kafka's DirectoryId.reserved)."""
+    return directory_id.int < _RESERVED_DIRECTORIES
+
 
 # Replica lists repeat: a table of this size is shared, further lists have tuples of their own.
 _INTERNED_MAX = 1 << 16
@@ -150,6 +159,21 @@ class PartitionRegistration(NamedTuple):
             return None
         found = self.directories[self.replicas.index(broker_id)]
         return None if found == UNASSIGNED_DIRECTORY else found
+
+    def directories_with(self, broker_id: int, directory_id: UUID) -> tuple[UUID, ...]:
+        """`directories` with another one of the broker, which holds a replica."""
+        known = list(self.directories or [UNASSIGNED_DIRECTORY] * len(self.replicas))
+        known[self.replicas.index(broker_id)] = directory_id
+        return tuple(known)
+
+    def counts_on(self, broker_id: int) -> bool:
+        """Whether the broker's replica may lead without loss: it has what was committed.
+
+        The last known leader counts while neither ISR nor ELR has a member.
+        """
+        if self.isr or self.elr:
+            return broker_id in self.isr or broker_id in self.elr
+        return broker_id in self.last_known_elr
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 Lifecycle, assignments, hosting and logs of every broker are real; disks are in memory.
 `JbodCluster` is `tests.node.cluster.Cluster` with `tests.quorum.controller.scenario.Scenario` as
-its controller. Each broker has the directories `a` and `b`, each on a disk of its own, so a fault
-of one leaves the other alone.
+its controller. Each broker has the directories `a` and `b`, or those named to `jbod`. Each is on a
+disk of its own, so a fault of one leaves the other alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JbodNode(Node):
 
     def make_logs(self) -> LogManager:
         directories = []
-        for name in DIRECTORIES:
+        for name in self.cluster.directories:
             key = (self.node_id, name)
             reason = self.cluster.unusable.get(key, "")
             disk = self.cluster.disk(*key)
@@ -93,8 +93,9 @@ class JbodCluster(Cluster):
 
     nodes: dict[int, JbodNode]  # type: ignore[assignment]
 
-    def __init__(self, **controller: str) -> None:
+    def __init__(self, directories: tuple[str, ...] = DIRECTORIES, **controller: str) -> None:
         super().__init__()
+        self.directories = directories
         self.log_disks: dict[tuple[int, str], MemoryDirectory] = {}
         self.directory_ids: dict[tuple[int, str], UUID] = {}
         self.unusable: dict[tuple[int, str], str] = {}
@@ -207,7 +208,7 @@ class JbodCluster(Cluster):
         await node.stop(clean)
         if clean and all(d.is_online for d in node.logs.directories):
             self.clean_stops[node_id] = node.broker_epoch
-        for name in DIRECTORIES:
+        for name in self.directories:
             if (node_id, name) in self.log_disks:
                 node.logs._release()
                 if not clean:
@@ -295,11 +296,16 @@ class JbodCluster(Cluster):
             assert not missing, f"{TOPIC}-{partition} lost {missing[:5]}"
 
 
-def jbod(test: Callable[[JbodCluster], Coroutine[Any, Any, None]], **controller: str) -> None:
+def jbod(
+    test: Callable[[JbodCluster], Coroutine[Any, Any, None]],
+    *,
+    directories: tuple[str, ...] = DIRECTORIES,
+    **controller: str,
+) -> None:
     """Runs `test` on virtual time; afterwards no node may have met a fatal error."""
 
     async def main() -> None:
-        cluster = JbodCluster(**controller)
+        cluster = JbodCluster(directories, **controller)
         try:
             await test(cluster)
             assert [(n.node_id, n.fatal) for n in cluster.nodes.values() if n.fatal] == []

@@ -15,6 +15,7 @@ from quorum.image.types import LOST_DIRECTORY
 from tests.node.cluster import TOPIC
 from tests.node.jbod import JbodCluster, jbod
 from tidemark.errors import ErrorCode, StorageError
+from tidemark.types import uuid_to_text
 
 PARTITIONS = range(4)
 BY_FIRST = [(1, 2, 3), (2, 3, 1), (1, 3, 2), (3, 1, 2)]
@@ -214,7 +215,7 @@ def test_the_only_copy_on_a_failed_directory_waits_for_its_disk() -> None:
         assert cluster.of(lost).leader is None
         assert cluster.nodes[1].partitions.find(cluster.name(lost)) is None
         offline = cluster.nodes[1].partitions.offline[cluster.name(lost)]
-        assert "the last one in sync" in offline
+        assert f"log directory {uuid_to_text(known)}, which this node does not have" in offline
 
         await cluster.stop_node(1)
         good.crash()  # heals it; what was acknowledged was synced

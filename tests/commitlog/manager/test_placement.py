@@ -10,6 +10,7 @@ import pytest
 from commitlog.disk.log_directory import LogDirectoryOfflineError
 from commitlog.manager.placement import Found, current_of, emptiest, home_of_new, online
 from tests.commitlog.builders import TP
+from tidemark.errors import StorageError
 
 A, B, AWAY = UUID(int=1), UUID(int=2), UUID(int=3)
 TOPIC, NAMESAKE = UUID(int=100), UUID(int=101)
@@ -44,10 +45,19 @@ def home(
 # --- the directory of a new log
 
 
-@pytest.mark.parametrize("may_hold_data", [False, True])
-def test_a_log_is_made_where_the_metadata_assigns_it(may_hold_data: bool) -> None:
+def test_a_log_is_made_where_the_metadata_assigns_it() -> None:
     a, b = Disk("a", A), Disk("b", B)
-    assert home(a, b, assigned=B, may_hold_data=may_hold_data, homes=(b, b)) is b
+    assert home(a, b, assigned=B, homes=(b, b)) is b
+
+
+@pytest.mark.parametrize("assigned", [None, B])
+def test_no_log_is_made_anew_that_the_metadata_counts_on(assigned: UUID | None) -> None:
+    """All directories are there: the log itself is missing, or one of them is a new disk."""
+    a, b = Disk("a", A), Disk("b", B)
+    for directories in ((b,), (a, b)):
+        with pytest.raises(StorageError, match="is in no log directory of this node") as refused:
+            home(*directories, assigned=assigned, may_hold_data=True, preferred=b)
+        assert not isinstance(refused.value, LogDirectoryOfflineError), "the controller is told"
 
 
 def test_what_an_operator_prefers_goes_before_what_is_assigned() -> None:
