@@ -28,7 +28,7 @@ from quorum.replica.bootstrap import (
     write_bootstrap_checkpoint,
     write_first_levels,
 )
-from quorum.replica.server import controller_listeners
+from quorum.replica.settings import controller_listeners
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, StorageError
 from tidemark.types import random_uuid, uuid_to_text

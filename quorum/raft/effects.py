@@ -67,10 +67,25 @@ class RequestFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class ResponseDamaged:
+    """The response of this correlation id does not agree with its own checksum."""
+
+    correlation_id: int
+
+
+@dataclass(slots=True, frozen=True)
 class LogAppended:
     """The log changed. Either the effects of this step that change it were carried out
     (`Effects.changes_log`), or the leader's own client appended records, as
     `Replica.can_append(epoch)` allows."""
+
+
+@dataclass(slots=True, frozen=True)
+class RecordsRefused:
+    """In place of LogAppended: `Effects.append_records` are not a continuation of this log, and
+    none of them was appended."""
+
+    reason: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,7 +128,9 @@ Event = (
     | RequestReceived
     | ResponseReceived
     | RequestFailed
+    | ResponseDamaged
     | LogAppended
+    | RecordsRefused
     | LogFlushed
     | SnapshotInstalled
     | SnapshotRejected
@@ -198,7 +215,7 @@ class Effects:
        (verify, fsync, rename, restart the log there; report SnapshotInstalled or
        SnapshotRejected);
     3. send: `replies`, `sends`;
-    4. apply: notify the listeners of `high_watermark` and `leader`.
+    4. apply: notify the listeners of `high_watermark` and `leader`; log `remote_fault`.
     """
 
     election_state: ElectionState | None = None
@@ -213,11 +230,13 @@ class Effects:
     sends: list[Send] = field(default_factory=list)
     high_watermark: int | None = None
     leader: LeaderAndEpoch | None = None
+    remote_fault: str | None = None
+    """The fault of a leader's answer that this step refused."""
 
     @property
     def changes_log(self) -> bool:
-        """True if the log changes: the edge reports LogAppended right after it carried these
-        effects out.
+        """True if the log changes: the edge reports LogAppended (or RecordsRefused) right after it
+        carried these effects out.
         """
         return (
             self.truncate_to is not None

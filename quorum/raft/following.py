@@ -17,10 +17,12 @@ from quorum.raft.messages import (
 )
 from quorum.raft.requests import BOOTSTRAP_ID_FIRST, Pending
 from quorum.raft.roles import Follower, SnapshotDownload, Unattached
-from quorum.raft.state import RaftInvariantError, RaftState
+from quorum.raft.state import RaftState
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
+
+MAX_PAUSE_DOUBLINGS = 16
 
 
 class Following:
@@ -55,7 +57,7 @@ class Following:
         if self._syncs_before_fetch and state.flushed_offset < state.log.end_offset:
             state.request_flush()
             return
-        if state.requests.has_pending():
+        if state.requests.has_pending() or now_ms < role.resume_ms:
             return
         if state.requests.is_backing_off(role.leader_id, now_ms):
             self._find_leader(now_ms)
@@ -138,7 +140,8 @@ class Following:
     def deadline_ms(self, role: Unattached | Follower) -> int:
         """When `poll` is due at the latest."""
         ready_ms = map(self._state.requests.ready_at_ms, self._wanted_peers(role))
-        return min([self._timer_ms(role), *ready_ms])
+        resume_ms = role.resume_ms if isinstance(role, Follower) else 0
+        return min(self._timer_ms(role), max(resume_ms, min(ready_ms, default=FOREVER_MS)))
 
     def _timer_ms(self, role: Unattached | Follower) -> int:
         if self._state.shutting_down or not self._state.may_elect:
@@ -180,17 +183,24 @@ class Following:
             )
         if request.fetch_offset != state.log.end_offset:
             return  # the log changed after this request
-        self._note_leader_response(role, now_ms)
+        refused = None
         if response.diverging_epoch is not None:
-            self._truncate_diverging(*response.diverging_epoch)
+            refused = self._truncate_diverging(*response.diverging_epoch)
         elif response.snapshot_id is not None:
-            self._begin_download(role, response.snapshot_id)
+            refused = self._begin_download(role, response.snapshot_id)
         else:
             if response.records:
                 state.effects.append_records = response.records
-                state.awaiting_log = True
+                state.awaiting_log = role.appends = True
+                role.sent_high_watermark = response.high_watermark
+                return  # on_log_appended or `refuse` follows
             role.leader_high_watermark = response.high_watermark
+            self._note_progress(role)
             self.follow_high_watermark(role)
+        if refused is not None:
+            self.refuse(refused, now_ms)
+        else:
+            self._note_leader_response(role, now_ms)
 
     def pause_server(self, pending: Pending, now_ms: int) -> None:
         """Backs off a server other than the leader whose response did not help, so that others are
@@ -205,31 +215,61 @@ class Following:
         role.has_fetched = True
         role.fetch_deadline_ms = now_ms + self._state.config.fetch_timeout_ms
 
-    def _truncate_diverging(self, epoch: int, end_offset: int) -> None:
+    def _note_progress(self, role: Follower) -> None:
+        role.faults = role.resume_ms = 0
+
+    def refuse(self, reason: str, now_ms: int) -> None:
+        """Counts a wrong answer of the leader, and pauses before the next fetch: longer each time,
+        up to a quarter of the fetch timeout.
+
+        A refused answer does not show that the leader is alive. If all are refused, the fetch
+        timeout passes, and another replica may be elected."""
+        state, role = self._state, self._state.role
+        state.remote_faults += 1
+        state.effects.remote_fault = reason
+        if not isinstance(role, Follower):
+            return
+        role.appends = role.has_fetched = False
+        role.faults += 1
+        pause_ms = state.config.retry_backoff_ms << min(role.faults, MAX_PAUSE_DOUBLINGS)
+        role.resume_ms = now_ms + min(pause_ms, state.config.fetch_timeout_ms // 4)
+
+    def _truncate_diverging(self, epoch: int, end_offset: int) -> str | None:
         """Truncates what the leader does not have (KIP-595). The local lookup covers the epochs
-        between.
+        between. Returns why it does not, if the answer cannot be right.
         """
         state = self._state
         own_epoch, own_end_offset = state.log.end_offset_for_epoch(epoch)
         target = min(own_end_offset, end_offset) if own_epoch == epoch else own_end_offset
-        if target < (state.high_watermark or 0):
-            raise RaftInvariantError(
-                f"the leader's log diverges at ({epoch}, {end_offset}), below the high watermark "
-                f"{state.high_watermark}: acknowledged records would be lost"
+        where = f"the leader's log diverges at ({epoch}, {end_offset})"
+        if target >= state.log.end_offset:
+            return f"{where}, but this log ends at {state.log.end_offset} with no later epoch"
+        committed = max(state.high_watermark or 0, state.log.start_offset)
+        if target < committed:
+            return (
+                f"{where}, below the high watermark {committed} of this replica: acknowledged "
+                "records would be lost. A majority of voters lacks them: restore their disks"
             )
         state.effects.truncate_to = target
         state.awaiting_log = True
         state.flushed_offset = min(state.flushed_offset, target)
         state.flush_requested_offset = min(state.flush_requested_offset, target)
+        return None
 
-    def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> None:
-        latest = self._state.log.latest_snapshot
+    def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> str | None:
+        """Begins to fetch a checkpoint. Returns why it does not, if the answer cannot be right."""
+        log = self._state.log
+        latest, committed = log.latest_snapshot, self._state.high_watermark or 0
         if latest is not None and snapshot_id.end_offset <= latest.end_offset:
-            known = self._state.log.end_offset
-            raise RaftInvariantError(
-                f"the leader sends snapshot {snapshot_id}, but {latest} is here (log end {known})"
+            return f"the leader sends {snapshot_id}, but {latest} is here (end {log.end_offset})"
+        if snapshot_id.end_offset < min(committed, log.end_offset):
+            return (
+                f"the leader sends {snapshot_id}, below the high watermark {committed} of this "
+                "replica: acknowledged records would be lost. A majority of voters lacks them: "
+                "restore their disks"
             )
         role.download = SnapshotDownload(snapshot_id)
+        return None
 
     def on_fetch_snapshot_response(
         self, pending: Pending, response: FetchSnapshotResponse, now_ms: int
@@ -245,13 +285,12 @@ class Following:
         asked = (request.snapshot_id, request.position)
         if download.installing or asked != (download.snapshot_id, download.position):
             return
+        refused = self._wrong_piece(download, response)
+        if refused is not None:
+            role.download = None  # the next fetch decides
+            self.refuse(refused, now_ms)
+            return
         self._note_leader_response(role, now_ms)
-        if response.header.error != ErrorCode.NONE:
-            role.download = None  # deleted meanwhile, or another file: the next fetch decides
-            return
-        if response.position != download.position or response.snapshot_id != download.snapshot_id:
-            role.download = None
-            return
         state.effects.snapshot_piece = SnapshotPiece(
             download.snapshot_id, download.position, response.data
         )
@@ -259,6 +298,19 @@ class Following:
         if download.position >= response.size:
             download.installing = True
             state.effects.install_snapshot = download.snapshot_id
+
+    @staticmethod
+    def _wrong_piece(download: SnapshotDownload, response: FetchSnapshotResponse) -> str | None:
+        """Why this piece cannot be added to the download; None if it can."""
+        if response.header.error != ErrorCode.NONE:  # e.g. deleted meanwhile
+            return f"checkpoint {download.snapshot_id.name}: {response.header.error.name}"
+        received = (response.snapshot_id, response.position)
+        end = response.position + len(response.data)
+        if received != (download.snapshot_id, download.position) or not response.data:
+            return f"checkpoint {download.snapshot_id.name}: not the piece that was requested"
+        if end > response.size:
+            return f"checkpoint {download.snapshot_id.name}: it reaches beyond its own end"
+        return None
 
     # --- reports of the edge ----------------------------------------------------------------------
 
@@ -268,12 +320,32 @@ class Following:
         state.refresh_voters(now_ms)
         state.flushed_offset = state.flush_requested_offset = state.log.end_offset
         state.raise_high_watermark(snapshot_id.end_offset)
-        self.on_snapshot_gone(snapshot_id)
+        if self._end_download(snapshot_id) and isinstance(state.role, Follower):
+            self._note_progress(state.role)
 
-    def on_snapshot_gone(self, snapshot_id: SnapshotId) -> None:
+    def on_snapshot_rejected(self, snapshot_id: SnapshotId, now_ms: int) -> None:
+        """Ends the download of a file that is damaged."""
+        if self._end_download(snapshot_id):
+            self.refuse(f"the fetched checkpoint {snapshot_id.name} is damaged", now_ms)
+
+    def _end_download(self, snapshot_id: SnapshotId) -> bool:
+        """Ends the download of this checkpoint. A newer one, begun meanwhile, goes on."""
         role = self._state.role
-        if isinstance(role, Follower) and role.download is not None and role.download.installing:
-            role.download = None
+        download = role.download if isinstance(role, Follower) else None
+        if download is None or not download.installing or download.snapshot_id != snapshot_id:
+            return False
+        assert isinstance(role, Follower)
+        role.download = None
+        return True
+
+    def on_log_appended(self, role: Follower, now_ms: int) -> None:
+        """Records of the leader are appended, or the log was truncated."""
+        if role.appends:
+            role.appends = False
+            role.leader_high_watermark = role.sent_high_watermark
+            self._note_progress(role)
+            self._note_leader_response(role, now_ms)
+        self.follow_high_watermark(role)
 
     def follow_high_watermark(self, role: Follower) -> None:
         """Raises the high watermark to the smaller of the log end and the leader's. Called again

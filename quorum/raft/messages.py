@@ -178,6 +178,8 @@ class FetchResponse:
     diverging_epoch: tuple[int, int] | None = None
     snapshot_id: SnapshotId | None = None
     records: bytes = b""
+    checksum: int | None = None
+    """`quorum.replica.sealing`: of all other fields. None from an older node."""
 
 
 @dataclass(slots=True, frozen=True)

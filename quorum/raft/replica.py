@@ -17,9 +17,11 @@ from quorum.raft.effects import (
     LeaderAndEpoch,
     LogAppended,
     LogFlushed,
+    RecordsRefused,
     RequestFailed,
     RequestReceived,
     Resign,
+    ResponseDamaged,
     ResponseReceived,
     Shutdown,
     SnapshotInstalled,
@@ -131,6 +133,11 @@ class Replica:
         return self.state.voters
 
     @property
+    def remote_faults(self) -> int:
+        """Answers of other replicas that were refused because they cannot be right."""
+        return self.state.remote_faults
+
+    @property
     def high_watermark(self) -> int | None:
         """The end of the records known to be committed, exclusive; None before any is."""
         return self.state.high_watermark
@@ -197,15 +204,20 @@ class Replica:
                 pending = state.requests.complete(event.correlation_id)
                 if pending is not None:
                     state.requests.back_off(pending.node_id, now_ms)
+            case ResponseDamaged():
+                self._on_response_damaged(event, now_ms)
             case LogAppended():
                 self._on_log_appended(now_ms)
+            case RecordsRefused():
+                state.awaiting_log = False
+                self._following.refuse(event.reason, now_ms)
             case LogFlushed():
                 durable = min(event.end_offset, state.log.end_offset)
                 state.flushed_offset = max(state.flushed_offset, durable)
             case SnapshotInstalled():
                 self._following.on_snapshot_installed(event.snapshot_id, now_ms)
             case SnapshotRejected():
-                self._following.on_snapshot_gone(event.snapshot_id)
+                self._following.on_snapshot_rejected(event.snapshot_id, now_ms)
             case Resign():
                 if isinstance(state.role, Leader) and state.role.epoch == event.epoch:
                     state.become_resigned(now_ms)
@@ -220,7 +232,13 @@ class Replica:
         state.awaiting_log = False
         state.refresh_voters(now_ms)
         if isinstance(state.role, Follower):
-            self._following.follow_high_watermark(state.role)
+            self._following.on_log_appended(state.role, now_ms)
+
+    def _on_response_damaged(self, event: ResponseDamaged, now_ms: int) -> None:
+        pending = self.state.requests.complete(event.correlation_id)
+        if pending is not None:
+            self.state.requests.back_off(pending.node_id, now_ms)
+            self._following.refuse("it does not agree with its checksum", now_ms)
 
     def _on_request(self, token: int, request: AnyRequest, now_ms: int) -> None:
         state = self.state

@@ -95,6 +95,10 @@ class Follower:
     has_fetched: bool = False  # from then on pre-votes are refused: the leader is alive
     leader_high_watermark: int | None = None
     download: SnapshotDownload | None = None
+    appends: bool = False  # fetched records are being appended, sent with this high watermark:
+    sent_high_watermark: int | None = None
+    faults: int = 0  # answers of the leader refused since the last useful one
+    resume_ms: int = 0  # after a refused answer: when the next fetch may be sent
     membership_due_ms: int = 0  # when the next membership request may be sent
 
 

@@ -59,6 +59,7 @@ class RaftState:
         self.high_watermark: int | None = snapshot.end_offset if snapshot is not None else None
         self.shutting_down = False
         self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
+        self.remote_faults = 0  # answers refused because they cannot be right
         self.effects = Effects()
 
     # --- views ------------------------------------------------------------------------------------

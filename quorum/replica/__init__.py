@@ -8,11 +8,13 @@ Outsiders may import:
     client        RaftClient and RaftListener, and the values they exchange
     server        RaftServer, the implementation for a running node
     loader        the metadata image of a node, and its publishers
+    settings      the settings of a node as the replica takes them
     bootstrap     the first voters and feature levels, for `storage format`
     service, voters_codec     the wire form of what a controller answers about the quorum
 
-The other modules are internal: metadata_log, appends, flusher, listeners, describe, quorum_state,
-voters_record, codec, transport. `transport` also has the in-memory network for tests.
+The other modules are internal: metadata_log, log_checks, appends, flusher, listeners, describe,
+quorum_state, voters_record, codec, sealing, transport. `transport` also has the in-memory network
+for tests.
 
 Effects are persisted before anything of the same step is sent. A failed write or fsync stops the
 replica and fails `RaftServer.fatal`. A listener gets each commit once and in order. Nothing is

@@ -237,6 +237,7 @@ def fetch_response_to_proto(response: m.FetchResponse) -> raft_pb2.QuorumFetchRe
         else common_pb2.EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
         snapshot_id=None if snapshot is None else _snapshot_id(snapshot),
         records=response.records,
+        checksum=response.checksum,
     )
 
 
@@ -252,6 +253,7 @@ def fetch_response_from_proto(response: raft_pb2.QuorumFetchResponse) -> m.Fetch
         if response.HasField("snapshot_id")
         else None,
         response.records,
+        response.checksum if response.HasField("checksum") else None,
     )
 
 

@@ -23,6 +23,7 @@ from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.appends import MAX_BATCH_BYTES, Appends
 from quorum.replica.client import CommittedBatch
+from quorum.replica.log_checks import check_continuation
 from quorum.replica.quorum_state import QuorumStateStore
 from quorum.replica.voters_record import KRAFT_VERSION_MAX, note, quorum_records
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
@@ -298,10 +299,11 @@ class ReplicatedLog:
         batch = encode_quorum(self.end_offset, epoch, timestamp_ms, messages)
         return self._append(batch, timestamp_ms)
 
-    def append_fetched(self, records: bytes, now_ms: int) -> int:
-        """Appends the leader's batches unchanged. Raises CorruptMessageError, and appends none of
-        them.
+    def append_fetched(self, records: bytes, leader_epoch: int, now_ms: int) -> int:
+        """Appends the batches of the leader of this epoch unchanged. Raises CorruptMessageError if
+        they do not continue the log (`quorum.replica.log_checks`), and appends none of them.
         """
+        check_continuation(records, self.end_offset, self.last_epoch, leader_epoch)
         return self._append(records, now_ms)
 
     def _append(self, records: bytes, now_ms: int) -> int:

@@ -21,7 +21,7 @@ import grpc.aio
 
 from commitlog.disk.files import Directory, DiskError
 from quorum.raft import messages as m
-from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
+from quorum.raft.config import FOREVER_MS, Randomness
 from quorum.raft.effects import (
     Effects,
     Event,
@@ -29,10 +29,12 @@ from quorum.raft.effects import (
     LogAppended,
     LogFlushed,
     ReadRecords,
+    RecordsRefused,
     Reply,
     RequestFailed,
     RequestReceived,
     Resign,
+    ResponseDamaged,
     ResponseReceived,
     Send,
     Shutdown,
@@ -42,15 +44,18 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
-from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
+from quorum.raft.roles import Leader
 from quorum.replica.appends import Appends
 from quorum.replica.client import QuorumInfo, RaftListener
 from quorum.replica.describe import describe
 from quorum.replica.flusher import Flusher
 from quorum.replica.listeners import Listeners
-from quorum.replica.metadata_log import METADATA_PARTITION, MetadataLogConfig, ReplicatedLog
+from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
+from quorum.replica.sealing import is_intact, sealed
 from quorum.replica.service import RaftService
+from quorum.replica.settings import metadata_log_config, replica_config
 from quorum.replica.transport import GrpcTransport, Transport
+from snapshot.cleaning import delete_snapshot
 from snapshot.names import SnapshotId
 from tidemark.config import ServerConfig
 from tidemark.errors import (
@@ -66,7 +71,7 @@ from tidemark.errors import (
     StorageError,
     ThrottlingQuotaExceededError,
 )
-from tidemark.types import Endpoint, Listener
+from tidemark.types import Endpoint
 from tidemark.v1 import raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -79,6 +84,8 @@ CLEAN_INTERVAL_S = 60.0
 """Interval of log cleaning in seconds (Kafka's constant). The log is also cleaned after each
 checkpoint.
 """
+FAULT_LOG_INTERVAL_MS = 10_000
+"""Refused answers of a leader are logged once in this interval."""
 SHUTDOWN_TIMEOUT_S = 1.0
 """Longest time a stopping leader waits for the voters to acknowledge, in seconds."""
 
@@ -124,6 +131,7 @@ class RaftServer:
         self._flusher: Flusher | None = None
         self._stopped = False
         self._more_to_deliver = False
+        self._next_fault_log_ms = 0
         self._left = asyncio.Event()  # set once no voter needs to learn that this node stops
 
     # --- client interface -----------------------------------------------------------------------
@@ -388,7 +396,7 @@ class RaftServer:
         if effects.election_state is not None:
             state = effects.election_state
             await self._on_disk(lambda: self._log.quorum_state.write(state))
-        await self._change_log(effects)
+        log_changed = await self._change_log(effects)
         if effects.flush:
             assert self._flusher is not None
             self._flusher.request()
@@ -402,13 +410,29 @@ class RaftServer:
             self._log.update_high_watermark(effects.high_watermark)
         if effects.leader is not None:
             logger.info("node %d: %s", self.node_id, effects.leader)
-        if effects.changes_log:
-            await self._step(LogAppended())
+        if effects.remote_fault is not None:
+            self._log_remote_fault(effects.remote_fault)
+        if log_changed is not None:
+            await self._step(log_changed)
+
+    def _log_remote_fault(self, reason: str) -> None:
+        """Logs a refused answer, repeated ones once in a while; `remote_faults` counts them all."""
+        now_ms = self._loop_ms()
+        if now_ms >= self._next_fault_log_ms:
+            self._next_fault_log_ms = now_ms + FAULT_LOG_INTERVAL_MS
+            logger.error(
+                "an answer of the leader %s is refused, the %d. since the start; fetching again: "
+                "%s",
+                self._replica.leader_and_epoch.leader_id,
+                self._replica.remote_faults,
+                reason,
+            )
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _change_log(self, effects: Effects) -> None:
+    async def _change_log(self, effects: Effects) -> LogAppended | RecordsRefused | None:
+        """Carries out what changes the log. Returns the event that reports it, if anything does."""
         if effects.truncate_to is not None:
             assert self._flusher is not None
             await self._flusher.idle()
@@ -420,11 +444,13 @@ class RaftServer:
             self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
             try:
-                self._log.append_fetched(effects.append_records, self._now_ms())
+                epoch = self._replica.epoch
+                self._log.append_fetched(effects.append_records, epoch, self._now_ms())
             except CorruptMessageError as error:
-                logger.warning("the leader's records are refused, fetching again: %s", error)
+                return RecordsRefused(str(error))
         if effects.snapshot_piece is not None:
             await self._write_piece(effects.snapshot_piece)
+        return LogAppended() if effects.changes_log else None
 
     async def _write_piece(self, piece: SnapshotPiece) -> None:
         await self._on_disk(
@@ -451,7 +477,10 @@ class RaftServer:
             return
         if response.header.error == ErrorCode.INCONSISTENT_CLUSTER_ID:
             logger.error("%s belongs to another cluster than this node", send.endpoint.address)
-        self._post(ResponseReceived(send.correlation_id, response))
+        if is_intact(response):
+            self._post(ResponseReceived(send.correlation_id, response))
+        else:
+            self._post(ResponseDamaged(send.correlation_id))
 
     def _answer(self, reply: Reply) -> None:
         future = self._waiting.get(reply.token)
@@ -459,9 +488,11 @@ class RaftServer:
             return
         response, read = reply.response, reply.read
         try:
-            if isinstance(response, m.FetchResponse) and isinstance(read, ReadRecords):
-                records = self._log.read(read.offset, read.max_bytes)
-                response = replace(response, records=records)
+            if isinstance(response, m.FetchResponse):
+                records = b""
+                if isinstance(read, ReadRecords):
+                    records = self._log.read(read.offset, read.max_bytes)
+                response = sealed(response, records)
             elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
                 assert not isinstance(read, ReadRecords)
                 piece = self._log.read_snapshot_piece(
@@ -470,6 +501,8 @@ class RaftServer:
                 response = replace(response, data=piece)
         except OffsetOutOfRangeError:
             logger.info("the log was cleaned under a fetch; it is answered empty")
+            assert isinstance(response, m.FetchResponse)
+            response = sealed(response)
         except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
             header = replace(response.header, error=error.code)
             response = m.FetchSnapshotResponse(header)
@@ -488,6 +521,10 @@ class RaftServer:
 
         async def begin_there() -> None:
             assert self._flusher is not None
+            if isinstance(self._replica.role, Leader):  # elected meanwhile: its log has it all
+                if self._log.snapshot_size_bytes(snapshot_id) is None:
+                    delete_snapshot(self._log.directory, snapshot_id)
+                return
             await self._flusher.idle()
             self._log.start_at_fetched_snapshot(snapshot_id, self._now_ms())
             await self._step(SnapshotInstalled(snapshot_id))
@@ -508,55 +545,3 @@ class RaftServer:
             return
         if cleaned:
             logger.info("the metadata log begins at offset %d now", self._log.start_offset)
-
-
-def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
-    """Returns the metadata log settings of a node."""
-    return MetadataLogConfig(
-        config.metadata_log_segment_bytes,
-        config.metadata_log_segment_ms,
-        config.metadata_max_retention_bytes,
-        config.metadata_max_retention_ms,
-        config.controller_listener_names or (CONTROLLER_LISTENER,),
-    )
-
-
-def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:
-    """Returns the advertised controller listeners in the order of controller.listener.names; empty
-    for a plain broker. For a static voter the first one comes from controller.quorum.voters."""
-    if not config.is_controller:
-        return ()
-    advertised = config.advertised_endpoints()
-    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
-    found = {name: advertised[name] for name in names if name in advertised}
-    static = config.voters().get(config.node_id)
-    if static is not None:
-        found = {names[0]: static} | {n: e for n, e in found.items() if n != names[0]}
-    return tuple(Listener(name, *endpoint) for name, endpoint in found.items())
-
-
-def replica_config(config: ServerConfig, cluster_id: str, directory_id: UUID) -> ReplicaConfig:
-    """Returns the replica's settings. With kraft.version 0 the voters are the controllers in
-    controller.quorum.voters. From 1 on the log names them, and any controller can become one.
-    """
-    endpoints = config.voters()
-    listeners = controller_listeners(config)
-    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
-    bootstrap = tuple(map(Endpoint.parse, config.controller_quorum_bootstrap_servers))
-    return ReplicaConfig(
-        cluster_id=cluster_id,
-        key=ReplicaKey(config.node_id, directory_id),
-        voters=VoterSet.static(endpoints, names[0]),
-        endpoint=listeners[0].endpoint if listeners else None,
-        listeners=listeners,
-        listener_names=names,
-        bootstrap=bootstrap,
-        election_timeout_ms=config.controller_quorum_election_timeout_ms,
-        fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
-        request_timeout_ms=config.controller_quorum_request_timeout_ms,
-        retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
-        election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
-        fetch_max_bytes=config.controller_quorum_fetch_max_bytes,
-        fetch_snapshot_max_bytes=config.controller_quorum_fetch_snapshot_max_bytes,
-        auto_join=config.controller_quorum_auto_join_enable,
-    )

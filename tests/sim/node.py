@@ -4,10 +4,9 @@ RaftServer does, in virtual time.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -18,13 +17,15 @@ from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import (
     Effects,
     Event,
-    LeaderAndEpoch,
     LogAppended,
     LogFlushed,
     ReadRecords,
     ReadSnapshot,
+    RecordsRefused,
     Reply,
     Resign,
+    ResponseDamaged,
+    ResponseReceived,
     Shutdown,
     SnapshotInstalled,
     SnapshotRejected,
@@ -35,13 +36,14 @@ from quorum.raft.roles import Role
 from quorum.raft.state import RaftInvariantError, RaftState
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.bootstrap import write_bootstrap_checkpoint
-from quorum.replica.client import CommittedBatch
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.sealing import is_intact, sealed
 from snapshot.names import SnapshotId
 from snapshot.writer import SnapshotWriter
 from tests.sim.canaries import Canary
 from tests.sim.disk_faults import copy_disk
+from tests.sim.image import Image
 from tidemark.errors import (
     CorruptMessageError,
     ErrorCode,
@@ -82,42 +84,6 @@ def note_transitions(state: RaftState, seen: Counter[str]) -> None:
 
 def endpoint_of(node_id: int) -> Endpoint:
     return Endpoint("sim", node_id)
-
-
-class Image:
-    """The state machine: keys and values; its digest stands for the image (RULES.md I8)."""
-
-    def __init__(self, node: SimNode) -> None:
-        self._node = node
-        self.values: dict[bytes, bytes] = {}
-        self.offset = 0
-
-    def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
-        for batch in batches:
-            assert batch.base_offset >= self.offset, (batch.base_offset, self.offset)
-            for value in batch.values:
-                key, _, text = value.partition(b"=")
-                self.values[key] = text
-            self.offset = batch.last_offset + 1
-            self._node.world.checks.on_applied(self._node, self.offset, self.digest())
-
-    def handle_load_snapshot(self, reader) -> None:
-        values = [value for batch in reader.batches() for value in batch]
-        self.values = dict(value.split(b"=", 1) for value in values)
-        self.offset = reader.id.end_offset
-        self._node.world.checks.on_snapshot_loaded(self._node, reader.id, self.digest())
-
-    def handle_caught_up(self) -> None:
-        self._node.world.checks.on_caught_up(self._node)
-
-    def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        self._node.world.checks.on_leader_told(self._node, leader)
-
-    def records(self) -> list[bytes]:
-        return [key + b"=" + value for key, value in sorted(self.values.items())]
-
-    def digest(self) -> str:
-        return hashlib.sha256(b"\n".join(self.records())).hexdigest()[:16]
 
 
 class SimNode:
@@ -342,6 +308,13 @@ class SimNode:
             self.world.trace(self, type(event).__name__)
             self.run(lambda: self._step(event))
 
+    def answered(self, correlation_id: int, response: m.Response) -> None:
+        """Takes the response of another node, as RaftServer does."""
+        if is_intact(response):
+            self.step(ResponseReceived(correlation_id, response))
+        else:
+            self.step(ResponseDamaged(correlation_id))
+
     def _step(self, event: Event) -> None:
         self.carry_out(self.replica.step(event, self.clock_ms()))
 
@@ -481,7 +454,7 @@ class SimNode:
             self.world.checks.before_persist(self, effects.election_state)
             self.canary.write_state(self.log.quorum_state, effects.election_state)
             self.world.checks.on_persist(self, effects.election_state)
-        self._change_log(effects)
+        log_changed = self._change_log(effects)
         if effects.flush and not self.flush_scheduled:
             self._begin_flush()
         if effects.install_snapshot is not None:
@@ -494,10 +467,10 @@ class SimNode:
             self.world.send_request(self, send)
         if effects.high_watermark is not None:
             self.log.update_high_watermark(effects.high_watermark)
-        if effects.changes_log:
-            self._step(LogAppended())
+        if log_changed is not None:
+            self._step(log_changed)
 
-    def _change_log(self, effects: Effects) -> None:
+    def _change_log(self, effects: Effects) -> LogAppended | RecordsRefused | None:
         if effects.truncate_to is not None:
             self.world.checks.on_truncate(self, effects.truncate_to)
             self.log.truncate_to(effects.truncate_to, self.wall_ms())
@@ -510,10 +483,15 @@ class SimNode:
             self.log.append_voters(effects.append_voters, self.replica.epoch, self.wall_ms())
             self.world.checks.on_written(self, first)
         if effects.append_records:
-            self.log.append_fetched(effects.append_records, self.wall_ms())
+            try:
+                epoch = self.replica.epoch
+                self.log.append_fetched(effects.append_records, epoch, self.wall_ms())
+            except CorruptMessageError as error:
+                return RecordsRefused(str(error))
         if effects.snapshot_piece is not None:
             piece = effects.snapshot_piece
             self.log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
+        return LogAppended() if effects.changes_log else None
 
     def _begin_flush(self) -> None:
         """Starts an fsync; other events proceed until it completes."""
@@ -578,9 +556,10 @@ class SimNode:
         source, correlation_id, incarnation = self.tokens.pop(reply.token)
         response, read = reply.response, reply.read
         try:
-            if isinstance(response, m.FetchResponse) and isinstance(read, ReadRecords):
-                records = self.log.read(read.offset, read.max_bytes)
-                response = replace(response, records=records)
+            if isinstance(response, m.FetchResponse):
+                response = sealed(response)
+                if isinstance(read, ReadRecords):
+                    response = sealed(response, self.log.read(read.offset, read.max_bytes))
             elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
                 data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
                 if self.world.chance(0.06):  # damaged on the way

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quorum.raft import messages as m
-from quorum.raft.effects import RequestFailed, RequestReceived, ResponseReceived, Send
+from quorum.raft.effects import RequestFailed, RequestReceived, Send
 from quorum.raft.roles import Leader
 from tests.sim.canaries import Canary
 from tests.sim.checks import Checks, Violation
@@ -234,7 +234,7 @@ class World:
         def arrive() -> None:
             listens = target.alive and not target.is_suspended
             if listens and target.incarnation == incarnation:
-                target.step(ResponseReceived(correlation_id, response))
+                target.answered(correlation_id, response)
 
         self._carry(source.node_id, target_id, arrive)
 

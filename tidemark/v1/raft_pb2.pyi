@@ -343,6 +343,7 @@ class QuorumFetchResponse(_message.Message):
     DIVERGING_EPOCH_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     leader_id: _builtins.int
     leader_epoch: _builtins.int
@@ -351,6 +352,8 @@ class QuorumFetchResponse(_message.Message):
     log_start_offset: _builtins.int
     records: _builtins.bytes
     """whole record batches"""
+    checksum: _builtins.int
+    """CRC-32C of all other fields (quorum/replica/sealing.py); unset: not checked"""
     @_builtins.property
     def leader_endpoint(self) -> _common_pb2.Endpoint: ...
     @_builtins.property
@@ -373,12 +376,15 @@ class QuorumFetchResponse(_message.Message):
         diverging_epoch: _common_pb2.EpochEndOffset | None = ...,
         snapshot_id: Global___SnapshotId | None = ...,
         records: _builtins.bytes = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["diverging_epoch", b"diverging_epoch", "leader_endpoint", b"leader_endpoint", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "diverging_epoch", b"diverging_epoch", "leader_endpoint", b"leader_endpoint", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "records", b"records", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "records", b"records", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___QuorumFetchResponse: _TypeAlias = QuorumFetchResponse  # noqa: Y015
 

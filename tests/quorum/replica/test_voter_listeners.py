@@ -12,7 +12,7 @@ from quorum.raft import messages as m
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet, reachable
 from quorum.replica import voters_codec as wire
 from quorum.replica import voters_record
-from quorum.replica.server import controller_listeners
+from quorum.replica.settings import controller_listeners
 from tests.quorum.controller.cluster import RealNode, active, eventually, free_ports
 from tidemark.client import AsyncAdmin
 from tidemark.config import parse_server_config
