@@ -136,6 +136,7 @@ class BrokerServer:
             locked=True,
             vital=self._config.metadata_directory,
             known_replica=self._replica_in_image,
+            is_topic=lambda topic_id: self._loader.image.topics.by_id(topic_id) is not None,
             directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
         )
 

@@ -188,8 +188,10 @@ class PartitionMetadata:
             return cls(uuid_from_text(values["topic_id"]))
         except (KeyError, ValueError) as error:
             raise StorageError(
-                f"{directory.path}/{PARTITION_METADATA} is malformed ({error}); remove the"
-                " partition's directory: the replica is copied anew from its leader"
+                f"{directory.path}/{PARTITION_METADATA} is malformed ({error}). The replica is"
+                " copied anew as soon as another one is in sync. If there is none, stop the broker"
+                f" and write two lines into the file, 'version: {_VERSION}' and 'topic_id: ID' with"
+                " the id that `tidemark topics describe` shows"
             ) from error
 
     def write(self, directory: Directory) -> None:

@@ -1,10 +1,11 @@
 """One partition's log: appends, reads, look-ups, truncation, flushes, retention and recovery.
 
 Outsiders import `log.Log` and `opening.open_log`, which makes one. They also import
-`expiration.delete_expired`, `from_tier.rebuild_from_remote`, `flushing.PendingFlush` and the
-protocols of `events`.
+`expiration.delete_expired`, `from_tier.rebuild_from_remote`, `flushing.PendingFlush`, the errors of
+`claims` and the protocols of `events`.
 
     opening, loader      open a log; recover it after an unclean stop
+    claims               what files and checkpoints must agree on at an opening; pure
     log                  appends, reads, watermarks, truncation
     segments             the list of segments, and the names of their files
     flushing             the recovery point, and flushes in three steps

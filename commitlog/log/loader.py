@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
+from commitlog.log.claims import check_end
 from commitlog.log.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.names import (
@@ -102,7 +103,7 @@ def load_segments(
     now_ms: int,
 ) -> Loaded:
     """Performs steps 1 to 3, and updates `epochs` from the recovered batches. `recovery_point`:
-    None if unknown.
+    None if unknown. Raises RecordsMissingError if the log would end below it.
     """
     names = remove_leftovers(directory)
     segments = [
@@ -121,23 +122,13 @@ def load_segments(
     if not segments:
         return Loaded([], 0, 0, 0)
     if clean and segments[-1].is_sound_at_end():
+        check_end(directory.path, segments[-1].next_offset, recovery_point)
         _find_epochs(epochs, segments)
         return Loaded(segments, 0, 0, 0)
     first = len(segments) - 1
     if not clean:
         first = _first_to_recover(segments, recovery_point)
-    loaded = _recover(directory, segments, first, epochs, recovery_point)
-    end = loaded.segments[-1].next_offset if loaded.segments else 0
-    if clean or not first or recovery_point is None or recovery_point <= end:
-        return loaded
-    logger.warning("%s ends below its recovery point: all is checked", directory.path)
-    again = _recover(directory, loaded.segments, 0, epochs, None)
-    return Loaded(
-        again.segments,
-        loaded.cut_bytes + again.cut_bytes,
-        loaded.removed_segments + again.removed_segments,
-        again.recovered_segments,
-    )
+    return _recover(directory, segments, first, epochs, recovery_point)
 
 
 def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> int:
@@ -218,6 +209,7 @@ def _recover(
                 expected - 1,
             )
             break
+    check_end(directory.path, expected, recovery_point)  # before anything is removed
     removed = segments[keep:]
     # Newest first, and before the file is truncated. A crash then leaves the beginning of the log,
     # still damaged at the same place. In another order the next start would take a gap for an old

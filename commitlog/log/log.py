@@ -302,12 +302,12 @@ class Log:
             self._log_end_offset = self.durability.recovery_point = base_offset
         self._events.rolling(self, is_gap)
         if active.size_bytes == 0:  # too far from its base for a 32-bit relative offset
-            self._segments.remove_newest()
+            segment = self._segments.begin_in_place_of_newest(base_offset, now_ms)
         else:
             self.producers.end_offset = base_offset
             self.producers.take_snapshot()
             active.on_rolled()
-        segment = self._segments.begin(base_offset, now_ms)
+            segment = self._segments.begin(base_offset, now_ms)
         self.changed.add(self)
         return segment
 
@@ -346,12 +346,14 @@ class Log:
     ) -> None:
         """Removes all local records; the next one gets `offset`."""
         with self._lock:
-            self._lower_recovery_point(min(offset, self._segments.bases[0]))
-            self._segments.restart_at(offset, now_ms)
-            self._log_start_offset = offset if log_start_offset is None else log_start_offset
-            self.epochs.clear()
-            self.producers.drop_snapshots()
-            self._after_truncation(offset, now_ms)
+            self._lower_recovery_point(0)  # a crash may leave no segment at all
+            try:
+                self._segments.restart_at(offset, now_ms)
+            finally:  # without a file, too: the old records are gone
+                self._log_start_offset = offset if log_start_offset is None else log_start_offset
+                self.epochs.clear()
+                self.producers.drop_snapshots()
+                self._after_truncation(offset, now_ms)
 
     def _after_truncation(self, end_offset: int, now_ms: int) -> None:
         self._log_end_offset = end_offset
@@ -360,10 +362,10 @@ class Log:
         self._lower_recovery_point(end_offset)  # again: the removed batch may begin lower
         self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
-        self.epochs.flush()
         self.producers.reload(self._log_start_offset, end_offset, now_ms)
         replay_producers(self.producers, self._segments.all, end_offset)
         self.producers.on_high_watermark(self._high_watermark)
+        self.epochs.flush()
         self.directory.fsync()
 
     def _lower_recovery_point(self, offset: int) -> None:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from commitlog.disk.checkpoints import check_topic_id
 from commitlog.disk.files import Directory
+from commitlog.log.claims import check_end, check_start
 from commitlog.log.events import UNTRACKED, LogEvents
 from commitlog.log.flushing import Durability
 from commitlog.log.loader import load_segments, replay_producers
@@ -13,7 +14,6 @@ from commitlog.log.log import Log
 from commitlog.log.segments import Segments
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager
-from commitlog.segment.segment import Segment
 from tidemark.config import TopicConfig
 from tidemark.types import TopicPartition
 
@@ -29,15 +29,16 @@ def open_log(
     topic_id: UUID | None = None,
     recovery_point: int | None = None,
     log_start_offset: int = 0,
+    high_watermark: int | None = None,
     clean: bool = False,
     producer_expiration_ms: int = _DAY_MS,
     events: LogEvents[Log] = UNTRACKED,
 ) -> Log:
     """Opens the log in `directory`, or creates one; recovers it unless `clean`.
 
-    `recovery_point` (None: unknown, see `commitlog.log.loader`) and `log_start_offset` come from
-    the checkpoints. Raises StorageError, and InconsistentTopicIdError if the files belong to
-    another topic.
+    `recovery_point` (None: unknown, see `commitlog.log.loader`), `log_start_offset` and
+    `high_watermark` come from the checkpoints. Raises StorageError, InconsistentTopicIdError if the
+    files belong to another topic, and the errors of `commitlog.log.claims`.
     """
     topic_id = check_topic_id(directory, topic_partition, topic_id)
     epochs = LeaderEpochCache(directory)
@@ -45,8 +46,18 @@ def open_log(
     loaded = load_segments(
         directory, config, epochs, recovery_point=recovery_point, clean=clean, now_ms=now_ms
     )
+    found = loaded.segments
+    if not found:
+        check_end(directory.path, log_start_offset, recovery_point)
+    elif found[-1].next_offset < log_start_offset:
+        end = found[-1].next_offset
+        check_start(directory.path, log_start_offset, end, recovery_point, high_watermark, clean)
+        log_start_offset = _start_without_checkpoint(config, epochs)
     segments = Segments(directory, topic_partition, config, producers)
-    _take(segments, loaded.segments, log_start_offset, now_ms)
+    if found:
+        segments.replace_all(found)
+    else:
+        segments.begin(log_start_offset, now_ms)
     first, end = segments.bases[0], segments.active.next_offset
     # Only the tier can have records below the first local segment (KIP-405).
     start = log_start_offset if config.remote_storage_enable else max(log_start_offset, first)
@@ -68,13 +79,9 @@ def open_log(
     return log
 
 
-def _take(segments: Segments, found: list[Segment], log_start_offset: int, now_ms: int) -> None:
-    """Takes the segments found. Creates an empty one if there is none, or if the log starts behind
-    all of them.
+def _start_without_checkpoint(config: TopicConfig, epochs: LeaderEpochCache) -> int:
+    """Returns a lower bound of the log start. The first epoch begins there as of its last flush;
+    without a tier the first segment decides.
     """
-    if found and found[-1].next_offset >= log_start_offset:
-        segments.replace_all(found)
-        return
-    for segment in reversed(found):
-        segments.delete(segment, now_ms)
-    segments.begin(log_start_offset, now_ms)
+    entries = epochs.entries() if config.remote_storage_enable else []
+    return max(0, entries[0][1]) if entries else 0

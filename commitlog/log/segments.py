@@ -97,10 +97,13 @@ class Segments:
         """Adds a new, empty active segment."""
         self.name_changes += 1
         segment = Segment.create(self.directory, base_offset, self.config, now_ms)
-        self.all.append(segment)
-        self.bases.append(base_offset)
-        self._draw_jitter()
+        self._add(segment)
         return segment
+
+    def _add(self, segment: Segment) -> None:
+        self.all.append(segment)
+        self.bases.append(segment.base_offset)
+        self._draw_jitter()
 
     def _draw_jitter(self) -> None:
         self.jitter_ms = roll_jitter_ms(self.config, self.topic_partition, self.bases[-1])
@@ -131,7 +134,22 @@ class Segments:
         """Removes all segments, the newest first, and creates one at `base_offset`."""
         while self.all:
             self.remove_newest()
-        self.begin(base_offset, now_ms)
+        self._begin_anew(base_offset, now_ms)
+
+    def begin_in_place_of_newest(self, base_offset: int, now_ms: int) -> Segment:
+        """Removes the active segment and creates one at `base_offset`."""
+        self.remove_newest()
+        return self._begin_anew(base_offset, now_ms)
+
+    def _begin_anew(self, base_offset: int, now_ms: int) -> Segment:
+        """As `begin`, after a removal. If the file cannot be created, the log still has an active
+        segment, whose file the next append creates.
+        """
+        try:
+            return self.begin(base_offset, now_ms)
+        except BaseException:
+            self._add(Segment(self.directory, base_offset, self.config, created_ms=now_ms))
+            raise
 
     def delete_oldest(self, count: int, now_ms: int) -> None:
         """Deletes the `count` oldest segments."""

@@ -8,6 +8,7 @@ and `registry.LogListener` for those notified of cuts, moves and removals.
     manager              puts the parts below together
     registry             which logs are open, lost or failed, and where
     placement            where a new log is made, which of two logs stays; pure
+    ownership            whether a log that names another topic is a stray; pure
     opening              opens and recovers the logs of a start, in threads
     offset_checkpoints   recovery points, log starts and high watermarks per directory
     deleting             removes what was deleted after its delay

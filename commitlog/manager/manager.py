@@ -40,12 +40,13 @@ from commitlog.manager.deleting import DeletedLogs
 from commitlog.manager.flush_passes import FlushPasses
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.opening import Opening
+from commitlog.manager.ownership import foreign_log_error, is_stray
 from commitlog.manager.placement import KnownReplica
 from commitlog.manager.registry import LogListener, LogRegistry
 from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.moves.future_log import MOVES_FILE
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
-from tidemark.types import TopicPartition
+from tidemark.types import TopicPartition, uuid_to_text
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +64,15 @@ class LogManager:
         locked: bool = False,
         vital: str | None = None,
         known_replica: Callable[[TopicPartition], KnownReplica | None] = lambda _: None,
+        is_topic: Callable[[UUID], bool] = lambda _: False,
         directory_failed: Callable[[LogDirectory], object] = lambda _: None,
     ) -> None:
         """`topic_config` returns the settings of a topic if they are known when its logs are
         opened. `locked`: the caller holds the locks of the directories already. `vital` is the path
         of the directory the process cannot continue without: that of its metadata log.
         `known_replica` returns the topic id and the directory id that the metadata has for a
-        partition of this node. `directory_failed` is called once for each directory that fails, in
-        any thread.
+        partition of this node. `is_topic` returns whether a topic has an id. `directory_failed` is
+        called once for each directory that fails, in any thread.
         """
         self._locked = locked
         self._vital = vital
@@ -78,6 +80,7 @@ class LogManager:
         self._now_ms = now_ms
         self._topic_config = topic_config
         self._known_replica = known_replica
+        self._is_topic = is_topic
         self._producer_expiration_ms = config.producer_id_expiration_ms
         self._locks: list[DirectoryLock] = []
         self.directories = tuple(
@@ -265,22 +268,27 @@ class LogManager:
         *,
         assigned: UUID | None = None,
         may_hold_data: bool = False,
+        leader_epoch: int = -1,
     ) -> Log:
         """Returns the log of a partition and applies `config`.
 
-        If there is none, makes a durable one, in the `assigned` directory if that is online. A log
-        of another topic of the same name is set aside as stray. `may_hold_data`: the metadata
-        counts on this replica's records, so it must not come back empty (KIP-858).
+        If there is none, makes a durable one, in the `assigned` directory if that is online.
+        `may_hold_data`: the metadata counts on this replica's records, so it must not come back
+        empty (KIP-858). If it does not, a log that is damaged is set aside as stray, and the new
+        one is copied from the leader. A log that names another topic is set aside or refused
+        (`commitlog.manager.ownership`); `leader_epoch` is the partition's in the metadata.
 
-        Raises StorageError if the log failed to open at the start, cannot be made, or is missing
-        although the metadata counts on it. Raises LogDirectoryOfflineError if the log was, is
-        assigned to, or may be in a directory that is offline or missing. That also holds for a log
-        in another directory than the one the metadata counts on, unless it was ever moved.
+        Raises StorageError if the log failed to open, cannot be made, or is missing although the
+        metadata counts on it. Raises LogDirectoryOfflineError if the log was, is assigned to, or
+        may be in a directory that is offline or missing. That also holds for a log in another
+        directory than the one the metadata counts on, unless it was ever moved.
         """
+        if not may_hold_data:
+            self._set_damaged_aside(topic_partition)
         self._registry.check(topic_partition)
         log = self.get(topic_partition)
         if log is not None and topic_id is not None and log.topic_id not in (None, topic_id):
-            self.set_aside(topic_partition)
+            self._set_foreign_aside(log, topic_id, leader_epoch, may_hold_data)
             log = None
         if log is not None:
             self.moves.check_current(topic_partition, may_hold_data=may_hold_data)
@@ -315,6 +323,49 @@ class LogManager:
         self._registry.add(log, home)
         self.moves.forget(topic_partition)
         return log
+
+    def _set_foreign_aside(
+        self, log: Log, topic_id: UUID, leader_epoch: int, counts_on_it: bool
+    ) -> None:
+        """Sets a log of another topic aside. Raises ForeignLogError if it may be this one's."""
+        topic_partition, found = log.topic_partition, log.topic_id
+        assert found is not None, "a log without an id is no other topic's"
+        if not is_stray(
+            found_is_known=self._is_topic(found),
+            latest_epoch=log.epochs.latest_epoch,
+            leader_epoch=leader_epoch,
+            counts_on_it=counts_on_it,
+        ):
+            home = self._registry.directory_of(topic_partition)
+            assert home is not None, "an open log has a directory"
+            error = foreign_log_error(topic_partition, home.path, found, topic_id)
+            self._registry.refuse(topic_partition, error)
+            raise error
+        logger.warning(
+            "%s: the log of topic id %s is set aside as stray; the topic has id %s now",
+            topic_partition,
+            uuid_to_text(found),
+            uuid_to_text(topic_id),
+        )
+        self.set_aside(topic_partition)
+
+    def _set_damaged_aside(self, topic_partition: TopicPartition) -> None:
+        """Renames the directory of a log that failed to open; the log is made anew."""
+        home = self._registry.damaged_in(topic_partition)
+        if home is None:
+            return
+        name = unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX)
+        logger.warning(
+            "%s is set aside as %s/%s and copied anew from its leader: the metadata does not count"
+            " on it",
+            topic_partition,
+            home.path,
+            name,
+        )
+        home.rename(str(topic_partition), name)
+        home.fsync()
+        self.checkpoints.forget(home, topic_partition)
+        self._registry.forget_failed(topic_partition)
 
     def delete(self, topic_partition: TopicPartition) -> None:
         """Deletes a log: renames it at once, and removes its files after file.delete.delay.ms
@@ -366,7 +417,11 @@ class LogManager:
         self._flushes.flush_due(self._now_ms(), self._registry.is_open)
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Writes the log start offsets that cannot be derived from the files."""
+        """Writes the log start offsets that cannot be derived from the files.
+
+        The high watermarks come first: an opening believes no log start beyond them.
+        """
+        self.checkpoint_high_watermarks()
         self.checkpoints.write(LOG_START_OFFSET_CHECKPOINT, self.directories)
 
     def checkpoint_high_watermarks(self) -> None:

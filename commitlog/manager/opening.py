@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from uuid import uuid4
+from typing import NamedTuple
+from uuid import UUID, uuid4
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -20,18 +21,30 @@ from commitlog.disk.checkpoints import (
     CleanShutdown,
     PartitionMetadata,
 )
+from commitlog.disk.files import storage_error
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, parse_directory_name, unique_name
 from commitlog.disk.threads import work_off
+from commitlog.log.claims import StartsBehindEndError
+from commitlog.log.log import Log
 from commitlog.log.opening import open_log
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.placement import Found, KnownReplica, current_of
 from commitlog.manager.registry import LogRegistry
 from tidemark.config import TopicConfig
-from tidemark.errors import StorageError
+from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import METADATA_TOPIC, TopicPartition
 
 logger = logging.getLogger(__name__)
+
+
+class Noted(NamedTuple):
+    """Checkpointed offsets of one log, and whether it was closed cleanly."""
+
+    recovery_point: int | None
+    log_start_offset: int
+    high_watermark: int
+    clean: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +84,26 @@ class Opening:
 
         def open_one(item: tuple[TopicPartition, str]) -> None:
             topic_partition, name = item
+            noted = Noted(
+                recovery_points.get(topic_partition),
+                starts.get(topic_partition, 0),
+                watermarks.get(topic_partition, 0),
+                clean,
+            )
+            config = config_of(topic_partition.topic)
             try:
-                log = open_log(
-                    directory.subdirectory(name, create=False),
-                    topic_partition,
-                    config_of(topic_partition.topic),
-                    now_ms=self.now_ms(),
-                    recovery_point=recovery_points.get(topic_partition),
-                    log_start_offset=starts.get(topic_partition, 0),
-                    clean=clean,
-                    producer_expiration_ms=self.producer_expiration_ms,
-                    events=self.checkpoints,
-                )
+                log = self._open_log(directory, name, topic_partition, config, noted)
             except LogDirectoryOfflineError:
                 self.registry.add_lost(topic_partition, directory)
                 return
-            except StorageError as error:
-                logger.error("can not open %s: %s", topic_partition, error)
-                self.registry.add_failed(topic_partition, directory, error)
+            except FatalError:
+                raise
+            except Exception as error:
+                self._failed(topic_partition, directory, error)
                 return
-            if recovery_points.get(topic_partition, 0) > log.log_end_offset:
+            if (noted.recovery_point or 0) > log.log_end_offset:
                 self.checkpoints.doubt(directory, RECOVERY_POINT_CHECKPOINT, topic_partition)
-            log.update_high_watermark(watermarks.get(topic_partition, 0))
+            log.update_high_watermark(noted.high_watermark)
             self.registry.add(log, directory)
 
         work_off([found], open_one, 1 if clean else self.recovery_threads, "log-recovery")
@@ -105,6 +116,55 @@ class Opening:
             len(found),
             "a clean" if clean else "an unclean",
         )
+
+    def _open_log(
+        self,
+        directory: LogDirectory,
+        name: str,
+        topic_partition: TopicPartition,
+        config: TopicConfig,
+        noted: Noted,
+    ) -> Log:
+        """Opens one log; begins it anew if it starts behind its last record."""
+
+        def opened(topic_id: UUID | None) -> Log:
+            return open_log(
+                directory.subdirectory(name),
+                topic_partition,
+                config,
+                now_ms=self.now_ms(),
+                topic_id=topic_id,
+                recovery_point=noted.recovery_point,
+                log_start_offset=noted.log_start_offset,
+                high_watermark=noted.high_watermark,
+                clean=noted.clean,
+                producer_expiration_ms=self.producer_expiration_ms,
+                events=self.checkpoints,
+            )
+
+        try:
+            return opened(None)
+        except StartsBehindEndError as error:
+            aside = unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX)
+            logger.warning("%s; its files are set aside in %s", error, aside)
+        metadata = PartitionMetadata.read(directory.subdirectory(name))
+        directory.rename(name, aside)
+        log = opened(None if metadata is None else metadata.topic_id)
+        directory.fsync()
+        return log
+
+    def _failed(
+        self, topic_partition: TopicPartition, directory: LogDirectory, error: Exception
+    ) -> None:
+        if not isinstance(error, TidemarkError):  # one log's damage keeps no other from serving
+            logger.exception("can not open %s", topic_partition)
+        else:
+            logger.error("can not open %s: %s", topic_partition, error)
+        if isinstance(error, OSError):
+            error = storage_error("open", f"{directory.path}/{topic_partition}", error)
+        elif not isinstance(error, StorageError):
+            error = StorageError(f"{directory.path}/{topic_partition} can not be opened: {error!r}")
+        self.registry.add_failed(topic_partition, directory, error)
 
     def _find(self, directory: LogDirectory) -> list[tuple[TopicPartition, str]]:
         """Returns the logs to open with their names; removes deleted ones."""

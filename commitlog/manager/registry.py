@@ -5,7 +5,7 @@ renames and deletes no file.
 
     open      in `by_partition`, with a directory
     lost      in a directory that failed; never touched again, never recreated elsewhere
-    failed    its files could not be opened at the start; the error is kept
+    failed    its files could not be opened, or are not its topic's; the error is kept
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from commitlog.disk.files import DiskError
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.log.log import Log
 from commitlog.manager import placement
@@ -43,8 +44,7 @@ class LogRegistry:
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._lost: dict[TopicPartition, LogDirectory] = {}
-        self._failed: dict[TopicPartition, StorageError] = {}
-        self._unopened: set[LogDirectory] = set()
+        self._failed: dict[TopicPartition, tuple[LogDirectory, StorageError]] = {}
         self._listeners: list[LogListener] = []
 
     def listen(self, listener: LogListener) -> None:
@@ -86,14 +86,22 @@ class LogRegistry:
 
     def has_unopened(self, directory: LogDirectory) -> bool:
         """Returns whether a log in the directory could not be opened."""
-        return directory in self._unopened
+        return any(home is directory for home, _ in self._failed.values())
+
+    def damaged_in(self, topic_partition: TopicPartition) -> LogDirectory | None:
+        """Returns the online directory of a log that failed to open by its contents, not because
+        the operating system refused a call.
+        """
+        home, error = self._failed.get(topic_partition, (None, None))
+        is_damaged = home is not None and home.is_online and not isinstance(error, DiskError)
+        return home if is_damaged else None
 
     def check(self, topic_partition: TopicPartition) -> None:
         """Raises the StorageError with which the partition's log failed to open, or
         LogDirectoryOfflineError if the log is lost.
         """
         if topic_partition in self._failed:
-            raise self._failed[topic_partition]
+            raise self._failed[topic_partition][1]
         if topic_partition in self._lost:
             raise self._lost[topic_partition].state.offline()
 
@@ -113,8 +121,15 @@ class LogRegistry:
         self, topic_partition: TopicPartition, directory: LogDirectory, error: StorageError
     ) -> None:
         """Adds a log whose files could not be opened."""
-        self._failed[topic_partition] = error
-        self._unopened.add(directory)
+        self._failed[topic_partition] = directory, error
+
+    def forget_failed(self, topic_partition: TopicPartition) -> None:
+        """Drops a log that failed to open and was set aside."""
+        self._failed.pop(topic_partition, None)
+
+    def refuse(self, topic_partition: TopicPartition, error: StorageError) -> None:
+        """Closes an open log; from now on it counts as one that failed to open."""
+        self.add_failed(topic_partition, self.remove(topic_partition), error)
 
     def forget_lost(self, topic_partition: TopicPartition) -> None:
         """Drops a lost log whose replica left this node."""

@@ -191,6 +191,7 @@ class Hosting:
             config,
             assigned=None if assigned == LOST_DIRECTORY else assigned,
             may_hold_data=self._may_hold_data(identity.topic_partition, registration),
+            leader_epoch=registration.leader_epoch,
         )
         nudge = None if self._tier is None else self._tier.segment_copyable
         hosted = HostedPartition(

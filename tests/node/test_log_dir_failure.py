@@ -293,7 +293,7 @@ def test_a_directory_that_fails_in_recovery_is_left_out() -> None:
     jbod(test)
 
 
-def test_a_log_that_can_not_be_opened_alone_gives_its_leadership_away() -> None:
+def test_a_log_that_can_not_be_opened_is_set_aside_and_copied_anew_from_its_leader() -> None:
     """Damage, not a disk error: the directory stays online with all its other logs."""
 
     async def test(cluster: JbodCluster) -> None:
@@ -308,12 +308,51 @@ def test_a_log_that_can_not_be_opened_alone_gives_its_leadership_away() -> None:
         await cluster.boot(1, 2, 3)
         node = cluster.nodes[1]
         assert all(d.is_online for d in node.logs.directories)
-        await cluster.until(lambda: cluster.of(damaged).directory_of(1) == LOST_DIRECTORY)
         await cluster.until(lambda: len(cluster.of(other).isr) == 3)
+        await cluster.until(lambda: len(cluster.of(damaged).isr) == 3)
         assert cluster.of(damaged).leader in (2, 3)
-        assert 1 not in cluster.of(damaged).isr
+        (aside,) = [n for n in cluster.disk(1, "a").list() if n.endswith("-stray")]
+        assert cluster.disk(1, "a").subdirectory(aside).read("partition.metadata") == b"not this"
         await asyncio.gather(*(cluster.load(p, 5) for p in PARTITIONS))
         await cluster.nothing_acknowledged_is_lost(*PARTITIONS)
+
+    jbod(test)
+
+
+@pytest.mark.parametrize("damage", ["malformed", "another id", "no tail"])
+def test_the_last_copy_that_can_not_be_opened_is_reported_lost_and_kept(damage: str) -> None:
+    """It leads nothing and is not made anew; with the files repaired it serves again."""
+
+    async def test(cluster: JbodCluster) -> None:
+        await cluster.boot(1)
+        cluster.create((1,), (1,))
+        await cluster.load(0, 5)
+        node = cluster.nodes[1]
+        disk = cluster.disk(1, str(node.home_of(0)))
+        await cluster.stop_node(1)
+        home = disk.subdirectory("flights-0")
+        name = f"{0:020d}.log" if damage == "no tail" else "partition.metadata"
+        content = home.read(name)
+        broken = {
+            "malformed": b"not this",
+            "another id": content[:-2] + bytes((content[-2] ^ 1,)) + content[-1:],
+            "no tail": content[: len(content) // 2],
+        }
+        home.write_atomic(name, broken[damage])
+        for _ in range(2):
+            await cluster.boot(1)
+            await cluster.until(lambda: cluster.of(0).directory_of(1) == LOST_DIRECTORY)
+            await asyncio.sleep(5)
+            assert cluster.of(0).leader is None
+            assert "0" in cluster.nodes[1].partitions.offline[cluster.name(0)]
+            assert home.read(name) == broken[damage]
+            assert not [n for n in disk.list() if n.endswith("-stray")]
+            await cluster.stop_node(1)
+        home.write_atomic(name, content)
+        await cluster.boot(1)
+        await cluster.until(lambda: cluster.of(0).leader == 1)
+        await cluster.load(0, 5)
+        await cluster.nothing_acknowledged_is_lost(0)
 
     jbod(test)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from commitlog.disk.checkpoints import RECOVERY_POINT_CHECKPOINT, OffsetCheckpoint
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.claims import RecordsMissingError
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, open_log
@@ -214,28 +215,32 @@ def test_a_cut_within_a_batch_lowers_the_checkpoint_to_where_the_batch_began() -
     assert again.log_end_offset == 0
 
 
-def test_a_recovery_point_beyond_the_end_is_not_believed() -> None:
+def test_a_log_that_lacks_durable_records_is_refused_and_not_touched() -> None:
     disk = MemoryDirectory()
     log = open_log(disk)
     for _ in range(60):
         log.append_as_leader(batch(3), 1, NOW)
     log.flush()
-    first, third = log.segments[0], log.segments[2]
+    third = log.segments[2]
     disk.flip_bit(third.log_file, 100)
     disk.cut(log.active_segment.log_file, 0)
-    again = open_log(disk, recovery_point=180)
+    before = {name: disk.size_of(name) for name in disk.list()}
+    for clean in (False, True):
+        with pytest.raises(RecordsMissingError, match="below its recovery point 180"):
+            open_log(disk, recovery_point=180, clean=clean)
+    assert {name: disk.size_of(name) for name in disk.list()} == before
+    again = open_log(disk, recovery_point=None)  # all is checked where it is unknown
     assert offsets_of(again) == list(range(third.base_offset))
-    assert again.segments[0].next_offset == first.next_offset
 
 
-def test_a_recovery_point_beyond_the_end_is_checkpointed_anew_before_a_roll() -> None:
+def test_a_recovery_point_far_beyond_the_end_is_checkpointed_anew_before_a_roll() -> None:
     disk = MemoryDirectory()
     logs = manager(disk)
     logs.open()
     log = new_log(logs)
     log.append_as_leader(batch(3), 1, NOW)
     log.flush()
-    OffsetCheckpoint(disk, RECOVERY_POINT_CHECKPOINT).write({TP: 1000})
+    OffsetCheckpoint(disk, RECOVERY_POINT_CHECKPOINT).write({TP: 1 << 40})
     disk.crash()
     _, log = reopened(disk)
     log.append_as_leader(batch(3), 1, NOW)
