@@ -96,11 +96,15 @@ class Leading:
     def _progress_of(self, role: Leader, key: ReplicaKey) -> ReplicaProgress | None:
         """Returns the tracked progress of a fetcher; None for a non-replica (id below 0) and for
         this replica.
+
+        A static voter stays one with a new disk. What its earlier disk had no longer counts.
         """
         if key.replica_id < 0 or key.replica_id == self._state.node_id:
             return None
         voter = role.voters.get(key.replica_id)
-        if voter is not None and voter.key.matches(key):
+        if voter is not None and self._state.voters.is_voter(key):
+            if not voter.key.matches(key):
+                voter = role.voters[key.replica_id] = ReplicaProgress(key)
             voter.key = key  # with static voters only the fetch names the directory
             return voter
         known = role.observers.pop(key, None) or ReplicaProgress(key)

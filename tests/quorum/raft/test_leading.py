@@ -5,6 +5,7 @@ the fetch offsets of voters.
 from __future__ import annotations
 
 import random
+from uuid import UUID
 
 import pytest
 
@@ -21,7 +22,7 @@ from quorum.raft.effects import (
 )
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader, Prospective, Resigned, Unattached
-from quorum.raft.voters import VoterSet
+from quorum.raft.voters import ReplicaKey, VoterSet
 from snapshot import SnapshotId
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
 from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, ask, replica
@@ -167,6 +168,24 @@ def test_a_voter_whose_fetch_offset_goes_back_counts_only_up_to_there() -> None:
     assert leader.role.voters[2].end_offset == 8
     leader.flush(4)
     assert leader.replica.high_watermark == 8, "records from 8 on have one copy"
+
+
+def test_a_static_voter_with_a_new_disk_is_the_same_voter_with_an_empty_log() -> None:
+    leader = ElectedLeader()
+    leader.fetch(2, 6, 1)
+    leader.fetch(3, 6, 1)
+    leader.append(6, 2)  # 6 to 11, not durable at the leader yet
+    leader.fetch(2, 12, 3)
+    first = leader.role.voters[2]
+    assert (first.key, first.end_offset) == (KEYS[2], 12)
+    replaced = ReplicaKey(2, UUID(int=99))
+    request = m.FetchRequest("c", replaced, EPOCH, 0, 0, None, 500, 1 << 20)
+    leader.receive(request, 4)
+    found = leader.role.voters[2]
+    assert (found.key, found.end_offset, found.last_fetch_ms) == (replaced, 0, 4)
+    assert leader.role.observers == {}, "it is listed once"
+    leader.flush(5)
+    assert leader.replica.high_watermark == 6, "records from 6 on have one copy"
 
 
 # --- time -----------------------------------------------------------------------------------------
