@@ -149,11 +149,14 @@ def _node_features(
 
 
 def offline_replicas(image: MetadataImage, partition: PartitionRegistration) -> list[int]:
-    """Replicas whose broker is fenced or not registered."""
+    """Replicas whose broker is fenced or not registered, or whose log directory is offline or gone
+    (KIP-112)."""
     return [
         replica
         for replica in partition.replicas
-        if (broker := image.brokers.get(replica)) is None or broker.fenced
+        if (broker := image.brokers.get(replica)) is None
+        or broker.fenced
+        or not image.replica_is_online(partition, replica)
     ]
 
 

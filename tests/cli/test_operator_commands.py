@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -375,7 +376,7 @@ def test_partitions_by_their_worst_problem() -> None:
         topic("behind", ([4, 5, 6], [4, 5], 4), configs={"min.insync.replicas": "2"}),
         topic("small", ([4], [4], 4), configs={"min.insync.replicas": "2"}),
     ]
-    found = partition_problems(states, default_min_isr=1)
+    found = partition_problems(states, default_min_isr=1, active=(4, 5, 6))
     assert [(p.severity, p.kind, p.where) for p in found] == [
         ("critical", "no leader", "offline-0"),
         ("critical", "under min ISR", "thin-0"),
@@ -383,6 +384,41 @@ def test_partitions_by_their_worst_problem() -> None:
     ]
     assert status_of(found) == "critical"
     assert status_of([]) == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        ({}, ""),
+        (
+            {"offline_replicas": (4, 6)},
+            "give broker 4 the log directory with its records back (the broker's own log tells "
+            "more)",
+        ),
+        ({"isr": (), "elr": (6, 5), "offline_replicas": (5, 6)}, "start broker 5 or broker 6"),
+        ({"isr": (), "elr": (5,), "last_known_elr": (4,)}, "start broker 5"),
+        (
+            {"isr": (), "last_known_elr": (4, 6), "offline_replicas": (4, 6)},
+            "give broker 4 the log directory with its records back (the broker's own log tells "
+            "more), or start broker 6",
+        ),
+    ],
+    ids=["elected soon", "replaced disk", "eligible", "eligible before last known", "both"],
+)
+def test_a_partition_without_a_leader_tells_what_brings_one_back(
+    admin: FakeAdmin, change: dict[str, tuple[int, ...]], way: str
+) -> None:
+    admin.brokers = [broker(4), broker(5, fenced=True)]
+    described = topic("t", ([4, 5, 6], [4], None))
+    (partition,) = described.partitions
+    described = replace(described, partitions=(replace(partition, **change),))  # type: ignore[arg-type]
+    admin.add(described)
+    lines = call("topics", "describe", "t").splitlines()
+    told = [line for line in lines if "has no leader" in line]
+    assert told == ([f"t-0 has no leader: {way}"] if way else [])
+    found = json.loads(call("cluster", "health", "--json", exit_code=1))["problems"]
+    (detail,) = [p["detail"] for p in found if p["kind"] == "no leader"]
+    assert detail.partition("]: ")[2] == way
 
 
 def test_controllers_and_brokers_that_are_missing() -> None:

@@ -7,12 +7,13 @@ sync or on a dead disk, a controller that lags).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemark.cli.leaderless import in_service, way_back
 from tidemark.cli.output import json_of, print_json, print_line, print_table
 from tidemark.cli.session import Session, with_session
 
@@ -61,7 +62,8 @@ def health(
             all_topics(admin),
         )
         problems = quorum_problems(quorum, max_lag_ms) + broker_problems(cluster)
-        problems += partition_problems(topics, _default_min_isr(admin, cluster))
+        least = _default_min_isr(admin, cluster)
+        problems += partition_problems(topics, least, in_service(cluster))
     status = status_of(problems)
     facts = {
         "status": status,
@@ -137,10 +139,13 @@ def broker_problems(cluster: ClusterDescription) -> list[Problem]:
     return found
 
 
-def partition_problems(topics: Iterable[TopicDescription], default_min_isr: int) -> list[Problem]:
+def partition_problems(
+    topics: Iterable[TopicDescription], default_min_isr: int, active: Collection[int]
+) -> list[Problem]:
     """The worst problem of each partition.
 
-    `default_min_isr` applies to topics without a min.insync.replicas of their own.
+    `default_min_isr` applies to topics without a min.insync.replicas of their own. `active` are the
+    brokers in service.
     """
     found: list[Problem] = []
     for topic in topics:
@@ -150,6 +155,8 @@ def partition_problems(topics: Iterable[TopicDescription], default_min_isr: int)
             detail = f"replicas {list(p.replicas)}, in sync {list(p.isr)}"
             # With fewer replicas than min.insync.replicas all of them must be in sync (KIP-966).
             if p.leader is None:
+                way = way_back(p, active)
+                detail = f"{detail}: {way}" if way else detail
                 found.append(Problem("critical", "no leader", where, detail))
             elif len(p.isr) < min(least, len(p.replicas)):
                 detail = f"{detail}, {MIN_ISR} {least}"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidemark.cli.leaderless import in_service, way_back
 from tidemark.cli.output import json_of, print_json, print_line, print_table, settings_of
 from tidemark.cli.session import Session, with_session
 
@@ -74,12 +75,15 @@ def describe(
     session: Session,
     topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...")] = None,
 ) -> None:
-    """Describe topics (all by default): settings, and leader, replicas and ISR per partition."""
+    """Describe topics (all by default): settings, and leader, replicas and ISR per partition. For a
+    partition without a leader also what to do.
+    """
     from tidemark.types import uuid_to_text
 
     with session.admin() as admin:
         names = topics or [topic.name for topic in admin.list_topics()]
         found = admin.describe_topics(names) if names else {}
+        active = in_service(admin.describe_cluster())
     if session.as_json:
         print_json(json_of(list(found.values())))
         return
@@ -93,6 +97,10 @@ def describe(
                 for p in topic.partitions
             ],
         )
+        for p in topic.partitions:
+            way = way_back(p, active) if p.leader is None else ""
+            if way:
+                print_line(f"{topic.name}-{p.partition} has no leader: {way}")
 
 
 @app.command("alter")

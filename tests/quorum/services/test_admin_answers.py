@@ -46,6 +46,20 @@ def test_a_description_tells_leaders_isr_and_who_is_offline() -> None:
     assert (topic.partitions[0].leader_id, list(topic.partitions[0].isr)) == (-1, [3])
 
 
+def test_a_replica_whose_log_directory_is_gone_is_offline() -> None:
+    s = Scenario()
+    old, new = UUID(int=1, version=4), UUID(int=2, version=4)
+    s.register(1, log_dirs=(old,))
+    s.heartbeat(1)
+    s.create("flights", (1,))
+    s.advance(18_000)
+    s.register(1, incarnation=2, log_dirs=(new,))
+    s.heartbeat(1)
+    request = admin_pb2.DescribeTopicsRequest(topic_names=["flights"])
+    (partition,) = admin_answers.describe_topics(s.image, request).topics[0].partitions
+    assert (partition.leader_id, list(partition.offline_replicas)) == (-1, [1])
+
+
 def test_the_cluster_is_described_as_a_listener_reaches_it() -> None:
     image = cluster().image
     answer = admin_answers.describe_cluster(
