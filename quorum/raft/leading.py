@@ -137,8 +137,9 @@ class Leading:
         return now_ms + HIGH_WATERMARK_LINGER_MS if lags else FOREVER_MS
 
     def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
-        for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
-            self._answer_fetch(role.parked.pop(parked.token))  # the fetcher has abandoned that one
+        if request.replica.replica_id >= 0:  # readers that are no replicas share the id -1
+            for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
+                self._answer_fetch(role.parked.pop(parked.token))  # the fetcher abandoned that one
         wait_ms = min(request.max_wait_ms, self._state.config.fetch_wait_ms)
         deadline_ms = min(now_ms + wait_ms, self._news_due_ms(request, now_ms))
         fetch = ParkedFetch(token, request, deadline_ms)
@@ -254,7 +255,7 @@ class Leading:
 
     def _check_quorum_deadline_ms(self, role: Leader) -> int:
         """When the leader resigns because a majority (itself included) has not fetched. Never for a
-        sole voter.
+        sole voter. Voters that are new have a whole timeout for their first fetch.
         """
         state = self._state
         needed = state.voters.majority - (1 if state.node_id in role.voters else 0)
@@ -268,7 +269,8 @@ class Leading:
             ),
             reverse=True,
         )
-        return heard[needed - 1] + state.config.check_quorum_timeout_ms
+        begin_ms = max(heard[needed - 1], role.voters_changed_ms)
+        return begin_ms + state.config.check_quorum_timeout_ms
 
     def _begin_due_ms(self, role: Leader, node: int) -> int:
         """When this voter is due a BeginQuorumEpoch (again): only a voter that does not fetch."""

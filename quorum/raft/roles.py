@@ -133,7 +133,8 @@ class VoterChange:
     request: VoterChangeRequest | UpgradeVersionRequest
     deadline_ms: int
     appended: bool = False
-    probed: bool = False  # the new voter answered at its endpoint
+    probed: bool = False  # the voter answered at its new endpoint
+    probe_id: int | None = None  # correlation id of the last probe
 
 
 @dataclass(slots=True)
@@ -149,6 +150,7 @@ class Leader:
     observers: dict[ReplicaKey, ReplicaProgress] = field(default_factory=dict)
     parked: dict[int, ParkedFetch] = field(default_factory=dict)  # by token, oldest first
     change: VoterChange | None = None
+    voters_changed_ms: int = 0  # check-quorum counts anew for other voters
 
 
 @dataclass(slots=True)

@@ -323,6 +323,7 @@ class RaftState:
         match role:
             case Leader():
                 self._refresh_progress(role)
+                role.voters_changed_ms = now_ms
             case Follower() if changed:
                 role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
             case Unattached() if changed:

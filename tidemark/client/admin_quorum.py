@@ -30,8 +30,9 @@ class QuorumAdmin(AdminCalls):
 
         Raises DuplicateVoterError (also if an earlier attempt of this call succeeded). Raises
         RequestTimedOutError while another change is not finished or the controller does not catch
-        up. Raises UnsupportedVersionError with static voters, InvalidRequestError if another node
-        answers at the endpoint.
+        up, and NotEnoughReplicasError while too many voters are silent. Raises
+        UnsupportedVersionError with static voters. Raises InvalidRequestError if another node
+        answers at the endpoint, or if the leader has no listener of the same name.
         """
         named = {_LISTENER: endpoint} if isinstance(endpoint, Endpoint) else endpoint
         listeners = [
@@ -59,6 +60,7 @@ class QuorumAdmin(AdminCalls):
 
         Raises VoterNotFoundError (also if an earlier attempt of this call succeeded),
         InvalidRequestError for the only voter, RequestTimedOutError, UnsupportedVersionError.
+        Raises NotEnoughReplicasError while the voters left have no healthy majority.
         """
         request = raft_pb2.RemoveRaftVoterRequest(
             voter_id=voter_id,

@@ -219,7 +219,9 @@ class RecordListTooLargeError(ApiError):
 
 
 class NotEnoughReplicasError(ApiError):
-    """Fewer in-sync replicas than min.insync.replicas; nothing was written."""
+    """Fewer in-sync replicas than min.insync.replicas, or a change of voters that would leave no
+    healthy majority. Nothing was written.
+    """
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS
     retriable = True
