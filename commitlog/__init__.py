@@ -8,6 +8,7 @@
     manager/   all logs of a node: opening, creation, deletion, checkpoints
     cleaner/   compaction
     dump/      prints files in readable form
+    verify/    checks files against each other
 
 Each room imports only from rooms above it in this list. The face of a room, the docstring of its
 package, names the modules for outsiders.

@@ -228,6 +228,8 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
         if header.is_control:
             entry |= _control_of(record)
         elif options.print_data_log:
+            entry["headers"] = record.headers
+            entry |= _raw("key", record.key) | _raw("payload", record.value)
             entry["key"] = _decoded(record.key, record.offset, options.decode_key)
             entry["payload"] = _decoded(record.value, record.offset, options.decode_value)
             if record.value is None:
@@ -254,6 +256,15 @@ def _decoded(data: bytes | None, offset: int, decode: Callable[[bytes], str] | N
         return decode(data)
     except TidemarkError as error:
         return f"Error at {offset}, skipping. {error}"
+
+
+def _raw(name: str, data: bytes | None) -> Entry:
+    """Returns the field `<name>_bytes` for bytes that are no UTF-8; a text holds all others."""
+    try:
+        (data or b"").decode()
+    except UnicodeDecodeError:
+        return {f"{name}_bytes": data}
+    return {}
 
 
 def text_of(data: bytes) -> str:

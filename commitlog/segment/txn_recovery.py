@@ -107,7 +107,7 @@ def check_transactions(
             return
     except CorruptIndexError as error:
         logger.warning("%s: %s", directory.path, error)
-    if _are_of_before_a_cleaning(entries, wanted):
+    if are_of_before_a_cleaning(entries, wanted):
         logger.info("%s/%s: made anew of what the cleaner left", directory.path, index.name)
     else:
         logger.warning("%s/%s does not fit its log: made anew", directory.path, index.name)
@@ -116,7 +116,7 @@ def check_transactions(
         index.append(aborted)
 
 
-def _are_of_before_a_cleaning(
+def are_of_before_a_cleaning(
     entries: list[AbortedTransaction], wanted: list[AbortedTransaction]
 ) -> bool:
     """Whether the cleaner alone explains the difference. It keeps an entry as long as its marker,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -275,3 +276,20 @@ def test_an_offset_index_without_entries_is_called_empty(
     times = f"{0:020d}.timeindex"
     passed = [f"{times} passed sanity check."] if option == "--index-sanity-check" else []
     assert run(times, *([option] if option else [])).split("\n") == [f"Dumping {times}", *passed]
+
+
+def test_json_keeps_bytes_that_are_no_text_and_the_values_of_headers(tmp_path: Path) -> None:
+    records = [
+        Record(0, 1, b"\xff\x00k", b"\xc3\x28", (("a", b"\xfe"), ("b", b"text"), ("c", None)))
+    ]
+    log = tmp_path / "00000000000000000000.log"
+    log.write_bytes(encode_batch(records))
+    lines = [json.loads(line) for line in run(str(log), "--print-data-log", "--json").split("\n")]
+    (record,) = next(line["records"] for line in lines if line["kind"] == "batch")
+    assert base64.b64decode(record["key_base64"]) == b"\xff\x00k"
+    assert base64.b64decode(record["payload_base64"]) == b"\xc3\x28"
+    assert record["headers"] == [
+        {"key": "a", "value_base64": "/g=="},
+        {"key": "b", "value": "text"},
+        {"key": "c", "value": None},
+    ]

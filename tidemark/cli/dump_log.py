@@ -2,11 +2,13 @@
 
 Options and lines are those of Kafka's DumpLogSegments (kafka-dump-log.sh). With `--json`, each
 batch is one object with its `records` (if they are printed). A file is a line of its own, and every
-other entry is one object.
+other entry is one object. Nothing is lost: a key, value or header value that is no UTF-8 is there
+in base64, too.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -219,7 +221,15 @@ def _grouped(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def json_entry(entry: Entry) -> Entry:
-    """An entry as JSON's types; the message of a control record by its name and fields."""
+    """An entry as JSON's types. Bytes that are no UTF-8 are base64; the message of a control record
+    has its name and fields.
+    """
+    if entry.get("headers"):
+        entry = entry | {"headers": [_json_header(*pair) for pair in entry["headers"]]}
+    for name in ("key_bytes", "payload_bytes"):
+        if name in entry:
+            text = b64encode(entry.pop(name)).decode()
+            entry[name.replace("bytes", "base64")] = text
     control = entry.get("control")
     if control is None:
         return entry
@@ -227,3 +237,10 @@ def json_entry(entry: Entry) -> Entry:
 
     named = {"type": type(control.message).__name__, **control_fields(control.message)}
     return entry | {"control": named}
+
+
+def _json_header(key: str, value: bytes | None) -> Entry:
+    try:
+        return {"key": key, "value": None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {"key": key, "value_base64": b64encode(value or b"").decode()}

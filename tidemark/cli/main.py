@@ -32,6 +32,7 @@ from tidemark.cli import (
     server,
     storage,
     topics,
+    verify,
 )
 from tidemark.errors import TidemarkError
 
@@ -106,6 +107,7 @@ app.command("consume")(consume.consume)
 app.command("get-offsets")(get_offsets.get_offsets)
 app.command("delete-records")(delete_records.delete_records)
 app.command("dump-log")(dump_log.dump_log)
+app.command("verify")(verify.verify)
 app.command("completion")(completion.completion)
 
 
