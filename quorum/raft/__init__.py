@@ -4,11 +4,13 @@ of its own.
 `Replica.step(event, now_ms) -> Effects` is the whole interface, with `start`, `next_deadline_ms`,
 `validate` and a few views. Production, tests and the simulator run the same class. Outsiders may
 import `replica`, `config`, `effects` (events and effects), `messages`, `roles`, `voters`,
-`voter_history` and `log_view`.
+`voter_history`, `log_view` and `metrics`.
 
 Inside, the room is a star:
 
-    replica --> elections, following, leading, voter_changes --> state --> roles, requests
+    replica --> elections, following, leading, voter_changes --> state --> roles, requests, metrics
+
+`bounds` judges what peers send before any part has it; `refusals` is how a part refuses a message.
 
 `state` holds the fields, the views, the transitions of the role, and what is sent. Each of the four
 parts holds the state and handles the messages and timers of its roles; no part knows another.

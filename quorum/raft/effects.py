@@ -231,7 +231,7 @@ class Effects:
     high_watermark: int | None = None
     leader: LeaderAndEpoch | None = None
     remote_fault: str | None = None
-    """The fault of a leader's answer that this step refused."""
+    """Why this step refused a message of a peer."""
 
     @property
     def changes_log(self) -> bool:

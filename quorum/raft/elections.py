@@ -19,9 +19,10 @@ from quorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
+from quorum.raft.refusals import refuse, refuse_response
 from quorum.raft.requests import Pending
 from quorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
-from quorum.raft.state import RaftInvariantError, RaftState
+from quorum.raft.state import RaftState
 from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
 
@@ -51,10 +52,14 @@ class Elections:
             state.become_unattached(request.epoch, now_ms)
         if request.pre_vote:
             granted = self._grants_pre_vote(request)
+            state.metrics.pre_votes_granted += granted
+            state.metrics.pre_votes_rejected += not granted
             if granted and isinstance(state.role, Prospective) and self._goes_first(request):
                 state.role.defers_until_ms = now_ms + state.config.deference_ms
         else:
             granted = self._grants_vote(request)
+            state.metrics.votes_granted += granted
+            state.metrics.votes_rejected += not granted
             if granted:
                 state.become_unattached(state.epoch, now_ms, voted=request.candidate)
         state.reply(token, VoteResponse(state.header(), vote_granted=granted))
@@ -101,6 +106,9 @@ class Elections:
         if request.epoch < state.epoch:
             state.fail(token, request, ErrorCode.FENCED_LEADER_EPOCH)
             return
+        if self._contradicts(request.leader_id, request.epoch):
+            refuse(state, token, request, self._contradiction(request.leader_id))
+            return
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = state.role
         if isinstance(role, Prospective) and role.leader_id == request.leader_id:
@@ -111,6 +119,9 @@ class Elections:
         state = self._state
         if request.epoch < state.epoch:
             state.fail(token, request, ErrorCode.FENCED_LEADER_EPOCH)
+            return
+        if self._contradicts(request.leader_id, request.epoch):
+            refuse(state, token, request, self._contradiction(request.leader_id))
             return
         self._learn_leader(request.leader_id, request.epoch, request.leader_endpoint, now_ms)
         role = state.role
@@ -136,6 +147,19 @@ class Elections:
 
     # --- leaders named by messages ----------------------------------------------------------------
 
+    def _contradicts(self, leader_id: int | None, epoch: int) -> bool:
+        """Whether a message names another leader of this epoch than the known one. An epoch has one
+        leader (RULES.md I1), so a peer that names two is wrong.
+        """
+        state = self._state
+        if leader_id is None or epoch != state.epoch or leader_id == state.node_id:
+            return False
+        return state.leader_id not in (None, leader_id)
+
+    def _contradiction(self, leader_id: int | None) -> str:
+        state = self._state
+        return f"{leader_id} leads in epoch {state.epoch}, but {state.leader_id} does"
+
     def _learn_leader(
         self, leader_id: int | None, epoch: int, endpoint: Endpoint | None, now_ms: int
     ) -> None:
@@ -153,17 +177,8 @@ class Elections:
             if epoch > state.epoch:
                 state.become_unattached(epoch, now_ms)
             return
-        if epoch == state.epoch:
-            if isinstance(state.role, Leader | Resigned):
-                raise RaftInvariantError(
-                    f"two leaders in epoch {epoch}: {state.node_id} and {leader_id}"
-                )
-            if isinstance(state.role, Follower | Prospective) and state.role.leader_id is not None:
-                if state.role.leader_id != leader_id:
-                    raise RaftInvariantError(
-                        f"two leaders in epoch {epoch}: {state.role.leader_id} and {leader_id}"
-                    )
-                return
+        if epoch == state.epoch and state.leader_id is not None:
+            return  # known already; `_contradicts` has refused another one
         state.become_follower(epoch, leader_id, endpoint, now_ms)
 
     def apply_header(self, pending: Pending, header: Header, now_ms: int) -> bool:
@@ -171,6 +186,9 @@ class Elections:
         state = self._state
         if header.error == ErrorCode.INCONSISTENT_CLUSTER_ID:
             state.requests.back_off(pending.node_id, now_ms, state.config.fetch_timeout_ms)
+            return False
+        if self._contradicts(header.leader_id, header.epoch):
+            refuse_response(state, pending, self._contradiction(header.leader_id), now_ms)
             return False
         epoch_before = state.epoch
         if header.epoch >= state.epoch:

@@ -64,9 +64,6 @@ class Leading:
         role = self._leader_for(token, request)
         if role is None:
             return
-        if request.fetch_offset < 0 or request.last_fetched_epoch < 0 or request.max_wait_ms < 0:
-            state.fail(token, request, ErrorCode.INVALID_REQUEST)
-            return
         position = validate_offset_and_epoch(
             state.log, request.fetch_offset, request.last_fetched_epoch
         )

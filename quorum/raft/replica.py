@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quorum.raft.bounds import fault_of_request, fault_of_response
 from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import (
     Effects,
@@ -50,6 +51,7 @@ from quorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
+from quorum.raft.refusals import refuse, refuse_response
 from quorum.raft.requests import Pending
 from quorum.raft.roles import (
     Candidate,
@@ -248,6 +250,10 @@ class Replica:
         if state.shutting_down:
             state.fail(token, request, ErrorCode.BROKER_NOT_AVAILABLE)
             return
+        fault = fault_of_request(request, state.node_id, state.epoch)
+        if fault:
+            refuse(state, token, request, fault)
+            return
         match request:
             case VoteRequest():
                 self._elections.on_vote_request(token, request, now_ms)
@@ -275,6 +281,10 @@ class Replica:
         if type(response) is not _EXPECTED[type(pending.request)]:
             requests.back_off(pending.node_id, now_ms)
             return
+        fault = fault_of_response(response, self.state.epoch)
+        if fault:
+            self._refuse_response(pending, fault, now_ms)
+            return
         is_current = self._elections.apply_header(pending, response.header, now_ms)
         if isinstance(response, BeginQuorumEpochResponse):  # errors of a probe count, too
             self._voter_changes.on_probe_response(pending, response)
@@ -282,6 +292,14 @@ class Replica:
             self._dispatch_response(pending, response, now_ms)
         elif isinstance(response, FetchResponse):
             self._following.pause_server(pending, now_ms)
+
+    def _refuse_response(self, pending: Pending, fault: str, now_ms: int) -> None:
+        role = self.state.role
+        fetched = isinstance(pending.request, FetchRequest | FetchSnapshotRequest)
+        if fetched and isinstance(role, Follower) and role.leader_id == pending.node_id:
+            self._following.refuse(fault, now_ms)
+        else:
+            refuse_response(self.state, pending, fault, now_ms)
 
     def _dispatch_response(self, pending: Pending, response: Response, now_ms: int) -> None:
         match response:  # a VoterChangeResponse has no handler: the log shows the outcome

@@ -11,6 +11,7 @@ from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import Effects, ElectionState, LeaderAndEpoch, LeaderChange, Reply, Send
 from quorum.raft.log_view import LogView
 from quorum.raft.messages import AnyRequest, Header, Request, Response, error_response
+from quorum.raft.metrics import RaftMetrics
 from quorum.raft.requests import RequestManager
 from quorum.raft.roles import (
     OBSERVER_ROLES,
@@ -61,6 +62,7 @@ class RaftState:
         self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
         self.remote_faults = 0  # answers refused because they cannot be right
         self.effects = Effects()
+        self.metrics = RaftMetrics()
 
     # --- views ------------------------------------------------------------------------------------
 
@@ -236,6 +238,7 @@ class RaftState:
         )
         self._become(prospective, now_ms)
         self.requests.reset()
+        self.metrics.election_begins(now_ms)
 
     def give_up_pre_vote(self, role: Prospective, now_ms: int) -> None:
         """Ends lost pre-votes: follows the known leader again, or has none."""
@@ -250,6 +253,7 @@ class RaftState:
         epoch = self.epoch + 1
         self._become(Candidate(epoch, self.key, deadline_ms, {self.node_id}), now_ms)
         self._persist(None, self.key)
+        self.metrics.elections_started += 1
 
     def become_follower(self, epoch: int, leader_id: int, endpoint: Endpoint, now_ms: int) -> None:
         """Follows a leader. Raises RaftInvariantError if the epoch has another one."""
@@ -262,6 +266,7 @@ class RaftState:
         deadline_ms = now_ms + self.config.fetch_timeout_ms
         self._become(Follower(epoch, voted, leader_id, endpoint, deadline_ms), now_ms)
         self._persist(leader_id, voted)
+        self.metrics.election_ends(now_ms)
 
     def become_leader(self, now_ms: int) -> None:
         """Leads the epoch of a won election; its first record is a LeaderChange."""
@@ -282,6 +287,8 @@ class RaftState:
         )
         self._become(leader, now_ms)
         self._persist(self.node_id, candidate.voted)
+        self.metrics.elections_won += 1
+        self.metrics.election_ends(now_ms)
         first = self.log.kraft_version > 0 and self.log.voters_offset == BOOTSTRAP_OFFSET
         self.effects.append_leader_change = LeaderChange(
             self.node_id,

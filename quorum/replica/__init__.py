@@ -9,6 +9,7 @@ Outsiders may import:
     server        RaftServer, the implementation for a running node
     loader        the metadata image of a node, and its publishers
     settings      the settings of a node as the replica takes them
+    metrics       the metrics of a replica, by Kafka's names
     bootstrap     the first voters and feature levels, for `storage format`
     service, voters_codec     the wire form of what a controller answers about the quorum
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from quorum.raft import messages as m
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
-from tidemark.errors import ErrorCode
+from tidemark.errors import ErrorCode, InvalidRequestError
 from tidemark.types import Endpoint
 from tidemark.v1 import common_pb2, raft_pb2
 
@@ -29,7 +29,10 @@ def directory_bytes(key: ReplicaKey) -> bytes:
 
 
 def key_from_proto(replica_id: int, directory_id: bytes) -> ReplicaKey:
-    return ReplicaKey(replica_id, UUID(bytes=directory_id) if len(directory_id) == 16 else None)
+    """Raises InvalidRequestError for a broken directory id. One of zeros is unknown, as none is."""
+    if len(directory_id) not in (0, 16):
+        raise InvalidRequestError(f"a directory id has 16 bytes, not {len(directory_id)}")
+    return ReplicaKey(replica_id, UUID(bytes=directory_id) if any(directory_id) else None)
 
 
 def endpoint_to_proto(endpoint: Endpoint | None) -> common_pb2.Endpoint | None:
@@ -39,7 +42,9 @@ def endpoint_to_proto(endpoint: Endpoint | None) -> common_pb2.Endpoint | None:
 
 
 def endpoint_from_proto(message: common_pb2.Endpoint) -> Endpoint | None:
-    return Endpoint(message.host, message.port) if message.host else None
+    """Returns None for an address that nobody can be reached at."""
+    reachable = message.host and 0 < message.port < 65536
+    return Endpoint(message.host, message.port) if reachable else None
 
 
 def error_code(value: int) -> ErrorCode:

@@ -51,6 +51,7 @@ from quorum.replica.describe import describe
 from quorum.replica.flusher import Flusher
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
+from quorum.replica.metrics import Metric, RaftMeter
 from quorum.replica.sealing import is_intact, sealed
 from quorum.replica.service import RaftService
 from quorum.replica.settings import metadata_log_config, replica_config
@@ -84,8 +85,6 @@ CLEAN_INTERVAL_S = 60.0
 """Interval of log cleaning in seconds (Kafka's constant). The log is also cleaned after each
 checkpoint.
 """
-FAULT_LOG_INTERVAL_MS = 10_000
-"""Refused answers of a leader are logged once in this interval."""
 SHUTDOWN_TIMEOUT_S = 1.0
 """Longest time a stopping leader waits for the voters to acknowledge, in seconds."""
 
@@ -121,6 +120,7 @@ class RaftServer:
         self._linger_ms = config.controller_quorum_append_linger_ms
         self._appends = Appends()
         self._listeners = Listeners(self._replica, self._log)
+        self._meter = RaftMeter(self._replica, self._log)
         self._queue: deque[Event | Callable[[], Awaitable[None]]] = deque()
         self._wake = asyncio.Event()
         self._tokens = itertools.count(1)
@@ -131,7 +131,6 @@ class RaftServer:
         self._flusher: Flusher | None = None
         self._stopped = False
         self._more_to_deliver = False
-        self._next_fault_log_ms = 0
         self._left = asyncio.Event()  # set once no voter needs to learn that this node stops
 
     # --- client interface -----------------------------------------------------------------------
@@ -213,8 +212,10 @@ class RaftServer:
         batches = self._appends.take()
         if not batches or self._replica.leader_and_epoch != leads:
             return False
+        first = self._log.end_offset
         for batch in batches:
             self._log.append_batch(batch, self._now_ms())
+        self._meter.appended(self._log.end_offset - first, self._loop_ms())
         return True
 
     def register(self, listener: RaftListener) -> None:
@@ -228,6 +229,10 @@ class RaftServer:
     def describe(self) -> QuorumInfo:
         """Describes the quorum. Offsets and fetch times are known only if this node leads."""
         return describe(self._replica, self._log, self._loop_ms(), self._now_ms())
+
+    def metrics(self) -> dict[str, Metric]:
+        """Returns the metrics of this replica by Kafka's names (raft-metrics)."""
+        return self._meter.read(self._loop_ms())
 
     async def create_snapshot(self, end_offset: int, values: Iterable[bytes]) -> None:
         """See `RaftClient.create_snapshot`. Raises InvalidRequestError for an invalid offset."""
@@ -383,9 +388,12 @@ class RaftServer:
         until_ms = FOREVER_MS if deadline_ms is None else deadline_ms
         timeout_s = min(CLEAN_INTERVAL_S, (until_ms - self._loop_ms()) / 1000)
         if timeout_s > 0 and not self._wake.is_set():
+            began_ms = self._loop_ms()
             handle = asyncio.get_running_loop().call_later(timeout_s, self._wake.set)
             await self._wake.wait()
             handle.cancel()
+            now_ms = self._loop_ms()
+            self._meter.waited(now_ms - began_ms, now_ms)
         self._wake.clear()
 
     async def _step(self, event: Event) -> None:
@@ -408,25 +416,14 @@ class RaftServer:
             self._spawn(self._call(send))
         if effects.high_watermark is not None:
             self._log.update_high_watermark(effects.high_watermark)
+            self._meter.committed(effects.high_watermark, self._loop_ms())
         if effects.leader is not None:
             logger.info("node %d: %s", self.node_id, effects.leader)
+            self._meter.leader_changed()
         if effects.remote_fault is not None:
-            self._log_remote_fault(effects.remote_fault)
+            self._meter.remote_fault(effects.remote_fault, self._loop_ms())
         if log_changed is not None:
             await self._step(log_changed)
-
-    def _log_remote_fault(self, reason: str) -> None:
-        """Logs a refused answer, repeated ones once in a while; `remote_faults` counts them all."""
-        now_ms = self._loop_ms()
-        if now_ms >= self._next_fault_log_ms:
-            self._next_fault_log_ms = now_ms + FAULT_LOG_INTERVAL_MS
-            logger.error(
-                "an answer of the leader %s is refused, the %d. since the start; fetching again: "
-                "%s",
-                self._replica.leader_and_epoch.leader_id,
-                self._replica.remote_faults,
-                reason,
-            )
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -443,9 +440,11 @@ class RaftServer:
             self._write_appends()  # their offsets are already promised
             self._log.append_voters(effects.append_voters, self._replica.epoch, self._now_ms())
         if effects.append_records:
+            first = self._log.end_offset
             try:
                 epoch = self._replica.epoch
                 self._log.append_fetched(effects.append_records, epoch, self._now_ms())
+                self._meter.fetched(self._log.end_offset - first, self._loop_ms())
             except CorruptMessageError as error:
                 return RecordsRefused(str(error))
         if effects.snapshot_piece is not None:

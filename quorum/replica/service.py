@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,6 +16,8 @@ from tidemark.errors import ErrorCode, code_of
 from tidemark.v1 import common_pb2, raft_pb2, raft_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+P = TypeVar("P")
+R = TypeVar("R")
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 
 
@@ -30,35 +32,44 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         self._handle = handle
         self._describe = describe
 
-    async def _answer(self, request: m.Request) -> m.Response:
+    async def _answer(
+        self, decode: Callable[[P], m.Request], message: P, response: Callable[[m.Header], R]
+    ) -> R:
+        """Returns the replica's answer. An error becomes the error code of a `response` without
+        content; a message that does not decode is one, too.
+        """
         try:
-            return await self._handle(request)
-        except Exception as error:  # becomes the response's error code
-            return m.error_response(request, m.Header(code_of(error), None, -1))
+            answer: Any = await self._handle(decode(message))
+        except Exception as error:
+            return response(m.Header(code_of(error), None, -1))
+        answered: R = answer
+        return answered
 
     async def Vote(self, request: raft_pb2.VoteRequest, context: Context) -> raft_pb2.VoteResponse:
-        response = await self._answer(wire.vote_request_from_proto(request))
-        assert isinstance(response, m.VoteResponse)
+        def refused(header: m.Header) -> m.VoteResponse:
+            return m.VoteResponse(header, vote_granted=False)
+
+        response = await self._answer(wire.vote_request_from_proto, request, refused)
         return wire.vote_response_to_proto(response)
 
     async def BeginQuorumEpoch(
         self, request: raft_pb2.BeginQuorumEpochRequest, context: Context
     ) -> raft_pb2.BeginQuorumEpochResponse:
-        response = await self._answer(wire.begin_request_from_proto(request))
-        assert isinstance(response, m.BeginQuorumEpochResponse)
+        response = await self._answer(
+            wire.begin_request_from_proto, request, m.BeginQuorumEpochResponse
+        )
         return wire.begin_response_to_proto(response)
 
     async def EndQuorumEpoch(
         self, request: raft_pb2.EndQuorumEpochRequest, context: Context
     ) -> raft_pb2.EndQuorumEpochResponse:
-        response = await self._answer(wire.end_request_from_proto(request))
-        assert isinstance(response, m.EndQuorumEpochResponse)
+        response = await self._answer(
+            wire.end_request_from_proto, request, m.EndQuorumEpochResponse
+        )
         return wire.end_response_to_proto(response)
 
     async def _fetch(self, request: raft_pb2.QuorumFetchRequest) -> m.FetchResponse:
-        response = await self._answer(wire.fetch_request_from_proto(request))
-        assert isinstance(response, m.FetchResponse)
-        return response
+        return await self._answer(wire.fetch_request_from_proto, request, m.FetchResponse)
 
     async def Fetch(
         self, request: raft_pb2.QuorumFetchRequest, context: Context
@@ -79,8 +90,9 @@ class RaftService(raft_pb2_grpc.RaftServicer):
     async def FetchSnapshot(
         self, request: raft_pb2.FetchSnapshotRequest, context: Context
     ) -> raft_pb2.FetchSnapshotResponse:
-        response = await self._answer(wire.snapshot_request_from_proto(request))
-        assert isinstance(response, m.FetchSnapshotResponse)
+        response = await self._answer(
+            wire.snapshot_request_from_proto, request, m.FetchSnapshotResponse
+        )
         return wire.snapshot_response_to_proto(response)
 
     async def _change_voters(self, request: Callable[[], m.Request]) -> raft_pb2.RaftVoterResponse:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorum.raft import messages as m
-from quorum.raft.voters import ReplicaKey
 from quorum.replica.codec import (
     CONTROLLER_LISTENER,
     directory_bytes,
@@ -19,12 +18,6 @@ from quorum.replica.codec import (
 from tidemark.errors import InvalidRequestError
 from tidemark.types import Listener
 from tidemark.v1 import common_pb2, raft_pb2
-
-
-def _voter(replica_id: int, directory_id: bytes) -> ReplicaKey:
-    if len(directory_id) not in (0, 16):
-        raise InvalidRequestError(f"a directory id has 16 bytes, not {len(directory_id)}")
-    return key_from_proto(replica_id, directory_id)
 
 
 def _listeners(
@@ -62,7 +55,7 @@ def add_request_from_proto(request: raft_pb2.AddRaftVoterRequest) -> m.AddVoterR
     listeners = _listeners(request.listener, request.listeners)
     return m.AddVoterRequest(
         request.cluster_id,
-        _voter(request.voter_id, request.voter_directory_id),
+        key_from_proto(request.voter_id, request.voter_directory_id),
         listeners[0].endpoint,
         request.timeout_ms,
         request.ack_when_committed,
@@ -81,7 +74,7 @@ def remove_request_to_proto(request: m.RemoveVoterRequest) -> raft_pb2.RemoveRaf
 
 def remove_request_from_proto(request: raft_pb2.RemoveRaftVoterRequest) -> m.RemoveVoterRequest:
     """Raises InvalidRequestError for a broken directory id."""
-    voter = _voter(request.voter_id, request.voter_directory_id)
+    voter = key_from_proto(request.voter_id, request.voter_directory_id)
     return m.RemoveVoterRequest(request.cluster_id, voter, request.timeout_ms)
 
 
@@ -102,7 +95,7 @@ def update_request_from_proto(request: raft_pb2.UpdateRaftVoterRequest) -> m.Upd
     return m.UpdateVoterRequest(
         request.cluster_id,
         request.current_leader_epoch,
-        _voter(request.voter_id, request.voter_directory_id),
+        key_from_proto(request.voter_id, request.voter_directory_id),
         listeners[0].endpoint,
         listeners,
     )

@@ -145,7 +145,7 @@ def test_an_illegal_transition_raises():
     with pytest.raises(RaftInvariantError, match="illegal transition"):
         follower.state.become_leader(5)
     with pytest.raises(RaftInvariantError, match="two leaders"):
-        ask(follower, m.BeginQuorumEpochRequest("c", KEYS[1], 2, 1, ENDPOINTS[2]))
+        follower.state.become_follower(1, 2, ENDPOINTS[2], 5)
 
 
 def test_a_sole_voter_leads_at_once_in_a_new_epoch():
