@@ -1,9 +1,13 @@
-"""Sends administrative requests to any node, and to another one while errors are retriable."""
+"""Sends administrative requests to any node, and to another one while errors are retriable.
+
+A request may rightly take long, so its own timeout does not show that a node hangs. A node that
+leaves a request and then a probe unanswered is given up for the next one.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -13,7 +17,7 @@ from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
-from tidemark.errors import ApiError, RequestTimedOutError, raise_for
+from tidemark.errors import ApiError, NetworkError, RequestTimedOutError, raise_for
 from tidemark.v1 import log_pb2
 from tidemark.wire.rpcs import ADMIN, rpcs_of
 
@@ -21,6 +25,9 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Message)
 
 _PATHS = {rpc.request: rpc.path for rpc in rpcs_of(ADMIN)}
+_PROBE = "/grpc.health.v1.Health/Check"
+_PROBE_AFTER_MS = 3_000
+_PROBE_TIMEOUT_MS = 2_000
 
 
 class AdminCalls(AsyncCloses):
@@ -53,10 +60,35 @@ class AdminCalls(AsyncCloses):
     async def _send(self, address: str, request: Message, response: type[R]) -> R:
         """Returns the answer of one node; raises ApiError, also for an error within the answer."""
         path = _PATHS[type(request)]
-        answer: Any = await self._connections.call(address, path, request, response.FromString)
+        call = self._connections.call(address, path, request, response.FromString)
+        answer: Any = await self._unless_hung(address, call)
         raise_for(answer.error_code, answer.error_message)
         checked: R = answer
         return checked
+
+    async def _unless_hung(self, address: str, call: Coroutine[Any, Any, T]) -> T:
+        """Returns the answer of `call`; raises NetworkError as soon as its node hangs."""
+        under_way = asyncio.ensure_future(call)
+        try:
+            while not under_way.done():
+                await asyncio.wait((under_way,), timeout=_PROBE_AFTER_MS / 1000)
+                if not under_way.done() and not await self._answers(address):
+                    raise NetworkError(
+                        f"{address} answers neither the request nor a probe: it hangs"
+                    )
+            return under_way.result()
+        finally:
+            under_way.cancel()
+
+    async def _answers(self, address: str) -> bool:
+        """Whether a node answers a probe, with whatever."""
+        try:
+            await self._connections.call(address, _PROBE, b"", bytes, timeout_ms=_PROBE_TIMEOUT_MS)
+        except (NetworkError, RequestTimedOutError):
+            return False
+        except ApiError:
+            return True
+        return True
 
     async def _ask(self, request: Message, response: type[R], timeout_ms: int | None = None) -> R:
         """Returns the answer of any node; retries as `_with_retries`."""
