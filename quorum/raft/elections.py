@@ -206,6 +206,18 @@ class Elections:
 
     # --- responses --------------------------------------------------------------------------------
 
+    def on_vote_unsupported(self, pending: Pending, now_ms: int) -> None:
+        """Begins the election without pre-votes when a voter is too old for them (KIP-996)."""
+        state, request = self._state, pending.request
+        state.requests.back_off(pending.node_id, now_ms)
+        if not isinstance(request, VoteRequest) or not request.pre_vote:
+            return
+        state.metrics.pre_votes_unsupported += 1
+        role = state.role
+        asked_now = isinstance(role, Prospective) and pending.epoch == role.epoch
+        if asked_now and not state.shutting_down:
+            state.become_candidate(now_ms)
+
     def on_vote_response(self, pending: Pending, response: VoteResponse) -> None:
         request = pending.request
         role = self._state.role

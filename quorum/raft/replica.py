@@ -285,6 +285,11 @@ class Replica:
         if fault:
             self._refuse_response(pending, fault, now_ms)
             return
+        if response.header.error == ErrorCode.UNSUPPORTED_VERSION and (
+            isinstance(response, VoteResponse)
+        ):
+            self._elections.on_vote_unsupported(pending, now_ms)
+            return
         is_current = self._elections.apply_header(pending, response.header, now_ms)
         if isinstance(response, BeginQuorumEpochResponse):  # errors of a probe count, too
             self._voter_changes.on_probe_response(pending, response)

@@ -52,9 +52,28 @@ class _Peer:
         self.channel = grpc.aio.insecure_channel(endpoint.address, options=options)
         self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
         self._fetches: Exchange | None = None
+        self._streams = True  # an older node may not know FetchStream
 
     async def fetch(self, request: m.FetchRequest, timeout_s: float) -> m.FetchResponse:
-        """Fetches over the open call. Any failure ends it, and the next fetch opens another."""
+        """Fetches over the open call, or call by call from a node that knows no open one. After a
+        failure the next fetch opens a call again: the node may have been replaced by a newer one.
+        """
+        if not self._streams:
+            self._streams = True
+            answer = await self.stub.Fetch(wire.fetch_request_to_proto(request), timeout=timeout_s)
+            self._streams = False
+            return wire.fetch_response_from_proto(answer)
+        try:
+            return await self._fetch_over_stream(request, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            self._streams = False
+            return await self.fetch(request, timeout_s)
+
+    async def _fetch_over_stream(
+        self, request: m.FetchRequest, timeout_s: float
+    ) -> m.FetchResponse:
         if self._fetches is None or not self._fetches.is_open:
             self._fetches = Exchange(self.channel, FETCH_STREAM)
         fetches = self._fetches
@@ -128,6 +147,8 @@ class GrpcTransport:
                     changed = await stub.UpdateRaftVoter(update, timeout=timeout_s)
                     return voters.response_from_proto(changed)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older node
+                return m.error_response(request, m.Header(ErrorCode.UNSUPPORTED_VERSION, None, -1))
             raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
 
     async def close(self) -> None:
