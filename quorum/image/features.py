@@ -57,8 +57,14 @@ METADATA_RELEASES: Mapping[int, str] = {1: "0.1-IV0", 2: "0.1-IV1"}
 1 has the records of KIP-631. From 2 on, controllers register themselves (KIP-919).
 """
 
-FIRST_LEVELS: Mapping[str, int] = {METADATA_VERSION: 2}
-"""Levels of a new cluster unless `storage format` sets others; UpdateFeatures raises them later."""
+_RELEASES_ELR: Mapping[int, int] = {1: 0, 2: 1}
+"""Level of eligible.leader.replicas.version in a cluster that begins with that metadata.version."""
+
+FIRST_LEVELS: Mapping[str, int] = {METADATA_VERSION: 2, ELR_VERSION: 1}
+"""Levels of a new cluster unless `storage format` sets others; UpdateFeatures raises them later.
+
+An existing cluster keeps its own.
+"""
 
 # Range of a node that reports none: it is of the first version.
 _UNTOLD: Mapping[str, LevelRange] = {METADATA_VERSION: LevelRange(1, 1)}
@@ -129,7 +135,8 @@ def release_levels(release: str) -> dict[str, int]:
     if not found:
         known = ", ".join(METADATA_RELEASES.values())
         raise ConfigError(f"there is no release {release!r}; there are {known}")
-    return {METADATA_VERSION: max(found)}
+    level = max(found)
+    return {METADATA_VERSION: level, ELR_VERSION: _RELEASES_ELR[level]}
 
 
 def first_levels(release: str | None, features: Mapping[str, int]) -> dict[str, int]:

@@ -218,7 +218,7 @@ def test_features_go_up_and_down(admin: FakeAdmin) -> None:
         ({"metadata.version": 3}, None, False),
         ({"metadata.version": 0}, "SAFE", True),
         ({"metadata.version": 1}, "UNSAFE", False),
-        ({"metadata.version": 1}, None, False),
+        ({"metadata.version": 1, "eligible.leader.replicas.version": 0}, None, False),
         ({"metadata.version": 0}, "SAFE", False),
     ]
     for wrong in ("metadata.version", "metadata.version=x", "other=latest", "=1", "=latest"):
@@ -255,7 +255,10 @@ def test_a_node_is_formatted_for_a_cluster_of_an_older_level(tmp_path: Path) -> 
         "metadata.version": 1,
         "eligible.leader.replicas.version": 1,
     }
-    assert "0.1-IV1\tmetadata.version\t2" in call("storage", "version-mapping")
+    mapping = call("storage", "version-mapping")
+    assert "0.1-IV1\tmetadata.version\t2" in mapping
+    assert "0.1-IV0\teligible.leader.replicas.version\t0" in mapping
+    assert "0.1-IV1\teligible.leader.replicas.version\t1" in mapping
 
 
 def test_a_broker_is_only_forgotten_when_it_is_dead_and_empty(admin: FakeAdmin) -> None:

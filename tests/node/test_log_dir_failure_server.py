@@ -91,7 +91,8 @@ def test_a_directory_is_pulled_out_stays_away_and_comes_back(tmp_path: Path) -> 
         assert directory_of(server, "y").path[-1] == "b"
         pull_out(directory_of(server, "y"))
         await until(lambda: partition_of(server, "y").leader is None)
-        assert partition_of(server, "y").isr == (1,)
+        y = partition_of(server, "y")
+        assert (y.isr, y.elr, y.last_known_elr) == ((), (), (1,)), "it leads again when it is back"
         assert await codes(client, "x", "y") == [0, ErrorCode.KAFKA_STORAGE_ERROR]
         assert await errors_of_directories(client) == {
             "a": (0, ""),

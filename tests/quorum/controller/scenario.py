@@ -35,14 +35,18 @@ def controller_config(**changes: str) -> ServerConfig:
 
 
 class Scenario:
-    """An active controller without a log: its records are committed at once."""
+    """An active controller without a log: its records are committed at once.
+
+    `level` is the metadata.version to begin with, and other features are off; None means the levels
+    of a new cluster.
+    """
 
     def __init__(
         self,
         seed: int = 1,
         config: ServerConfig | None = None,
         *,
-        level: int = FIRST_LEVELS[METADATA_VERSION],
+        level: int | None = FIRST_LEVELS[METADATA_VERSION],
         voters: tuple[int, ...] = (),
     ) -> None:
         self.config = config or controller_config()
@@ -50,7 +54,7 @@ class Scenario:
             self.config,
             CLUSTER_ID,
             random.Random(seed),
-            first_levels={METADATA_VERSION: level},
+            first_levels=FIRST_LEVELS if level is None else {METADATA_VERSION: level},
             voters=lambda: voters,
         )
         self.message = ""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from quorum.controller.core import ControllerCore
 from quorum.image import features
 from quorum.image.features import SUPPORTED, LevelRange, check_supported, first_levels
 from quorum.image.image import ELR_VERSION, METADATA_VERSION
 from quorum.services import admin_answers
-from tests.quorum.controller.scenario import Scenario
+from tests.quorum.controller.scenario import CLUSTER_ID, Scenario
 from tidemark.errors import (
     BrokerIdNotRegisteredError,
     ConfigError,
@@ -186,8 +189,10 @@ def test_a_node_too_old_for_its_log_says_so() -> None:
 
 
 def test_formatting_takes_a_release_or_levels() -> None:
-    assert first_levels(None, {}) == {METADATA_VERSION: 2}
-    assert first_levels("0.1", {}) == {METADATA_VERSION: 2}
+    assert first_levels(None, {}) == {METADATA_VERSION: 2, ELR_VERSION: 1}
+    assert first_levels("0.1", {}) == {METADATA_VERSION: 2, ELR_VERSION: 1}
+    assert first_levels("0.1-IV1", {ELR_VERSION: 0}) == {METADATA_VERSION: 2}
+    assert first_levels("0.1-IV0", {}) == {METADATA_VERSION: 1}
     assert first_levels("0.1-IV0", {ELR_VERSION: 1}) == {METADATA_VERSION: 1, ELR_VERSION: 1}
     assert first_levels(None, {METADATA_VERSION: 1, ELR_VERSION: 0}) == {METADATA_VERSION: 1}
     for release, levels in (
@@ -204,7 +209,18 @@ def test_formatting_takes_a_release_or_levels() -> None:
 def test_every_level_of_metadata_version_has_the_name_of_a_release() -> None:
     lowest, highest = SUPPORTED[METADATA_VERSION]
     assert sorted(features.METADATA_RELEASES) == list(range(lowest, highest + 1))
+    assert features.release_levels("0.1") == features.FIRST_LEVELS
     assert features.FIRST_LEVELS[METADATA_VERSION] == highest
+
+
+def test_eligible_replicas_are_kept_in_new_clusters_and_an_existing_one_keeps_its_level() -> None:
+    new = Scenario(level=None)
+    assert dict(new.image.features) == features.FIRST_LEVELS
+    assert new.image.elr_enabled
+    old = Scenario(level=2)
+    assert not old.image.elr_enabled
+    core = ControllerCore(old.config, CLUSTER_ID, random.Random(1))
+    assert core.activate(old.image, 2, old.now_ms).records == []
 
 
 def test_a_range_holds_both_its_ends() -> None:
