@@ -11,6 +11,7 @@ Outsiders may import:
     settings      the settings of a node as the replica takes them
     metrics       the metrics of a replica, by Kafka's names
     bootstrap     the first voters and feature levels, for `storage format`
+    recovery      new voters for a log whose majority is lost, for `quorum recover`
     service, voters_codec     the wire form of what a controller answers about the quorum
 
 The other modules are internal: metadata_log, log_checks, appends, flusher, listeners, describe,

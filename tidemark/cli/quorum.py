@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tidemark.cli import quorum_recover
 from tidemark.cli.output import json_of, print_json, print_line, print_table
 from tidemark.cli.session import DryRun, Session, with_session
 from tidemark.errors import ConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidemark.types import Endpoint
 
 app = typer.Typer(help="The metadata quorum.", no_args_is_help=True)
+app.command("recover")(quorum_recover.recover)
 
 _LISTENER = "CONTROLLER"
 _TIMES = ("LastFetchTimestamp", "LastCaughtUpTimestamp")
