@@ -85,6 +85,6 @@ def _assign(
             builder.target_isr = tuple(r for r in partition.isr if r != broker.broker_id)
             builder.unclean_shutdown = frozenset((broker.broker_id,))
         record = builder.build() or record
-    del record.partition_change.directories[:]
-    record.partition_change.directories.extend(d.bytes for d in directories)
+    if not record.partition_change.directories:  # else it removes replicas, and their directories
+        record.partition_change.directories.extend(d.bytes for d in directories)
     return record

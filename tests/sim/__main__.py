@@ -1,4 +1,6 @@
-"""`python -m tests.sim --seeds N [--start N] [--canary NAME | --servers] [--stats] [--verbose]`."""
+"""`python -m tests.sim --seeds N [--start N] [--canary NAME] [--partitions | --servers] [--stats]
+[--verbose]`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 
 from tests.sim.canaries import CANARIES, Canary
 from tests.sim.kinds import KINDS
+from tests.sim.partitions import kinds as partition_kinds
+from tests.sim.partitions.canaries import CANARIES as PARTITION_CANARIES
+from tests.sim.partitions.world import PartitionOutcome, run_partitions
 from tests.sim.servers.world import run_servers
 from tests.sim.world import Outcome, run_seed
 
@@ -19,7 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--canary", choices=sorted(CANARIES), help="plant this bug")
+    parser.add_argument("--canary", choices=sorted({*CANARIES, *PARTITION_CANARIES}))
+    parser.add_argument("--partitions", action="store_true", help="brokers and their records")
     parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
     parser.add_argument("--stats", action="store_true", help="count each kind of fault seen")
     parser.add_argument("--verbose", action="store_true", help="print every event")
@@ -27,25 +34,40 @@ def main() -> int:
     logging.disable(logging.CRITICAL)  # broken disks are intended
     if arguments.servers:
         return main_of_servers(arguments.start, arguments.seeds, verbose=arguments.verbose)
-    canary: Canary = CANARIES[arguments.canary]() if arguments.canary else Canary()
-    outcomes: list[Outcome] = []
+    run, kinds, mode = runner(arguments.canary, arguments.partitions, arguments.verbose)
+    outcomes: list[Outcome | PartitionOutcome] = []
     failed: list[int] = []
     started = time.monotonic()
     for seed in range(arguments.start, arguments.start + arguments.seeds):
         try:
-            outcomes.append(run_seed(seed, canary, verbose=arguments.verbose))
+            outcomes.append(run(seed))
         except Exception as error:
             failed.append(seed)
             print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
             if arguments.verbose:
                 traceback.print_exc()
             bug = f" --canary {arguments.canary}" if arguments.canary else ""
-            print(f"  repeat it: python -m tests.sim --seeds 1 --start {seed} --verbose{bug}")
+            print(f"  repeat it: python -m tests.sim --seeds 1 --start {seed} --verbose{bug}{mode}")
     elapsed_s = time.monotonic() - started
     report(outcomes, failed, elapsed_s)
     if arguments.stats:
-        print_stats(outcomes)
+        print_stats(outcomes, kinds)
     return 1 if failed else 0
+
+
+def runner(
+    canary: str | None, partitions: bool, verbose: bool
+) -> tuple[Callable[[int], Outcome | PartitionOutcome], frozenset[str], str]:
+    """Returns what runs one seed, the kinds it should meet, and the option that chose it."""
+    if partitions or canary in PARTITION_CANARIES:
+        bug = PARTITION_CANARIES[canary]() if canary else None
+        return (
+            lambda seed: run_partitions(seed, bug, verbose=verbose),
+            partition_kinds.KINDS,
+            " --partitions",
+        )
+    planted: Canary = CANARIES[canary]() if canary else Canary()
+    return lambda seed: run_seed(seed, planted, verbose=verbose), KINDS, ""
 
 
 def main_of_servers(start: int, seeds: int, *, verbose: bool) -> int:
@@ -67,7 +89,7 @@ def main_of_servers(start: int, seeds: int, *, verbose: bool) -> int:
     return 1 if failed else 0
 
 
-def report(outcomes: list[Outcome], failed: list[int], elapsed_s: float) -> None:
+def report(outcomes: list[Outcome | PartitionOutcome], failed: list[int], elapsed_s: float) -> None:
     count = len(outcomes) + len(failed)
     events = sum(o.events for o in outcomes)
     print(
@@ -78,14 +100,14 @@ def report(outcomes: list[Outcome], failed: list[int], elapsed_s: float) -> None
     print(f"{elapsed_s:.1f} s, {count * 60 / elapsed_s:.0f} seeds per minute")
 
 
-def print_stats(outcomes: list[Outcome]) -> None:
+def print_stats(outcomes: list[Outcome | PartitionOutcome], kinds: frozenset[str]) -> None:
     """Prints how often each kind occurred, and in how many seeds."""
     total: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     for outcome in outcomes:
         total.update(outcome.seen)
         seeds.update(name for name, count in outcome.seen.items() if count)
-    for name in sorted(KINDS | set(total)):
+    for name in sorted(kinds | set(total)):
         print(f"{name:45} {total[name]:9} times in {seeds[name]:5} seeds")
 
 

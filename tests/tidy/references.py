@@ -91,7 +91,8 @@ def _tests() -> frozenset[str]:
 @functools.cache
 def _canaries() -> frozenset[str]:
     """Names of the planted bugs of the simulators."""
-    places = ("tests/sim/canaries.py", "tests/sim/servers/canaries.py")
+    worlds = ("sim", "sim/partitions", "sim/servers")
+    places = [f"tests/{world}/canaries.py" for world in worlds]
     found = (re.findall(r'^    "([a-z-]+)": [A-Z]', texts()[p], re.MULTILINE) for p in places)
     return frozenset(name for names in found for name in names)
 

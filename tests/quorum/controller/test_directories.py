@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from quorum.image.image import ELR_VERSION
 from quorum.image.types import LOST_DIRECTORY
 from tests.quorum.controller.scenario import Scenario
 from tidemark.errors import BrokerIdNotRegisteredError, ErrorCode, StaleBrokerEpochError
@@ -131,6 +132,27 @@ def test_the_directories_follow_the_replicas_of_a_move(s: Scenario) -> None:
     assert (p.replicas, p.directory_of(1), p.directory_of(3)) == ((3, 1, 2), A, None)
     s.alter("a", (1, 2, 3))
     assert (s.partition("a").replicas, s.partition("a").directory_of(1)) == ((3, 1), A)
+
+
+def test_a_lost_replica_whose_removal_completes_a_move_takes_its_directory_along() -> None:
+    s = Scenario()
+    assert s.set_feature(ELR_VERSION, 1) == 0
+    s.register(1, log_dirs=(A, OTHER))
+    s.register(2, log_dirs=(B, UUID(int=104, version=4)))
+    for broker_id in (1, 2):
+        s.heartbeat(broker_id)
+    s.create("c", (1, 2), min_insync_replicas="2")
+    assert assign(s, B, "c", broker_id=2) == 0
+    s.alter("c", (1,))
+    request = admin_pb2.AlterPartitionReassignmentsRequest()
+    request.partitions.add(topic="c").replicas.broker_ids.append(2)
+    s.ask(request)
+    s.keep_alive(18_000, 2)  # broker 1 stops; 2 was eligible and leads
+    assert (s.partition("c").removing, s.partition("c").isr) == ((1,), (2,))
+    assert assign(s, LOST_DIRECTORY, "c", broker_id=1) == 0
+    assert (s.partition("c").replicas, s.partition("c").directories) == ((2,), (B,))
+    s.keep_alive(18_000)
+    assert s.partition("c").leader is None, "the partition can still change"
 
 
 def test_a_forgotten_broker_leads_nothing_and_is_in_no_isr(s: Scenario) -> None:

@@ -1,0 +1,92 @@
+"""The partitions' world in the test suite: seeds hold and meet every event of the list, runs
+repeat exactly, and planted bugs are caught.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.sim.checks import Violation
+from tests.sim.partitions.canaries import CANARIES
+from tests.sim.partitions.kinds import KINDS, RARE
+from tests.sim.partitions.world import PartitionOutcome, run_partitions
+from tests.sim.test_simulator import ENOUGH_FOR_ALL, SEEDS
+
+# Words of the finding that a planted bug has to cause.
+CAUGHT_BY = {
+    "counts-committed-isr-alone": "I6",
+    "commits-with-any-isr": "I6",
+    "joins-too-early": "I6",
+    "forgets-unclean-stops": "I6",
+    "leads-with-an-empty-disk": "I6",
+    "elects-any-replica": "I6",
+}
+SEARCHED = 300
+
+
+@functools.cache
+def outcome_of(seed: int) -> PartitionOutcome:
+    try:
+        return run_partitions(seed)
+    except Exception as error:
+        command = f"python -m tests.sim --partitions --seeds 1 --start {seed} --verbose"
+        raise AssertionError(f"seed {seed}: {error}; repeat it: {command}") from error
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, 20))
+def test_a_clean_election_loses_no_committed_record_and_partitions_recover(start):
+    assert sum(outcome_of(seed).committed for seed in range(start, start + 20)) > 0
+
+
+def test_the_seeds_meet_every_event():
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen.update(outcome_of(seed).seen)
+    wanted = KINDS if SEEDS >= ENOUGH_FOR_ALL else KINDS - RARE
+    assert not {kind for kind in wanted if not seen[kind]}
+
+
+def test_every_event_that_is_counted_is_in_the_list():
+    seen = {kind for seed in range(min(SEEDS, 60)) for kind in outcome_of(seed).seen}
+    assert seen <= KINDS
+
+
+def traces(hash_seed: str) -> str:
+    code = (
+        "from tests.sim.partitions.world import run_partitions; "
+        "print([(o.events, o.committed) for o in map(run_partitions, range(8))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed():
+    first = traces("1")
+    assert "(" in first
+    assert traces("4242") == first
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_a_planted_bug_is_caught(name):
+    findings = []
+    for seed in range(SEARCHED):
+        try:
+            run_partitions(seed, CANARIES[name]())
+        except (Violation, AssertionError) as error:
+            findings.append(str(error))
+            if re.search(CAUGHT_BY[name], str(error)):
+                return
+    raise AssertionError(f"{name} was not caught in {SEARCHED} seeds: {findings[:5]}")
