@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from quorum.controller.core import ControllerCore
 from quorum.controller.event_queue import EventQueue
+from quorum.controller.metrics import ControllerMetrics
 from quorum.controller.requests import REQUESTS
 from quorum.controller.result import ControllerResult
 from quorum.image import InconsistentMetadataError, MetadataDelta, MetadataImage
@@ -34,6 +35,7 @@ from tidemark.errors import (
     UnknownServerError,
     UnsupportedVersionError,
 )
+from tidemark.v1 import controller_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class QuorumController:
         self._next_offset = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._metrics = ControllerMetrics()
         loader.add_publisher(self)
         loader.add_leader_listener(self.on_leader_change)
 
@@ -95,14 +98,37 @@ class QuorumController:
             next_offset = max(self._next_offset, self._raft.log_end_offset)
             return self._core.handle(request, next_offset, now_ms)
 
-        return await self._run(
-            generate,
-            urgent=REQUESTS[type(request)].urgent,
-            timeout_ms=getattr(request, "timeout_ms", 0),
-        )
+        try:
+            return await self._run(
+                generate,
+                urgent=REQUESTS[type(request)].urgent,
+                timeout_ms=getattr(request, "timeout_ms", 0),
+            )
+        except RequestTimedOutError:
+            self._metrics.event_queue_operations_timed_out_count += 1
+            if isinstance(request, controller_pb2.BrokerHeartbeatRequest):
+                self._metrics.timed_out_broker_heartbeat_count += 1
+            raise
+
+    def metrics(self, wall_ms: int) -> dict[str, int | float]:
+        """Returns the metrics of this controller by Kafka's names; `wall_ms` is the wall clock.
+
+        On the active controller the lag is 0: it applies records as it writes them.
+        """
+        loader, active = self._loader, self._core.is_active
+        metrics = self._metrics.read(self._now_ms())
+        metrics["ActiveControllerCount"] = int(active)
+        metrics["EventQueueSize"] = len(self._queue)
+        metrics["MetadataErrorCount"] += loader.publisher_errors
+        metrics["LastAppliedRecordOffset"] = loader.image.offset
+        metrics["LastAppliedRecordTimestamp"] = loader.applied_timestamp_ms
+        lag_ms = wall_ms - loader.applied_timestamp_ms
+        metrics["LastAppliedRecordLagMs"] = 0 if active else max(0, lag_ms)
+        return metrics
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Completes the calls that waited for what is committed now."""
+        self._metrics.on_metadata_update(delta, self._now_ms())
         while self._pending and self._pending[0].offset <= image.offset:
             done = self._pending.popleft()
             if not done.future.done():
@@ -113,6 +139,7 @@ class QuorumController:
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Begins or ends the time of this node as the active controller."""
         leads = leader.is_leader(self._raft.node_id)
+        self._metrics.new_active_controllers_count += leader.leader_id is not None
         if self._core.is_active and not (leads and leader.epoch == self._core.epoch):
             self._renounce(f"epoch {leader.epoch} began")
         if leads and not self._core.is_active and not self._stopped:
@@ -158,7 +185,8 @@ class QuorumController:
         if not self._core.is_active:
             raise NotControllerError()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._queue.add(lambda: self._process(generate, future), urgent=urgent)
+        added_ms = self._now_ms()
+        self._queue.add(lambda: self._timed(generate, future, added_ms), urgent=urgent)
         wanted_ms = timeout_ms if timeout_ms > 0 else _REQUEST_TIMEOUT_MS
         try:
             return await asyncio.wait_for(future, wanted_ms / 1_000)
@@ -166,6 +194,14 @@ class QuorumController:
             raise RequestTimedOutError(
                 f"not committed within {wanted_ms} ms; it may be yet"
             ) from None
+
+    def _timed(self, generate: Generate[R], future: asyncio.Future[R], added_ms: int) -> int:
+        metrics, began_ms = self._metrics, self._now_ms()
+        metrics.event_queue_operations_started_count += 1
+        metrics.event_queue_time.add(began_ms - added_ms)
+        written = self._process(generate, future)
+        metrics.event_queue_processing_time.add(self._now_ms() - began_ms)
+        return written
 
     def _process(self, generate: Generate[R], future: asyncio.Future[R]) -> int:
         """Runs one event; returns the number of records it wrote."""
@@ -206,6 +242,7 @@ class QuorumController:
                 self._core.replay(batch, last_offset, self._now_ms())
             except (InconsistentMetadataError, UnsupportedVersionError) as error:
                 epoch = self._core.epoch
+                self._metrics.metadata_error_count += 1
                 self._renounce("it could not replay its own records")
                 self._raft.resign(epoch)
                 raise UnknownServerError(str(error)) from error

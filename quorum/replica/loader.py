@@ -100,6 +100,7 @@ class MetadataLoader:
         self._snapshot_wanted = False
         self._snapshot_task: asyncio.Task[None] | None = None
         self._closed = False
+        self.applied_timestamp_ms = 0  # append time of the last batch applied; 0 before any
         self.publisher_errors = 0
         self.snapshots_written = 0
         self.snapshot_errors = 0
@@ -152,6 +153,7 @@ class MetadataLoader:
             self._bytes_since_snapshot += batch.size_bytes or sum(map(len, batch.values))
         last = batches[-1]
         self._image = delta.apply(last.last_offset, last.epoch)
+        self.applied_timestamp_ms = last.append_timestamp_ms
         if self._caught_up:
             self._publish(delta)
         before = delta.image.features.get(METADATA_VERSION)
