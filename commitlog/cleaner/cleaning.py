@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from commitlog.disk.files import File
 from commitlog.log.log import Log
 from commitlog.log.swap import CLEANED_SUFFIX, remove_files
 from commitlog.segment.batch_table import BatchTable
+from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
 from commitlog.segment.segment import Segment
 from tidemark.records.control import end_transaction
 from tidemark.records.header import HEADER_BYTES, read_header, whole_header
@@ -58,6 +60,8 @@ class CleanedGroup:
     old: list[Segment]
     new: list[Segment] = field(default_factory=list)
     changed: bool = False
+    has_records: bool = False
+    """Whether a batch in `new` is not empty."""
 
     @property
     def new_bases(self) -> list[int]:
@@ -190,8 +194,7 @@ class Cleaning:
         removed then.
         """
         for wanted in self._groups:
-            bases = {sizes.base_offset for sizes in wanted}
-            members = [item for item in self._sizes if item[0].base_offset in bases]
+            members = self._members(wanted)
             if not any(size for _, size in members):
                 continue
             group = CleanedGroup([segment for segment, _ in members])
@@ -200,28 +203,32 @@ class Cleaning:
             except BaseException:
                 self.discard(group)
                 raise
-            if group.changed or len(members) > 1:
+            if group.changed or len(group.old) > 1:
                 return group
             self.discard(group)  # nothing would become smaller
             self.stats.segments_before += 1
             self.stats.segments_after += 1
         return None
 
+    def _members(self, wanted: list[SegmentSizes]) -> list[tuple[Segment, int]]:
+        bases = {sizes.base_offset for sizes in wanted}
+        return [item for item in self._sizes if item[0].base_offset in bases]
+
     def _write_group(self, group: CleanedGroup, members: list[tuple[Segment, int]]) -> None:
-        assert self._filter is not None, "build_map comes first"
-        filled = [segment for segment, size in members if size]
+        """Writes what stays of a group. If that is only empty batches, the next group follows in
+        the same segment: Kafka's search by timestamp may end at a segment without records.
+        """
         target = self._new_target(group, group.old[0].base_offset)
-        for segment, size in members:
-            is_last = segment is filled[-1]
-            for view in self._views(segment, size):
-                filtered = self._filter.filter(
-                    view, keeps_last=is_last and self._reader.reaches_end
-                )
-                self._reader.took(filtered.taken, filtered.batches)
-                self.stats.bytes_read += filtered.taken
-                group.changed = group.changed or filtered.changed
-                target = self._append(group, target, filtered.table)
-        self._append(group, target, self._filter.rest())
+        while True:
+            target = self._write_members(group, target, members)
+            further = None if group.has_records else next(self._groups, None)
+            if further is None:
+                break
+            if further[-1].next_base - 1 - group.old[0].base_offset > MAX_RELATIVE_OFFSET:
+                self._groups = chain([further], self._groups)
+                break
+            members = self._members(further)
+            group.old += [segment for segment, _ in members]
         for segment in group.new:
             segment.finish_indexes()
             for name in segment.file_names:
@@ -231,27 +238,49 @@ class Cleaning:
         self.stats.segments_before += len(group.old)
         self.stats.segments_after += len(group.new)
 
+    def _write_members(
+        self, group: CleanedGroup, target: Segment, members: list[tuple[Segment, int]]
+    ) -> Segment:
+        assert self._filter is not None, "build_map comes first"
+        filled = [segment for segment, size in members if size]
+        for segment, size in members:
+            is_last = segment is filled[-1] if filled else False
+            for view in self._views(segment, size):
+                filtered = self._filter.filter(
+                    view, keeps_last=is_last and self._reader.reaches_end
+                )
+                self._reader.took(filtered.taken, filtered.batches)
+                self.stats.bytes_read += filtered.taken
+                group.changed = group.changed or filtered.changed
+                target = self._append(group, target, filtered.table)
+        return self._append(group, target, self._filter.rest())
+
     def _append(self, group: CleanedGroup, target: Segment, left: BatchTable) -> Segment:
         """Appends the batches that stay of a buffer; returns the segment for the next ones."""
         while len(left):
-            fitting = self._fitting(target, left)
+            fitting = self._fitting(group, target, left)
             if fitting == 0:  # rewritten batches may be larger: one segment may not hold a group
                 self._keep_aborted(target, target.next_offset)
                 target = self._new_target(group, target.next_offset)  # no gap: see log.loader
                 continue
             piece, left = left.split(fitting)
             target.append_table(piece)
+            group.has_records = group.has_records or piece.has_records
             self.stats.bytes_written += len(piece.view)
             self.io.throttle.spend(len(piece.view))
             self._keep_aborted(target, target.next_offset)
         return target
 
-    def _fitting(self, target: Segment, table: BatchTable) -> int:
-        """Returns how many of these batches fit into `target`; at least one if it is empty."""
+    def _fitting(self, group: CleanedGroup, target: Segment, table: BatchTable) -> int:
+        """Returns how many of these batches fit into `target`; at least one if it has no records.
+
+        An empty batch fits in any case, so that no segment is without records.
+        """
         size = target.size_bytes
         if size and (target.offset_index.is_full or target.time_index.is_full):
             return 0
-        return max(size == 0, table.fitting(self._config.segment_bytes - size))
+        joins = not group.has_records or size == 0 or table.header(0).record_count == 0
+        return max(joins, table.fitting(self._config.segment_bytes - size))
 
     def _keep_aborted(self, target: Segment, end_offset: int = sys.maxsize) -> None:
         """Writes the transaction index entries of markers in `target`, those below `end_offset`."""

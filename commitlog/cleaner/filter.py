@@ -182,6 +182,8 @@ class BatchFilter:
                 decision, batch = self._emptied(header, last)
             else:
                 decision, batch = self._by_hand(view, header, last)
+            if batch == view[at : header.end_position]:
+                decision = kernels.WHOLE  # it was emptied by an earlier cleaning
             state[kernels.DECISION], replacement = decision, np.frombuffer(batch, np.uint8)
         taken, batches, self._used, self._written, changed, _ = state.tolist()
         if not changed:
@@ -225,10 +227,10 @@ class BatchFilter:
             b"",
             count=0,
             base_time=-1,
-            # The producer expires by this timestamp. Otherwise it would be in the time index
-            # without a record, and Kafka's search by timestamp ends at an entry that leads to
-            # nothing.
-            max_time=header.max_timestamp_ms if of_producer else -1,
+            # The producer expires by this timestamp. Otherwise it has the lowest one that a time
+            # index takes: of a segment without any, Kafka's search by timestamp uses the file's
+            # time, and ends there without a record.
+            max_time=header.max_timestamp_ms if of_producer else 0,
             attributes=header.attributes
             & (TIMESTAMP_TYPE_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG),
         )

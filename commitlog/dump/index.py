@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from commitlog.disk.files import Directory, File
-from commitlog.segment.batches import scan_headers
+from commitlog.segment.batches import has_timestamp, scan_headers
 from commitlog.segment.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from commitlog.segment.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from tidemark.errors import CorruptMessageError
@@ -169,7 +169,7 @@ class _TimeCheck:
         except CorruptMessageError as error:
             yield _mismatch(self._name, start, f"Index timestamp: {timestamp}, {error}")
             return
-        if header.max_timestamp_ms != timestamp:
+        if not has_timestamp(header, timestamp):
             reason = f"Index timestamp: {timestamp}, log timestamp: {header.max_timestamp_ms}"
             yield _mismatch(self._name, start, reason)
 

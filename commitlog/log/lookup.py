@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from commitlog.log.loader import replay_producers
 from commitlog.log.segments import Segments
+from commitlog.segment.batches import has_timestamp
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.segment import Segment
@@ -68,7 +69,7 @@ def _first_in_segment(
                 return found
     for header, data, at in segment.scan_from(max(entry_offset, start_offset), scratch):
         if unproven and header.last_offset >= entry_offset:
-            if header.base_offset > entry_offset or header.max_timestamp_ms != entry_ms:
+            if header.base_offset > entry_offset or not has_timestamp(header, entry_ms):
                 raise CorruptIndexError(f"{segment.time_index.name} does not fit its log")
             unproven = False
         if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:

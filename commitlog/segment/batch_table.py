@@ -142,6 +142,11 @@ class BatchTable:
         """Whether a batch has a producer id. Known already if a kernel made the index entries."""
         return bool((self._rows["producer_id"] >= 0).any())
 
+    @property
+    def has_records(self) -> bool:
+        """Whether a batch is not empty."""
+        return bool((self._rows["record_count"] > 0).any())
+
     def transactional_rows(self) -> list[int]:
         """Returns the rows of transactional batches, including markers."""
         flags = self._rows["attributes"] & TRANSACTIONAL_FLAG
@@ -182,7 +187,9 @@ class BatchTable:
         """`index_entries` without a kernel."""
         positions = self.positions + start
         last_offsets = self.column("base_offset") + self.column("last_offset_delta")
-        highest = np.maximum.accumulate(np.maximum(self.column("max_timestamp_ms"), greatest[0]))
+        times, counts = self.column("max_timestamp_ms"), self.column("record_count")
+        times = np.where(counts > 0, times, -1)  # as `commitlog.segment.batches.indexed_ms`
+        highest = np.maximum.accumulate(np.maximum(times, greatest[0]))
         before = np.concatenate(([greatest[0]], highest[:-1]))
         raised = np.maximum.accumulate(np.where(highest > before, np.arange(len(highest)), -1))
         offsets = np.where(raised < 0, greatest[1], last_offsets[raised])

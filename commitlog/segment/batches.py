@@ -18,6 +18,21 @@ from tidemark.records.header import BatchHeader as Header
 SCAN_BYTES = 16 * 1024
 
 
+def indexed_ms(header: Header) -> int:
+    """Returns the timestamp of a batch for the time index: none if the batch is empty. An entry for
+    an empty batch would lead a search by time to no record.
+    """
+    return header.max_timestamp_ms if header.record_count else -1
+
+
+def has_timestamp(header: Header, timestamp_ms: int) -> bool:
+    """Returns whether a time entry fits its batch. Those of empty batches have the timestamp of
+    the batch in Kafka's indexes, and 0 in own ones (`Segment.finish_indexes`).
+    """
+    is_least = timestamp_ms == 0 and not header.record_count
+    return is_least or header.max_timestamp_ms == timestamp_ms
+
+
 def scan_headers(
     file: File, position: int, end: int, chunk_bytes: int = SCAN_BYTES
 ) -> Iterator[Header]:
@@ -68,3 +83,8 @@ def scan_batches(
         yield header, chunk, inside
         want = SCAN_BYTES if following - position < SCAN_BYTES // 4 else HEADER_BYTES
         position = following
+
+
+def has_records(file: File, size_bytes: int) -> bool:
+    """Whether one of the batches is not empty; reads up to the first such batch."""
+    return any(header.record_count for header in scan_headers(file, 0, size_bytes))

@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.disk.files import Directory, File
-from commitlog.segment.batches import scan_batches, scan_headers
+from commitlog.segment.batches import (
+    has_records,
+    has_timestamp,
+    indexed_ms,
+    scan_batches,
+    scan_headers,
+)
 from commitlog.segment.indexes import (
     MAX_RELATIVE_OFFSET,
     CorruptIndexError,
@@ -25,12 +31,7 @@ from commitlog.segment.indexes import (
     TimeIndex,
     TransactionIndex,
 )
-from commitlog.segment.names import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TXN_INDEX_SUFFIX,
-)
+from commitlog.segment.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
 from commitlog.types import FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
@@ -229,7 +230,7 @@ class Segment:
         """Applies a batch at the end: greatest timestamp, and index entries if they are due."""
         base_offset, max_timestamp_ms = header.base_offset, header.max_timestamp_ms
         last_offset = base_offset + header.last_offset_delta
-        if max_timestamp_ms > self._max_timestamp_ms:
+        if max_timestamp_ms > self._max_timestamp_ms and header.record_count:
             self._max_timestamp_ms = max_timestamp_ms
             self._max_timestamp_offset = last_offset
         if position - self._last_indexed > self.config.index_interval_bytes:
@@ -257,16 +258,20 @@ class Segment:
 
     def finish_indexes(self) -> bool:
         """Adds the last time entry (KIP-33) and writes the waiting entries; False if there was
-        nothing to write. An empty segment needs no indexes: they are created with its first
-        entries.
+        nothing to write. The files of an empty segment are created without a sync: only Kafka
+        misses them.
+
+        A segment of which compaction left empty batches alone gets the least time entry. Without
+        one, Kafka searches it up to the time of its file.
         """
         self.load()
+        if self._max_timestamp_ms < 0 and self._size and not has_records(self.file, self._size):
+            self._max_timestamp_ms, self._max_timestamp_offset = 0, self._next_offset - 1
         self.time_index.maybe_append(self._max_timestamp_ms, self._max_timestamp_offset)
         indexes = (self.offset_index, self.time_index)
-        if not self._size and not any(index.is_stale for index in indexes):
-            return False
+        is_worth_a_sync = self._size > 0 or any(index.is_stale for index in indexes)
         written = [index.write_out() for index in indexes]
-        return any(written)
+        return is_worth_a_sync and any(written)
 
     def write_indexes(self) -> list[str]:
         """Writes the waiting index entries; returns the names of index files to sync: those that
@@ -328,10 +333,10 @@ class Segment:
         for header in scan_headers(self.file, start, self._size):
             if header.position - indexed > self.config.index_interval_bytes:
                 raise CorruptIndexError(f"{self.offset_index.name} lacks entries")
-            if header.max_timestamp_ms > self._max_timestamp_ms:
+            if indexed_ms(header) > self._max_timestamp_ms:
                 if self.is_rolled or (indexed and header.position <= indexed):
                     raise CorruptIndexError(f"{self.time_index.name} lacks entries")
-                self._max_timestamp_ms = header.max_timestamp_ms
+                self._max_timestamp_ms = indexed_ms(header)
                 self._max_timestamp_offset = header.last_offset
             self._next_offset = header.next_offset
             self._sound_end = header.end_position
@@ -349,7 +354,7 @@ class Segment:
                 if header.position == position and position and header.last_offset != entry_offset:
                     return False
                 if header.last_offset >= offset:
-                    return header.base_offset <= offset and header.max_timestamp_ms == timestamp_ms
+                    return header.base_offset <= offset and has_timestamp(header, timestamp_ms)
         except CorruptMessageError:
             return False
         return False
@@ -471,8 +476,8 @@ class Segment:
         if self._size == 0:
             self._first_timestamp_ms = None
         for header in scan_headers(self.file, position, self._size):
-            if header.max_timestamp_ms > self._max_timestamp_ms:
-                self._max_timestamp_ms = header.max_timestamp_ms
+            if indexed_ms(header) > self._max_timestamp_ms:
+                self._max_timestamp_ms = indexed_ms(header)
                 self._max_timestamp_offset = header.last_offset
             self._next_offset = header.next_offset
 

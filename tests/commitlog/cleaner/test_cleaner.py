@@ -144,7 +144,7 @@ def test_an_empty_batch_has_no_time_that_a_search_could_be_led_to() -> None:
     world.clean()
     empty = [h for s in world.log().segments for h in s.headers() if not h.record_count]
     assert empty
-    assert all(header.max_timestamp_ms == -1 for header in empty)
+    assert all(header.max_timestamp_ms == 0 for header in empty)
     directory = world.log().directory
     for segment in world.log().segments[:-1]:
         for name in (segment.time_index.name, segment.offset_index.name):

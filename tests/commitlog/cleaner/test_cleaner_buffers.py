@@ -161,7 +161,7 @@ def test_what_stays_is_what_a_model_of_decoded_records_says(
             records = list(decode_batch(log, position))
             found.append((header.base_offset, records))
             stamps = [record.timestamp_ms for record in records]
-            assert header.max_timestamp_ms == max(stamps, default=-1)
+            assert header.max_timestamp_ms == max(stamps, default=0)
             tombstones = any(record.value is None for record in records)
             assert not tombstones or header.attributes & DELETE_HORIZON_FLAG
             if header.attributes & TIMESTAMP_TYPE_FLAG and records:

@@ -110,9 +110,10 @@ def test_a_clean_stop_syncs_only_logs_that_something_happened_to(
     third.close()
 
 
-def test_a_clean_stop_of_new_logs_that_nobody_used_touches_none_of_them(
+def test_a_clean_stop_of_new_logs_that_nobody_used_makes_their_indexes_once_and_syncs_nothing(
     tmp_path: Path, seen: list[tuple[str, str]]
 ) -> None:
+    """Kafka complains of a clean segment without indexes."""
     first = manager(tmp_path, seen)
     first.open()
     for number in range(LOGS):
@@ -120,16 +121,26 @@ def test_a_clean_stop_of_new_logs_that_nobody_used_touches_none_of_them(
         log.epochs.assign(3, 0)  # as a leader does: no record has that epoch yet
     seen.clear()
     first.close()
-    files_of = {name.removesuffix(".tmp") for kind, name in seen if name}
-    assert files_of == {
+    checkpoints = {
         "recovery-point-offset-checkpoint",
         "replication-offset-checkpoint",
         ".kafka_cleanshutdown",
     }
-    assert sum(kind == "fsync" for kind, _ in seen) == len(files_of)
-    second = manager(tmp_path, [])
+    indexes = {f"{0:020d}.index", f"{0:020d}.timeindex"}
+    files_of = {name.removesuffix(".tmp") for kind, name in seen if name}
+    assert files_of == checkpoints | indexes
+    assert sum(kind == "fsync" for kind, _ in seen) == len(checkpoints)
+    for number in range(LOGS):
+        folder = tmp_path / f"new-{number}"
+        assert [(folder / name).stat().st_size for name in sorted(indexes)] == [0, 0]
+    second = manager(tmp_path, seen)
     second.open()
     assert len(second.logs()) == LOGS
+    seen.clear()
+    second.close()
+    assert {name.removesuffix(".tmp") for _, name in seen if name} <= checkpoints
+    second = manager(tmp_path, [])
+    second.open()
     for log in second.logs():
         log.append_as_leader(batch(2), 3, NOW)
     second.close()

@@ -22,6 +22,7 @@ from tidemark.records.header import (
     MAX_TIMESTAMP_AT,
     OVERHEAD_BYTES,
     PRODUCER_ID_AT,
+    RECORD_COUNT_AT,
 )
 from tidemark.records.kernels.codec import Bytes, Ints64, wide
 from tidemark.records.kernels.crc import crc_of
@@ -120,7 +121,7 @@ def note_entries(
         last_offset = big_endian(data, at, 8) + big_endian(data, at + LAST_OFFSET_DELTA_AT, 4)
         producer = max(producer, big_endian(data, at + PRODUCER_ID_AT, 8))
         batch_timestamp = big_endian(data, at + MAX_TIMESTAMP_AT, 8)
-        if batch_timestamp > timestamp:
+        if batch_timestamp > timestamp and big_endian(data, at + RECORD_COUNT_AT, 4) > 0:
             timestamp, timestamp_offset = batch_timestamp, last_offset
         if at + start - last_indexed > interval_bytes:
             last_indexed = at + start
