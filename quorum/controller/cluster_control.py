@@ -133,7 +133,7 @@ class BrokerControl:
                 in_controlled_shutdown=before.in_controlled_shutdown,
             )
             gone = set(before.log_dirs) - set(broker.log_dirs)
-            moved = list(elections.directories_gone(broker.broker_id, gone).changes(rules))
+            moved = self._directories_left(rules, before, gone)
         elif before is not None:
             if self.sessions.is_live(broker.broker_id, now_ms):
                 raise DuplicateBrokerRegistrationError(
@@ -282,17 +282,54 @@ class BrokerControl:
         Raises DuplicateBrokerRegistrationError if that takes more than one step; the broker retries
         until it is done.
         """
-        broker_id = before.broker_id
-        key = _leaving(broker_id)
-        if key not in self.sweeps:
-            sweep = Sweep(key, task, lambda image: _marks(image, before, fenced=True))
-            records, left = sweep.step(rules, looked_at_max=UNLIMITED)
-            if not left:
-                return records
-            self.sweeps.add(sweep)
-        raise DuplicateBrokerRegistrationError(
-            f"broker {broker_id} is still being taken out of the partitions of its earlier process"
+        records = self.taken_out(rules, before, task)
+        if records is None:
+            raise DuplicateBrokerRegistrationError(
+                f"broker {before.broker_id} is still being taken out of the partitions of its "
+                "earlier process"
+            )
+        return records
+
+    def _directories_left(
+        self, rules: ElectionRules, before: BrokerRegistration, gone: set[UUID]
+    ) -> list[pb.MetadataRecord]:
+        """Returns the records that precede a registration without some of its directories.
+
+        Raises DuplicateBrokerRegistrationError if that takes more than one step, as above.
+        """
+        sweep = Sweep(
+            _losing_directories(before.broker_id),
+            elections.directories_gone(before.broker_id, gone),
+            lambda image: _without_directories(image, before, gone),
         )
+        records = self._in_one_step(rules, sweep) if gone else []
+        if records is None:
+            raise DuplicateBrokerRegistrationError(
+                f"broker {before.broker_id} is still being taken out of the partitions in the "
+                "directories it has no more"
+            )
+        return records
+
+    def taken_out(
+        self, rules: ElectionRules, broker: BrokerRegistration, task: Task
+    ) -> list[pb.MetadataRecord] | None:
+        """Returns the records that take a broker out of its partitions before its registration
+        ends. None if that takes more than one step: they follow, and the caller asks again.
+        """
+        sweep = Sweep(
+            _leaving(broker.broker_id), task, lambda image: _marks(image, broker, fenced=True)
+        )
+        return self._in_one_step(rules, sweep)
+
+    def _in_one_step(self, rules: ElectionRules, sweep: Sweep) -> list[pb.MetadataRecord] | None:
+        """Returns all changes of a sweep, or None while it needs more steps than one."""
+        if sweep.key in self.sweeps:
+            return None
+        records, left = sweep.step(rules, looked_at_max=UNLIMITED)
+        if left:
+            self.sweeps.add(sweep)
+            return None
+        return records
 
     def _next_state(
         self,

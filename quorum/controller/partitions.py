@@ -8,7 +8,7 @@ from collections import Counter
 from quorum.controller.placement import StripedReplicaPlacer
 from quorum.controller.reassignments import check_replicas
 from quorum.controller.result import RECORDS_PER_BATCH_MAX, ControllerResult
-from quorum.controller.topics import new_partition, usable_brokers
+from quorum.controller.topics import check_room, new_partition, usable_brokers
 from quorum.image import MetadataImage, TopicImage
 from quorum.image.records import partition_record
 from tidemark.errors import (
@@ -32,12 +32,14 @@ def create_partitions(
     response = admin_pb2.CreatePartitionsResponse()
     result = ControllerResult(response)
     counts = Counter(asked.name for asked in request.topics)
+    planned = 0
     for asked in request.topics:
         answer = response.results.add(name=asked.name)
         try:
             if counts[asked.name] > 1:
                 raise InvalidRequestError(f"the request names {asked.name!r} more than once")
-            records = _grow(image, rng, asked)
+            records = _grow(image, rng, asked, planned)
+            planned += len(records)
         except ApiError as error:
             answer.error_code = int(error.code)  # type: ignore[assignment]
             answer.error_message = str(error)
@@ -47,7 +49,10 @@ def create_partitions(
     return result
 
 
-def _grow(image: MetadataImage, rng: random.Random, asked: _Asked) -> list[pb.MetadataRecord]:
+def _grow(
+    image: MetadataImage, rng: random.Random, asked: _Asked, planned: int
+) -> list[pb.MetadataRecord]:
+    """Records of a topic's new partitions; the request has `planned` others already."""
     topic = image.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartitionError(f"there is no topic {asked.name!r}")
@@ -62,6 +67,7 @@ def _grow(image: MetadataImage, rng: random.Random, asked: _Asked) -> list[pb.Me
             f"{added} partitions do not fit into one atomic change of {RECORDS_PER_BATCH_MAX} "
             "records: grow the topic in steps"
         )
+    check_room(planned, added)
     manual = bool(asked.assignments)
     existing = [tuple(r for r in p.replicas if r not in p.removing) for _, p in topic.ordered()]
     if manual:

@@ -114,7 +114,10 @@ _ROWS = (
             c.rules, c.brokers.sweeps, update_features(c.image, c.config, r, c.voters())
         ),
     ),
-    _rule(admin_pb2.UnregisterBrokerRequest, lambda c, r: unregister(c.rules, c.voters(), r)),
+    _rule(
+        admin_pb2.UnregisterBrokerRequest,
+        lambda c, r: unregister(c.rules, c.brokers, c.voters(), r),
+    ),
 )
 
 REQUESTS: Mapping[type[Message], RequestRule] = {row.request: row for row in _ROWS}

@@ -36,6 +36,8 @@ from tidemark.v1 import metadata_pb2 as pb
 _NAME_LENGTH_MAX = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 _REPLICATION_FACTOR_MAX = 32_767
+PARTITIONS_PER_REQUEST_MAX = 10_000
+"""New partitions of one request (Kafka's constant): all other work waits while they are placed."""
 
 _Creatable = admin_pb2.CreateTopicsRequest.CreatableTopic
 _Created = admin_pb2.CreateTopicsResponse.Topic
@@ -94,7 +96,8 @@ def create_topics(
     rng: random.Random,
     request: admin_pb2.CreateTopicsRequest,
 ) -> ControllerResult[admin_pb2.CreateTopicsResponse]:
-    """Creates the topics it can; the others have their error in the answer.
+    """Creates the topics it can; the others have their error in the answer. Topics beyond
+    `PARTITIONS_PER_REQUEST_MAX` partitions altogether are among the others.
 
     `rng` makes topic ids and placement.
     """
@@ -154,6 +157,7 @@ class _Creator:
     config: ServerConfig
     rng: random.Random
     names: _Names
+    planned: int = 0  # partitions so far
 
     def create(self, wanted: _Creatable) -> tuple[_Created, list[pb.MetadataRecord]]:
         image = self.image
@@ -161,6 +165,7 @@ class _Creator:
         self.names.check_free(wanted.name)
         validate_topic_configs(wanted.configs, self.config, image.broker_configs(None))
         if wanted.assignments:
+            check_room(self.planned, len(wanted.assignments))
             replicas = _manual_replicas(image, wanted)
         else:
             replicas = self._placed_replicas(wanted)
@@ -175,6 +180,7 @@ class _Creator:
             for index, ids in enumerate(replicas)
         ]
         self.names.add(wanted.name)
+        self.planned += len(replicas)
         created = _Created(
             name=wanted.name,
             topic_id=topic_id.bytes,
@@ -192,6 +198,7 @@ class _Creator:
         if partitions <= 0:
             raise InvalidPartitionsError(f"the number of partitions {partitions} is below 1")
         _check_size(partitions, wanted)
+        check_room(self.planned, partitions)
         if not 0 < factor <= _REPLICATION_FACTOR_MAX:
             raise InvalidReplicationFactorError(
                 f"the replication factor {factor} is not within 1 and {_REPLICATION_FACTOR_MAX}"
@@ -213,6 +220,15 @@ def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
         for b in image.brokers.values()
         if not b.in_controlled_shutdown
     ]
+
+
+def check_room(planned: int, added: int) -> None:
+    """Raises PolicyViolationError if a request asks for more partitions than one event makes."""
+    if planned + added > PARTITIONS_PER_REQUEST_MAX:
+        raise PolicyViolationError(
+            f"{planned + added} new partitions in one request are more than "
+            f"{PARTITIONS_PER_REQUEST_MAX}: divide it into several"
+        )
 
 
 def _check_size(partitions: int, wanted: _Creatable) -> None:

@@ -108,3 +108,14 @@ def test_unknown_topics_repeated_ones_and_trials_write_nothing(s: Scenario) -> N
         request.topics.add(name="t", count=4)
     answers = s.ask(request).results
     assert {a.error_code for a in answers} == {ErrorCode.INVALID_REQUEST}
+
+
+def test_one_request_adds_only_so_many_partitions(s: Scenario) -> None:
+    for name in "abc":
+        s.create(name, (1,))
+    request = admin_pb2.CreatePartitionsRequest()
+    for name in "abc":
+        request.topics.add(name=name, count=6_001)
+    codes = [int(result.error_code) for result in s.ask(request).results]
+    assert codes == [0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
+    assert s.image.partition_count() == 2 + 6_001 + 2

@@ -9,7 +9,11 @@ import pytest
 from quorum.controller.result import ControllerResult
 from quorum.controller.sweeps import RETRY_MS
 from tests.quorum.controller.scenario import Scenario, controller_config
-from tidemark.errors import DuplicateBrokerRegistrationError, ErrorCode
+from tidemark.errors import (
+    DuplicateBrokerRegistrationError,
+    ErrorCode,
+    ThrottlingQuotaExceededError,
+)
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -221,13 +225,58 @@ def test_the_next_controller_elects_what_a_returned_broker_did_not_lead_yet() ->
     assert led_by(s, 1) == 8, "at once, not with the next timed pass"
 
 
-def test_a_broker_forgotten_in_the_middle_leaves_nothing_to_be_closed() -> None:
+def test_a_broker_is_forgotten_after_it_was_taken_out_step_by_step() -> None:
+    s = cluster()
+    asked = admin_pb2.UnregisterBrokerRequest(broker_id=1)
+    with pytest.raises(ThrottlingQuotaExceededError, match="ask again"):
+        s.ask(asked)
+    assert len(tick(s)) == 3, "no event changes more"
+    with pytest.raises(ThrottlingQuotaExceededError):
+        s.ask(asked)
+    assert max(finish(s)) <= 4
+    assert (led_by(s, 1), in_isr(s, 1)) == (0, 0)
+    s.ask(asked)
+    assert 1 not in s.image.brokers
+    assert sum(finish(s)) == 0
+
+
+def test_a_broker_that_is_being_fenced_is_forgotten_afterwards() -> None:
     s = cluster()
     begin_fencing_of_1(s)
-    s.ask(admin_pb2.UnregisterBrokerRequest(broker_id=1))
+    asked = admin_pb2.UnregisterBrokerRequest(broker_id=1)
+    with pytest.raises(ThrottlingQuotaExceededError):
+        s.ask(asked)
+    finish(s)
+    s.ask(asked)
     assert (led_by(s, 1), in_isr(s, 1)) == (0, 0)
-    assert sum(finish(s)) == 0
     assert 1 not in s.image.brokers
+
+
+def test_a_broker_that_registers_without_some_directories_leaves_them_step_by_step() -> None:
+    s = Scenario()
+    good, bad = UUID(int=1, version=4), UUID(int=2, version=4)
+    s.register(1, log_dirs=(good, bad))
+    s.register(2)
+    s.heartbeat(1)
+    s.heartbeat(2)
+    for name in "abcdefgh":
+        s.create(name, (1, 2))
+    records = [
+        pb.MetadataRecord(
+            partition_change=pb.PartitionChangeRecord(
+                topic_id=topic.topic_id.bytes, partition_id=0, directories=[bad.bytes, bytes(16)]
+            )
+        )
+        for topic in s.image.topics.ordered()
+    ]
+    s.apply(ControllerResult.each(records, None))
+    epoch = s.epochs[1]
+    with pytest.raises(DuplicateBrokerRegistrationError, match="directories it has no more"):
+        s.register(1, log_dirs=(good,))
+    assert max(finish(s)) <= 4
+    assert (led_by(s, 1), s.image.brokers[1].log_dirs) == (0, (good,))
+    assert s.register(1, log_dirs=(good,)) == epoch
+    assert s.image.brokers[1].is_active
 
 
 def test_directories_that_fail_are_left_step_by_step() -> None:

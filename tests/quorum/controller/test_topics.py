@@ -144,10 +144,10 @@ def test_topics_of_one_request_stand_each_for_itself(s: Scenario) -> None:
 def test_a_large_request_is_split_between_topics_never_within_one(s: Scenario) -> None:
     request = admin_pb2.CreateTopicsRequest()
     for name in ("a", "b", "c"):
-        request.topics.add(name=name, num_partitions=4_000, replication_factor=1)
+        request.topics.add(name=name, num_partitions=3_333, replication_factor=1)
     result = s.generate(request)
     sizes = [len(batch) for batch in result.batches()]
-    assert sizes == [8_002, 4_001]
+    assert sizes == [6_668, 3_334]
     assert max(sizes) <= RECORDS_PER_BATCH_MAX
     s.apply(result)
     assert s.image.partition_count() == 12_000
@@ -166,3 +166,18 @@ def test_deletion_takes_partitions_and_settings_and_frees_the_name(s: Scenario) 
     assert answer.topics[0].topic_id == topic_id.bytes
     assert len(s.image.topics) == 0 and not s.image.configs
     assert s.create("t", (1, 2)) != topic_id
+
+
+def test_one_request_makes_only_so_many_partitions_however_they_are_divided(s: Scenario) -> None:
+    request = admin_pb2.CreateTopicsRequest()
+    for name in "abcde":
+        request.topics.add(name=name, num_partitions=4_000, replication_factor=1)
+    by_hand = request.topics.add(name="f", num_partitions=-1, replication_factor=-1)
+    for index in range(2_001):
+        by_hand.assignments.add(partition_index=index, broker_ids=[1])
+    request.topics.add(name="g", num_partitions=2_000, replication_factor=1)
+    answers = {topic.name: int(topic.error_code) for topic in s.ask(request).topics}
+    refused = [name for name, code in answers.items() if code == ErrorCode.POLICY_VIOLATION]
+    assert refused == ["c", "d", "e", "f"]
+    assert s.image.topics.names() == ["a", "b", "g"]
+    assert s.image.partition_count() == 10_000
