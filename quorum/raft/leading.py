@@ -68,14 +68,15 @@ class Leading:
             state.log, request.fetch_offset, request.last_fetched_epoch
         )
         progress = self._progress_of(role, request.replica)
+        before_ms = None
         if progress is not None:
-            progress.last_fetch_ms = now_ms
+            before_ms, progress.last_fetch_ms = progress.last_fetch_ms, now_ms
             progress.acknowledged = True
         if isinstance(position, Diverging | NeedsSnapshot):
             state.reply(token, self._misplaced(position))
             return
         if progress is not None:
-            self._note_fetch_position(progress, request.fetch_offset, now_ms)
+            self._note_fetch_position(progress, request.fetch_offset, before_ms, now_ms)
             self._advance_high_watermark(role)
         self._answer_or_park(role, token, request, now_ms)
 
@@ -111,12 +112,16 @@ class Leading:
         return known
 
     def _note_fetch_position(
-        self, progress: ReplicaProgress, fetch_offset: int, now_ms: int
+        self, progress: ReplicaProgress, fetch_offset: int, before_ms: int | None, now_ms: int
     ) -> None:
+        """Notes the position. A replica that has what was the log end at its previous fetch, at
+        `before_ms`, was caught up then.
+        """
         end_offset = self._state.log.end_offset
-        caught_up_then = fetch_offset >= progress.leader_end_offset_at_last_fetch >= 0
-        if fetch_offset >= end_offset or caught_up_then:
+        if fetch_offset >= end_offset:
             progress.last_caught_up_ms = now_ms
+        elif fetch_offset >= progress.leader_end_offset_at_last_fetch >= 0:
+            progress.last_caught_up_ms = before_ms
         progress.leader_end_offset_at_last_fetch = end_offset
         progress.end_offset = fetch_offset
 

@@ -40,11 +40,15 @@ def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> Quor
         fetched_ms = observer.last_fetch_ms
         return fetched_ms is not None and loop_ms - fetched_ms < OBSERVER_SESSION_MS
 
+    high_watermark = replica.high_watermark
     if isinstance(role, Leader):
+        high_watermark = replica.state.advertised_high_watermark  # unknown before its first commit
         voters = tuple(of(progress) for progress in role.voters.values())
         observers = tuple(
             of(progress) for progress in role.observers.values() if is_current(progress)
         )
+        if replica.node_id not in role.voters:  # removed, and leads until that is committed
+            observers += (of(ReplicaProgress(replica.key)),)
     else:
         voters = tuple(
             ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None, v.listeners)
@@ -54,7 +58,7 @@ def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> Quor
     return QuorumInfo(
         leader.leader_id,
         leader.epoch,
-        replica.high_watermark,
+        high_watermark,
         voters,
         observers,
         replica.voters.endpoints(),

@@ -196,6 +196,5 @@ def recover(
         log.quorum_state.write(ElectionState(epoch, node_id, key))
         log.append_leader_change(LeaderChange(node_id, epoch, voters.ids, (node_id,)), now_ms)
         log.append_voters(voters, epoch, now_ms)
-        log.flush()
     finally:
-        log.close()
+        log.close()  # syncs it

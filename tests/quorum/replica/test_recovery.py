@@ -8,9 +8,10 @@ from uuid import UUID
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
-from quorum.raft.effects import LeaderChange
+from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
+from quorum.replica.quorum_state import QuorumStateStore
 from quorum.replica.recovery import (
     EPOCHS_AHEAD,
     LogState,
@@ -90,8 +91,10 @@ def test_lost_voters_that_return_with_their_old_disks_can_not_overrule_the_recov
         other = await elected_of(nodes, 2, 3)
         other.append(other.epoch, [b"lost with them"])
         await nodes.until(lambda: other.high_watermark == other.log_end_offset, "a commit by two")
-        for node_id in (2, 3):
+        for node_id in (2, 3):  # they held many elections meanwhile
             await nodes.kill(node_id)
+            inner = nodes.directories[node_id].subdirectory(str(METADATA_PARTITION))
+            QuorumStateStore(inner).write(ElectionState(other.epoch + 50))
 
         recovered(nodes, 1)
         first = await nodes.start(1)
@@ -169,6 +172,8 @@ def test_a_log_is_read_up_to_its_damage(checkpoint):
     state = read_state(root)
     assert state.position == ((1, 5) if checkpoint else (1, 4))
     assert "torn" in state.damage
+    inner.write_atomic(name, whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert read_state(root).end_offset == (5 if checkpoint else 4)
     inner.write_atomic(name, whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
     assert read_state(root).end_offset == (5 if checkpoint else 0)
 
