@@ -150,7 +150,7 @@ def test_a_large_request_is_split_between_topics_never_within_one(s: Scenario) -
     assert sizes == [6_668, 3_334]
     assert max(sizes) <= RECORDS_PER_BATCH_MAX
     s.apply(result)
-    assert s.image.partition_count() == 12_000
+    assert s.image.partition_count() == 9_999
 
 
 def test_deletion_takes_partitions_and_settings_and_frees_the_name(s: Scenario) -> None:
