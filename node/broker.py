@@ -269,6 +269,7 @@ class BrokerServer:
 
     async def stop(self, clean: bool) -> None:
         """Stops everything; `clean` writes the checkpoints and the clean-shutdown marker."""
+        self._logs.full_disk.stop()
         await cancel_all(*self._tasks)
         await self._listeners.stop()
         await self._mover.stop()

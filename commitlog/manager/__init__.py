@@ -10,6 +10,7 @@ and `registry.LogListener` for those notified of cuts, moves and removals.
     placement            where a new log is made, which of two logs stays; pure
     ownership            whether a log that names another topic is a stray; pure
     opening              opens and recovers the logs of a start, in threads
+    full_disk            waits for space while logs are opened
     offset_checkpoints   recovery points, log starts and high watermarks per directory
     deleting             removes what was deleted after its delay
     changes              which logs changed since a pass last ran

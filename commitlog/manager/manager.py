@@ -38,6 +38,7 @@ from commitlog.log.opening import open_log
 from commitlog.manager import placement
 from commitlog.manager.deleting import DeletedLogs
 from commitlog.manager.flush_passes import FlushPasses
+from commitlog.manager.full_disk import FullDiskWait
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.opening import Opening
 from commitlog.manager.ownership import foreign_log_error, is_stray
@@ -89,6 +90,8 @@ class LogManager:
         self._registry = LogRegistry(self.directories)
         self.changes = self._registry.changes
         self.checkpoints = LogCheckpoints(self._registry)
+        self.full_disk = FullDiskWait()
+        """Wait of `open`; to be stopped with the node."""
         self._flushes = FlushPasses(self.changes)
         self._deleted = DeletedLogs(self._registry)
         self.moves = DirectoryMoves(
@@ -184,6 +187,7 @@ class LogManager:
             lambda topic: self._topic_config(topic) or server_defaults(self._config),
             self._known_replica,
             self.set_aside,
+            self.full_disk,
             self._config.num_recovery_threads_per_data_dir,
             self._producer_expiration_ms,
         )

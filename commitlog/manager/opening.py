@@ -2,7 +2,8 @@
 
 Directories are opened one after the other, the logs of one in num.recovery.threads.per.data.dir
 threads. After a clean stop nothing is recovered, and one thread is enough. A directory that fails
-meanwhile goes offline. A log that fails to open is registered as failed. The others are opened.
+meanwhile goes offline. A log that fails to open is registered as failed. The others are opened. A
+full disk is waited for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from commitlog.disk.threads import work_off
 from commitlog.log.claims import StartsBehindEndError
 from commitlog.log.log import Log
 from commitlog.log.opening import open_log
+from commitlog.manager.full_disk import FullDiskWait
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.placement import Found, KnownReplica, current_of
 from commitlog.manager.registry import LogRegistry
@@ -58,6 +60,7 @@ class Opening:
     known_replica: Callable[[TopicPartition], KnownReplica | None]
     set_aside: Callable[[TopicPartition], None]
     """Renames an open log to `-stray`."""
+    full_disk: FullDiskWait
     recovery_threads: int
     producer_expiration_ms: int
 
@@ -92,7 +95,10 @@ class Opening:
             )
             config = config_of(topic_partition.topic)
             try:
-                log = self._open_log(directory, name, topic_partition, config, noted)
+                log = self.full_disk.run(
+                    f"the opening of {topic_partition}",
+                    lambda: self._open_log(directory, name, topic_partition, config, noted),
+                )
             except LogDirectoryOfflineError:
                 self.registry.add_lost(topic_partition, directory)
                 return

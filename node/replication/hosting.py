@@ -21,6 +21,7 @@ from node.partition.cluster_view import ClusterView
 from node.partition.core import Partition, Registration
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
+from node.replication.full_disk import ReplicasWithoutSpace, is_full
 from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetchers
 from node.runtime.clock import Clock
@@ -34,7 +35,7 @@ from quorum.image import (
 from quorum.image.types import LOST_DIRECTORY
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError, StorageError, TidemarkError
-from tidemark.types import TopicIdPartition, TopicPartition
+from tidemark.types import TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Hosting:
         self._tier = tier
         self._clock = clock
         self._saw_image = False
+        self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
         self._leaving: set[asyncio.Task[None]] = set()
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -140,8 +142,11 @@ class Hosting:
         except FatalError:
             raise
         except (StorageError, OSError) as error:
-            logger.error("%s is offline: %s", identity.topic_partition, error)
             self._partitions.offline[identity.topic_partition] = str(error)
+            if is_full(error):
+                self._without_space.add(identity)
+                return
+            logger.error("%s is offline: %s", identity.topic_partition, error)
             self._report_lost(identity, registration, error)
             return
         self._report_directory(identity, registration)
@@ -171,6 +176,18 @@ class Hosting:
         elif new_epoch:
             followers[identity] = hosted.log
 
+    def _make_again(self, identity: TopicIdPartition) -> bool:
+        """Makes a replica for which there was no space; false if there still is none."""
+        registration = self._cluster.image.topics.partition(identity.topic_id, identity.partition)
+        if registration is None or self._partitions.find(identity.topic_partition) is not None:
+            return True
+        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
+        followers: dict[TopicIdPartition, Log] = {}
+        self._reconcile(identity, registration, leaders, followers)
+        if self._tier is not None and (leaders or followers):
+            self._tier.on_leadership_change(leaders, followers)
+        return self._partitions.find(identity.topic_partition) is not None
+
     def _host(
         self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> HostedPartition:
@@ -190,7 +207,7 @@ class Hosting:
             identity.topic_id,
             config,
             assigned=None if assigned == LOST_DIRECTORY else assigned,
-            may_hold_data=self._may_hold_data(identity.topic_partition, registration),
+            may_hold_data=self._may_hold_data(identity, registration),
             leader_epoch=registration.leader_epoch,
         )
         nudge = None if self._tier is None else self._tier.segment_copyable
@@ -199,10 +216,11 @@ class Hosting:
         )
         core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
         self._partitions.add(hosted)
+        self._partitions.offline.pop(identity.topic_partition, None)
         return hosted
 
     def _may_hold_data(
-        self, topic_partition: TopicPartition, registration: PartitionRegistration
+        self, identity: TopicIdPartition, registration: PartitionRegistration
     ) -> bool:
         """Whether the metadata counts on committed records in this replica.
 
@@ -212,7 +230,10 @@ class Hosting:
         is_old = (
             registration.directory_of(node_id) is not None
             or not self._saw_image
-            or topic_partition in self._partitions.offline
+            or (
+                identity.topic_partition in self._partitions.offline
+                and identity not in self._without_space
+            )
         )
         return is_old and registration.counts_on(node_id)
 
@@ -380,6 +401,7 @@ class Hosting:
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""
         await self._fetchers.stop()
+        await self._without_space.stop()
         await cancel_all(*self._leaving)
         for hosted in self._partitions:
             hosted.stop()
