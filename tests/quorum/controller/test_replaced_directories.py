@@ -53,9 +53,11 @@ def test_a_replaced_single_directory_is_not_elected_and_leads_when_it_is_back(el
     s = cluster(elr=elr)
     only_broker_1_has_the_records(s)
     come_back(s, NEW)
-    s.keep_alive(60_000, 1)
+    epoch = s.partition("t").partition_epoch
+    s.keep_alive(600_000, 1)
     p = s.partition("t")
     assert (p.leader, p.directory_of(1)) == (None, OLD)
+    assert p.partition_epoch == epoch, "a pass over leaderless partitions changes nothing"
     assert p.isr == (() if elr else (1,))
     s.advance(2 * SESSION_MS)
     come_back(s, OLD, incarnation=3)
@@ -78,6 +80,38 @@ def test_a_replica_that_others_replace_needs_no_note(elr: bool) -> None:
     come_back(s, NEW)
     p = s.partition("t")
     assert (p.leader, p.isr, p.elr, p.directories) == (2, (2,), (), ())
+
+
+def test_a_replica_that_is_still_in_an_isr_with_others_needs_no_note() -> None:
+    s = cluster()
+    s.now_ms += SESSION_MS  # no pass has fenced it yet
+    come_back(s, NEW)
+    p = s.partition("t")
+    assert (p.leader, p.isr, p.directories) == (2, (2,), ())
+
+
+def test_an_empty_last_known_leader_is_not_elected() -> None:
+    """First it stops uncleanly, so that it is not eligible any more; then its disk is replaced."""
+    s = cluster(elr=True)
+    only_broker_1_has_the_records(s)
+    s.register(1, incarnation=2, log_dirs=(OLD,))
+    p = s.partition("t")
+    assert (p.isr, p.elr, p.last_known_elr) == ((), (), (1,))
+    s.advance(2 * SESSION_MS)
+    come_back(s, NEW, incarnation=3)
+    p = s.partition("t")
+    assert (p.leader, p.last_known_elr, p.directory_of(1)) == (None, (1,), OLD)
+
+
+def test_after_a_clean_stop_replicas_in_directories_that_are_there_stay_eligible() -> None:
+    s = cluster(elr=True, log_dirs=(OLD, SECOND))
+    for name, directory in (("a", OLD), ("b", SECOND)):
+        s.create(name, (1, 2), min_insync_replicas="2")
+        assert assign(s, directory, name) == 0
+    s.keep_alive(2 * SESSION_MS, 2)
+    come_back(s, SECOND, clean=True)
+    assert (s.partition("a").isr, s.partition("a").elr) == ((2,), ())
+    assert (s.partition("b").isr, s.partition("b").elr) == ((2,), (1,))
 
 
 def test_an_eligible_replica_whose_only_directory_is_gone_is_eligible_no_more() -> None:
