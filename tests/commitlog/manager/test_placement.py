@@ -101,6 +101,11 @@ def test_an_offline_directory_of_unknown_id_may_be_the_assigned_one() -> None:
         home(unknown, b, assigned=AWAY)
 
 
+def test_an_offline_directory_of_unknown_id_is_not_the_assigned_one_that_is_online() -> None:
+    unknown, b = Disk("a", None, "pulled out"), Disk("b", B)
+    assert home(unknown, b, assigned=B) is b
+
+
 def test_an_unassigned_log_waits_for_offline_directories_only_where_it_may_hold_data() -> None:
     a, b = Disk("a", A, "pulled out"), Disk("b", B)
     assert home(a, b) is b

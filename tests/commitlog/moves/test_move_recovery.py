@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from commitlog.disk.checkpoints import OffsetCheckpoint, PartitionMetadata
-from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
@@ -321,3 +321,17 @@ def test_a_future_log_without_its_log_is_removed_at_start() -> None:
     assert again.moves.all() == []
     again.purge_deleted(NOW)
     assert names(disk, "b") == []
+
+
+def test_a_log_in_another_directory_than_the_noted_one_counts_only_after_a_move() -> None:
+    """The noted directory is gone: the log may be an old disk's, unless a move was ever begun."""
+    disk = MemoryDirectory()
+    logs = manager(disk)
+    log = filled(logs)
+    gone = UUID(int=99)
+    assert logs.get_or_create(TP, TOPIC_ID, config(), assigned=gone, may_hold_data=False) is log
+    with pytest.raises(LogDirectoryOfflineError, match="does not have any more"):
+        logs.get_or_create(TP, TOPIC_ID, config(), assigned=gone, may_hold_data=True)
+    begin_move(logs)
+    logs.moves.cancel(TP)
+    assert logs.get_or_create(TP, TOPIC_ID, config(), assigned=gone, may_hold_data=True) is log

@@ -199,3 +199,31 @@ def test_a_partition_takes_less_than_300_bytes() -> None:
     tracemalloc.stop()
     assert image.partition_count() == 5_000
     assert used / 5_000 < 300
+
+
+@pytest.mark.parametrize(
+    ("isr", "elr", "last_known", "counts"),
+    [
+        ((1,), (), (), True),
+        ((2,), (1,), (), True),
+        ((2,), (), (1,), False),
+        ((), (2,), (1,), False),
+        ((), (1,), (2,), True),
+        ((), (), (1,), True),
+        ((), (), (), False),
+    ],
+)
+def test_a_partition_counts_on_replicas_that_can_lead_without_loss(
+    isr: tuple[int, ...], elr: tuple[int, ...], last_known: tuple[int, ...], counts: bool
+) -> None:
+    p = PartitionRegistration((1, 2), isr, None, elr=elr, last_known_elr=last_known)
+    assert p.counts_on(1) is counts
+
+
+def test_a_directory_is_noted_beside_those_of_the_other_replicas() -> None:
+    first, second = UUID(int=1000), UUID(int=1001)
+    p = PartitionRegistration((1, 2), (1,), 1)
+    p = p._replace(directories=p.directories_with(2, second))
+    assert (p.directory_of(1), p.directory_of(2)) == (None, second)
+    p = p._replace(directories=p.directories_with(1, first))
+    assert (p.directory_of(1), p.directory_of(2)) == (first, second)
