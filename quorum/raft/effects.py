@@ -215,7 +215,8 @@ class Effects:
        (verify, fsync, rename, restart the log there; report SnapshotInstalled or
        SnapshotRejected);
     3. send: `replies`, `sends`;
-    4. apply: notify the listeners of `high_watermark` and `leader`; log `remote_fault`.
+    4. apply: notify the listeners of `high_watermark` and `leader`; `tail_found`,
+       `save_bounds`; log `remote_fault`.
     """
 
     election_state: ElectionState | None = None
@@ -230,6 +231,10 @@ class Effects:
     sends: list[Send] = field(default_factory=list)
     high_watermark: int | None = None
     leader: LeaderAndEpoch | None = None
+    tail_found: bool = False
+    """The log has everything again that this replica ever acknowledged."""
+    save_bounds: bool = False
+    """The bounds of the log are to be durable soon (`quorum/replica/log_bounds.py`)."""
     remote_fault: str | None = None
     """Why this step refused a message of a peer."""
 

@@ -47,8 +47,20 @@ class Following:
         elif not state.requests.has_pending():
             self._find_leader(now_ms)
 
+    def _find_tail(self, role: Follower) -> None:
+        """Ends the loss of the log's tail. A leader tells its high watermark when it has committed
+        something of its own epoch. Everything committed with an acknowledgement of this replica is
+        below it: the leader was elected without this replica's vote, and no later fetch lied.
+        """
+        state, committed = self._state, role.leader_high_watermark
+        if committed is not None and state.flushed_offset >= committed:
+            state.lost_tail = False
+            state.effects.tail_found = state.effects.save_bounds = True
+
     def _poll_follower(self, role: Follower, now_ms: int) -> None:
         state = self._state
+        if state.lost_tail and not state.awaiting_log:
+            self._find_tail(role)
         if state.may_elect and now_ms >= role.fetch_deadline_ms and not state.shutting_down:
             state.become_prospective(now_ms)
             return
@@ -244,8 +256,9 @@ class Following:
         where = f"the leader's log diverges at ({epoch}, {end_offset})"
         if target >= state.log.end_offset:
             return f"{where}, but this log ends at {state.log.end_offset} with no later epoch"
-        committed = max(state.high_watermark or 0, state.log.start_offset)
+        committed = max(state.high_watermark or 0, state.committed_bound, state.log.start_offset)
         if target < committed:
+            state.effects.save_bounds = True  # a restart must not forget them
             return (
                 f"{where}, below the high watermark {committed} of this replica: acknowledged "
                 "records would be lost. A majority of voters lacks them: restore their disks"
@@ -259,10 +272,12 @@ class Following:
     def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> str | None:
         """Begins to fetch a checkpoint. Returns why it does not, if the answer cannot be right."""
         log = self._state.log
-        latest, committed = log.latest_snapshot, self._state.high_watermark or 0
+        latest = log.latest_snapshot
+        committed = max(self._state.high_watermark or 0, self._state.committed_bound)
         if latest is not None and snapshot_id.end_offset <= latest.end_offset:
             return f"the leader sends {snapshot_id}, but {latest} is here (end {log.end_offset})"
         if snapshot_id.end_offset < min(committed, log.end_offset):
+            self._state.effects.save_bounds = True
             return (
                 f"the leader sends {snapshot_id}, below the high watermark {committed} of this "
                 "replica: acknowledged records would be lost. A majority of voters lacks them: "

@@ -63,6 +63,18 @@ class LogView(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
+class KnownBounds:
+    """Lower bounds that an earlier life of the replica left: everything below `end_offset` was
+    durable in its log, and everything below `high_watermark` was committed."""
+
+    end_offset: int = 0
+    high_watermark: int = 0
+
+
+NO_BOUNDS = KnownBounds()
+
+
+@dataclass(slots=True, frozen=True)
 class Valid:
     """The fetcher's log is a prefix of this one up to its fetch offset."""
 

@@ -31,7 +31,7 @@ from quorum.raft.effects import (
 from quorum.raft.elections import Elections
 from quorum.raft.following import Following
 from quorum.raft.leading import Leading
-from quorum.raft.log_view import LogView
+from quorum.raft.log_view import NO_BOUNDS, KnownBounds, LogView
 from quorum.raft.messages import (
     AddVoterRequest,
     AnyRequest,
@@ -104,8 +104,9 @@ class Replica:
         election_state: ElectionState,
         rng: Randomness,
         parts: Parts = Parts(),
+        bounds: KnownBounds = NO_BOUNDS,
     ) -> None:
-        self.state = state = parts.state(config, log, election_state, rng)
+        self.state = state = parts.state(config, log, election_state, rng, bounds)
         self._elections = parts.elections(state)
         self._following = parts.following(state)
         self._leading = parts.leading(state)
@@ -385,6 +386,7 @@ class Replica:
                 assert known.leader_id == role.leader_id != state.node_id
             case _:
                 assert known.voted == role.voted
+        assert not state.lost_tail or isinstance(role, Unattached | Follower), role
         if isinstance(role, Leader):
             assert set(role.voters) == set(state.voters.ids)
         if not state.awaiting_log:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from quorum.raft.config import FOREVER_MS, Randomness, ReplicaConfig
 from quorum.raft.effects import Effects, ElectionState, LeaderAndEpoch, LeaderChange, Reply, Send
-from quorum.raft.log_view import LogView
+from quorum.raft.log_view import NO_BOUNDS, KnownBounds, LogView
 from quorum.raft.messages import AnyRequest, Header, Request, Response, error_response
 from quorum.raft.metrics import RaftMetrics
 from quorum.raft.requests import RequestManager
@@ -46,6 +46,7 @@ class RaftState:
         log: LogView,
         election_state: ElectionState,
         rng: Randomness,
+        bounds: KnownBounds = NO_BOUNDS,
     ) -> None:
         self.config = config
         self.log = log
@@ -58,6 +59,10 @@ class RaftState:
         self.flush_requested_offset = log.end_offset
         snapshot = log.latest_snapshot
         self.high_watermark: int | None = snapshot.end_offset if snapshot is not None else None
+        self.committed_bound = bounds.high_watermark  # of earlier lives
+        self.lost_tail = log.end_offset < bounds.end_offset
+        """Whether the disk lost records that this replica acknowledged. It neither votes nor stands
+        for election until it has everything that a leader committed."""
         self.shutting_down = False
         self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
         self.remote_faults = 0  # answers refused because they cannot be right
@@ -85,11 +90,13 @@ class RaftState:
     @property
     def may_elect(self) -> bool:
         """True if this replica may stand for election: a voter, or one whose removal is not known
-        to be committed.
+        to be committed. Not while the log lacks its tail.
 
         A removed voter counts itself in no majority. But if only it holds the Voters record that
         removes it, no other replica can be elected (Ongaro 2014, §4.2.2).
         """
+        if self.lost_tail:
+            return False
         if self.is_voter:
             return True
         if self.config.endpoint is None or self.log.voters is None:

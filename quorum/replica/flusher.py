@@ -15,6 +15,10 @@ from concurrent.futures import Executor
 
 from quorum.replica.metadata_log import ReplicatedLog
 
+BOUNDS_INTERVAL_S = 5.0
+"""Shortest time between two writes of the log's bounds, in seconds: a busy log pays for it once
+among thousands of flushes."""
+
 
 class Flusher:
     """Runs at most one fsync at a time, on the executor, and reports the durable end offset."""
@@ -33,6 +37,7 @@ class Flusher:
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._wanted = False
+        self._bounds_due_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
@@ -53,6 +58,9 @@ class Flusher:
                     self._log.complete_flush(pending)
                 took_s = loop.time() - started_s
                 self._on_flushed(end_offset)
+                if started_s >= self._bounds_due_s:
+                    self._bounds_due_s = started_s + BOUNDS_INTERVAL_S
+                    await loop.run_in_executor(self._executor, self._log.bounds.save)
                 if self._wanted:
                     await asyncio.sleep(min(self._linger_s, took_s))
         except Exception as error:  # reported: the process must stop

@@ -23,6 +23,7 @@ from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.appends import MAX_BATCH_BYTES, Appends
 from quorum.replica.client import CommittedBatch
+from quorum.replica.log_bounds import LogBoundsStore
 from quorum.replica.log_checks import check_continuation
 from quorum.replica.quorum_state import QuorumStateStore
 from quorum.replica.voters_record import KRAFT_VERSION_MAX, note, quorum_records
@@ -83,7 +84,7 @@ class ReplicatedLog:
         """Opens (and recovers) the log in `directory`. Raises StorageError and FatalError."""
         self.directory = directory
         self.config = config
-        self.quorum_state = QuorumStateStore(directory)
+        self.bounds = LogBoundsStore(directory)
         for name in remove_leftovers(directory):
             logger.info("removed the unfinished checkpoint %s/%s", directory.path, name)
         self._snapshots = self._load_snapshots()
@@ -95,7 +96,10 @@ class ReplicatedLog:
             now_ms=now_ms,
             recovery_point=0,  # the whole log is checked: a gap in it is a loss
         )
+        latest = self.latest_snapshot
+        self.bounds.opened(max(self.end_offset, latest.end_offset if latest is not None else 0))
         self._align_with_snapshots(now_ms)
+        self.bounds.note_durable(self.end_offset)
         self.history = VoterHistory()
         self._rebuild_history()
 
@@ -150,6 +154,7 @@ class ReplicatedLog:
         return epoch is not None and epoch != snapshot_id.epoch
 
     def _restart_log_at(self, snapshot_id: SnapshotId, now_ms: int) -> None:
+        self.bounds.lower_to(snapshot_id.end_offset)
         self._log.truncate_fully_and_start_at(snapshot_id.end_offset, now_ms)
         self._log.update_high_watermark(snapshot_id.end_offset)
         self._delete_snapshots_before(snapshot_id)
@@ -250,8 +255,8 @@ class ReplicatedLog:
         return None if info is None else info.size_bytes
 
     @property
-    def size_bytes(self) -> int:
-        return self._log.size_bytes
+    def quorum_state(self) -> QuorumStateStore:
+        return QuorumStateStore(self.directory)
 
     # --- appending ------------------------------------------------------------------------------
 
@@ -314,6 +319,7 @@ class ReplicatedLog:
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
         """Truncates the log to `offset`; the removed records were never committed."""
+        self.bounds.lower_to(offset)
         self._log.truncate_to(offset, now_ms)
         self.history.truncate_to(offset)
 
@@ -326,6 +332,7 @@ class ReplicatedLog:
     def complete_flush(self, pending: PendingFlush) -> None:
         """Completes a flush after `pending.run()`, on the owner thread."""
         self._log.complete_flush(pending)
+        self.bounds.note_durable(self._log.recovery_point)
 
     def flush(self) -> int:
         """Syncs at once and returns the durable end offset. Raises FatalError."""
@@ -337,6 +344,7 @@ class ReplicatedLog:
 
     def update_high_watermark(self, offset: int) -> None:
         self._log.update_high_watermark(offset)
+        self.bounds.note_committed(offset)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -472,3 +480,5 @@ class ReplicatedLog:
     def close(self) -> None:
         """Syncs and closes the log. A simulated crash omits this call."""
         self._log.close()
+        self.bounds.note_durable(self.end_offset)
+        self.bounds.save()

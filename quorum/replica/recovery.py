@@ -196,5 +196,6 @@ def recover(
         log.quorum_state.write(ElectionState(epoch, node_id, key))
         log.append_leader_change(LeaderChange(node_id, epoch, voters.ids, (node_id,)), now_ms)
         log.append_voters(voters, epoch, now_ms)
+        log.bounds.found_again(log.end_offset)  # the operator gives up the rest
     finally:
         log.close()  # syncs it

@@ -115,7 +115,10 @@ class RaftServer:
             self._log,
             self._log.quorum_state.read(),
             rng,
+            bounds=self._log.bounds.now,
         )
+        if self._log.bounds.lost:
+            logger.error("%s", _tail_is_lost(self._log))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-disk")
         self._linger_ms = config.controller_quorum_append_linger_ms
         self._appends = Appends()
@@ -420,6 +423,11 @@ class RaftServer:
         if effects.leader is not None:
             logger.info("node %d: %s", self.node_id, effects.leader)
             self._meter.leader_changed()
+        if effects.tail_found:
+            self._log.bounds.found_again(self._log.durable_offset)
+            logger.info("node %d has its lost records again: it votes", self.node_id)
+        if effects.save_bounds:
+            await self._on_disk(self._log.bounds.save)
         if effects.remote_fault is not None:
             self._meter.remote_fault(effects.remote_fault, self._loop_ms())
         if log_changed is not None:
@@ -535,6 +543,7 @@ class RaftServer:
         """Cleans the log. A full disk does not stop the replica: a later round may make room."""
         assert self._flusher is not None
         await self._flusher.idle()
+        await self._on_disk(self._log.bounds.save)
         try:
             cleaned = self._log.clean(self._now_ms())
         except DiskError as error:  # any other failure of this directory ends the process
@@ -544,3 +553,12 @@ class RaftServer:
             return
         if cleaned:
             logger.info("the metadata log begins at offset %d now", self._log.start_offset)
+
+
+def _tail_is_lost(log: ReplicatedLog) -> str:
+    return (
+        f"{log.directory.path}: the log ends at offset {log.end_offset}, but it was durable up to "
+        f"{log.bounds.now.end_offset}: the disk lost records. This replica does not vote until it "
+        "has fetched everything from a leader. If no other voter has these records, restore the "
+        "directory from a copy, or give them up with `tidemark quorum recover`"
+    )

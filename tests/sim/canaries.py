@@ -10,6 +10,7 @@ from quorum.raft.elections import Elections
 from quorum.raft.following import Following
 from quorum.raft.high_watermark import next_high_watermark
 from quorum.raft.leading import Leading
+from quorum.raft.log_view import KnownBounds
 from quorum.raft.messages import VoteRequest
 from quorum.raft.replica import Parts
 from quorum.raft.roles import Candidate, Leader, ReplicaProgress
@@ -242,6 +243,18 @@ class MakesRoomOfItsLog(Canary):
     log = _MakesRoomOfItsLog
 
 
+class _ForgetsTheWatermark(ReplicatedLog):
+    def __init__(self, directory: Directory, config: MetadataLogConfig, now_ms: int) -> None:
+        super().__init__(directory, config, now_ms)
+        self.bounds._now = KnownBounds(self.bounds.now.end_offset, 0)
+
+
+class ForgetsTheWatermark(Canary):
+    """A restart forgets what was committed, and may truncate it (I6)."""
+
+    log = _ForgetsTheWatermark
+
+
 CANARIES: dict[str, type[Canary]] = {
     "skips-fsync": SkipsFsync,
     "retries-fsync": RetriesFsync,
@@ -259,4 +272,5 @@ CANARIES: dict[str, type[Canary]] = {
     "snapshots-uncommitted": SnapshotsUncommitted,
     "tells-old-high-watermarks": TellsOldHighWatermarks,
     "makes-room-of-its-log": MakesRoomOfItsLog,
+    "forgets-the-watermark": ForgetsTheWatermark,
 }

@@ -46,6 +46,7 @@ class Checks:
         self._written: dict[tuple[int, int], bytes] = {}  # (epoch, offset) -> batch
         self._high_watermarks: dict[int, int] = {}
         self._compared: dict[int, int] = {}
+        self._bounds: dict[int, int] = {}  # node -> high watermark saved on its disk
         self._committed: dict[int, tuple[int, bytes]] = {}  # base offset -> (epoch, batch)
         self.committed_end = 0
         # epoch of the leader that committed it -> end offset
@@ -63,6 +64,7 @@ class Checks:
 
     def on_disk_lost(self, node: SimNode) -> None:
         """Drops what was recorded of a lost disk."""
+        self._bounds.pop(node.node_id, None)
         self._persisted.pop(node.node_id, None)
         self._attempted.pop(node.node_id, None)
 
@@ -79,6 +81,13 @@ class Checks:
             self._require(
                 found == before, "I2 quorum-state survives a crash", node, found=found, was=before
             )
+        self._require(
+            node.replica.state.committed_bound >= self._bounds.get(node.node_id, 0),
+            "I6 a restart remembers what is committed",
+            node,
+            remembered=node.replica.state.committed_bound,
+            saved=self._bounds.get(node.node_id),
+        )
         self._require(
             node.is_mere_broker or node.log.end_offset >= node.durable_when_down,
             "what was synced survives a crash",
@@ -336,14 +345,19 @@ class Checks:
 
     # --- log and checkpoints (I6, I7, I8) ---------------------------------------------------------
 
+    def on_bounds_saved(self, node: SimNode) -> None:
+        """Records the high watermark that the node's disk remembers."""
+        self._bounds[node.node_id] = node.log.bounds.saved.high_watermark
+
     def on_truncate(self, node: SimNode, offset: int) -> None:
         node.world.seen["log truncated"] += 1
+        committed = max(node.replica.high_watermark or 0, self._bounds.get(node.node_id, 0))
         self._require(
-            offset >= (node.replica.high_watermark or 0),
+            offset >= committed,
             "I6 nothing below the high watermark is cut",
             node,
             cut_at=offset,
-            high_watermark=node.replica.high_watermark,
+            high_watermark=committed,
         )
 
     def on_install(self, node: SimNode, snapshot_id: SnapshotId) -> None:

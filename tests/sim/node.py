@@ -63,6 +63,9 @@ LOG_CONFIG = MetadataLogConfig(
     segment_bytes=1024, segment_ms=1 << 40, retention_bytes=2000, retention_ms=-1
 )
 
+BOUNDS_SAVED_EVERY = 3
+"""The bounds of a log are written after a flush whose end is a multiple of this."""
+
 
 class Crash(Exception):
     """Loss of power at this point."""
@@ -249,7 +252,8 @@ class SimNode:
         rng = random.Random(self.world.rng.randrange(1 << 30))
         state = self.log.quorum_state.read()
         self.alive, self.needed = True, None
-        self.replica = Replica(self.config, self.log, state, rng, self.canary.parts)
+        bounds = self.log.bounds.now
+        self.replica = Replica(self.config, self.log, state, rng, self.canary.parts, bounds)
         self.listeners = Listeners(self.replica, self.log)
         self.image = Image(self)
         self.listeners.add(self.image)
@@ -467,8 +471,17 @@ class SimNode:
             self.world.send_request(self, send)
         if effects.high_watermark is not None:
             self.log.update_high_watermark(effects.high_watermark)
+        if effects.tail_found:
+            self.log.bounds.found_again(self.log.durable_offset)
+        if effects.save_bounds:
+            self._save_bounds()
         if log_changed is not None:
             self._step(log_changed)
+
+    def _save_bounds(self) -> None:
+        """Writes the bounds of the log, as RaftServer does once in a while."""
+        self.log.bounds.save()
+        self.world.checks.on_bounds_saved(self)
 
     def _change_log(self, effects: Effects) -> LogAppended | RecordsRefused | None:
         if effects.truncate_to is not None:
@@ -519,6 +532,12 @@ class SimNode:
 
     def _flushed(self, end_offset: int) -> None:
         self.flush_scheduled = False
+        if end_offset % BOUNDS_SAVED_EVERY == 0:
+            try:
+                self._save_bounds()
+            except (StorageError, FatalError) as error:
+                self.disk_failed(error)
+                return
         if not self.canary.skips_fsync and end_offset < self.log.end_offset:
             self._begin_flush()
         self.step(LogFlushed(end_offset))

@@ -36,13 +36,14 @@ CAUGHT_FROM = {
     "cuts-too-much": (0, "I6"),
     "resumes-leadership": (0, "I1|once"),
     "counts-old-voters": (0, "I3"),
-    "changes-without-waiting": (18, "I[1-5]|liveness"),
+    "changes-without-waiting": (200, "I[1-5]|liveness"),
     "counts-removed-leader": (18, "I3"),
     "keeps-truncated-voters": (60, "I[1-8]|liveness|Voter"),
     "snapshots-without-voters": (26, "I[1-8]|liveness"),
     "snapshots-uncommitted": (0, "SnapshotId"),
     "tells-old-high-watermarks": (0, "I9"),
     "makes-room-of-its-log": (9, "synced survives"),
+    "forgets-the-watermark": (0, "I6"),
 }
 SEARCHED = 150
 

@@ -127,10 +127,10 @@ def test_a_full_disk_ends_a_cleaning_with_the_log_at_its_earliest_checkpoint():
     with pytest.raises(StorageError):  # a new segment and the epochs file both need room
         log.clean(0)
     assert (log.earliest_snapshot, log.start_offset) == (second, second.end_offset)
-    size_bytes = log.size_bytes
+    size_bytes = log._log.size_bytes
     directory.set_capacity(room)
     assert not log.clean(0)  # nothing more to choose; the leftovers are deleted now
-    assert log.size_bytes < size_bytes
+    assert log._log.size_bytes < size_bytes
     directory.crash("everything")
     again = open_log(directory)
     assert again.earliest_snapshot == second
