@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tidemark.errors import InvalidRequestError
+from tidemark.errors import CorruptMessageError, InvalidRequestError
 
 Records = bytes | bytearray | memoryview
 """One or more whole record batches, one after the other."""
@@ -73,6 +73,8 @@ class FetchResult(NamedTuple):
     segment_base_offset: int
     position: int
     first_entry_incomplete: bool = False
+    first_epoch: int = -1
+    last_epoch: int = -1
 
     @property
     def size_bytes(self) -> int:
@@ -108,6 +110,23 @@ class AbortedTransaction:
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+class CorruptLogError(CorruptMessageError):
+    """A log file that is damaged at byte `position`, by its own bytes or by its neighbours.
+
+    Records before that place are served. Another in-sync replica has the others.
+    """
+
+    def __init__(self, file: str, position: int, problem: str) -> None:
+        super().__init__(f"{file} is damaged at byte {position}: {problem}")
+        self.file = file
+        self.position = position
+
+    @property
+    def base_offset(self) -> int:
+        """The base offset of the damaged segment."""
+        return int(self.file.rpartition("/")[2][:20])
 
 
 class UnexpectedAppendOffsetError(InvalidRequestError):

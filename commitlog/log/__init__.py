@@ -2,9 +2,10 @@
 
 Outsiders import `log.Log` and `opening.open_log`, which makes one. They also import
 `expiration.delete_expired`, `from_tier.rebuild_from_remote`, `flushing.PendingFlush`, the errors of
-`claims` and the protocols of `events`.
+`claims`, the protocols of `events` and the file name of `continuity`.
 
     opening, loader      open a log; recover it after an unclean stop
+    continuity           holes between segments, and leader epochs that contradict the lineage
     claims               what files and checkpoints must agree on at an opening; pure
     log                  appends, reads, watermarks, truncation
     segments             the list of segments, and the names of their files

@@ -28,7 +28,8 @@ of a log guarantee three things that do:
 So a gap is a loss if it begins at or above a known recovery point. Below, everything was durable,
 and nothing is missing. Without a recovery point in the checkpoint, everything is checked, and gaps
 are kept, as in Kafka. The checkpoint may be lost, or another program wrote the files, such as a
-Kafka broker, whose followers and cleaner leave gaps.
+Kafka broker, whose followers and cleaner leave gaps. Reads believe these gaps from then on
+(`commitlog.log.continuity`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
 from commitlog.log.claims import check_end
+from commitlog.log.continuity import (
+    Gap,
+    Tail,
+    doubted,
+    has_gaps,
+    may_have_gaps,
+    note_gaps,
+    pretends,
+)
 from commitlog.log.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.names import (
@@ -55,6 +65,7 @@ from commitlog.segment.txn_recovery import TransactionRecovery
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
 from tidemark.records.control import end_transaction
+from tidemark.records.header import MAX_OFFSET
 
 if TYPE_CHECKING:
     from commitlog.segment.batch_table import BatchTable
@@ -121,14 +132,16 @@ def load_segments(
         segment.is_rolled = True
     if not segments:
         return Loaded([], 0, 0, 0)
-    if clean and segments[-1].is_sound_at_end():
+    if clean and segments[-1].fault is None and not pretends(segments[-1], recovery_point):
         check_end(directory.path, segments[-1].next_offset, recovery_point)
         _find_epochs(epochs, segments)
+        if recovery_point is None and has_gaps(segments):
+            note_gaps(directory)
         return Loaded(segments, 0, 0, 0)
     first = len(segments) - 1
     if not clean:
         first = _first_to_recover(segments, recovery_point)
-    return _recover(directory, segments, first, epochs, recovery_point)
+    return _recover(directory, segments, first, epochs, recovery_point, trusts_gaps=not clean)
 
 
 def _first_to_recover(segments: list[Segment], recovery_point: int | None) -> int:
@@ -162,16 +175,20 @@ def _recover(
     first: int,
     epochs: LeaderEpochCache,
     recovery_point: int | None,
+    *,
+    trusts_gaps: bool,
 ) -> Loaded:
     noted = dict(epochs.entries())
     epochs.truncate_from_end(segments[first].base_offset)
     _find_epochs(epochs, segments[:first])
-    seen = segments[first].base_offset
+    seen = base = segments[first].base_offset
     transactions = TransactionRecovery(directory, segments[:first], seen, replay_producers)
+    tail = Tail()
 
     def on_batches(table: BatchTable) -> None:
         nonlocal seen
         transactions.on_batches(table)
+        tail.add(table, seen, base)
         for row in table.rows_of_new_epochs(epochs.latest_epoch):
             header = table.header(row)
             before = table.header(row - 1).next_offset if row else seen
@@ -186,7 +203,8 @@ def _recover(
     cut = cut_bytes = recovered = 0
     expected = segments[first].base_offset  # everything before is durable
     keep = first
-    for segment in segments[first:]:
+    ends = [segment.base_offset for segment in segments[first + 1 :]] + [MAX_OFFSET]
+    for segment, end in zip(segments[first:], ends, strict=True):
         if segment.base_offset < expected:
             break
         if segment.base_offset > expected and _is_loss(expected, recovery_point):
@@ -195,36 +213,56 @@ def _recover(
             )
             break
         transactions.begin(segment)
-        cut = segment.recover(on_batches)
+        base, latest = segment.base_offset, epochs.latest_epoch
+        cut = segment.recover(on_batches, end, -1 if latest is None else latest)
         cut_bytes += cut
         recovered += 1
         keep += 1
         expected = segment.next_offset
         if cut:
-            logger.warning(
-                "%s/%s: cut %d bytes behind the last sound batch (offset %d)",
-                directory.path,
-                segment.log_file,
-                cut,
-                expected - 1,
-            )
+            told = "%s/%s: cut %d bytes behind the last sound batch (offset %d)"
+            logger.warning(told, directory.path, segment.log_file, cut, expected - 1)
             break
-    check_end(directory.path, expected, recovery_point)  # before anything is removed
-    removed = segments[keep:]
-    # Newest first, and before the file is truncated. A crash then leaves the beginning of the log,
-    # still damaged at the same place. In another order the next start would take a gap for an old
-    # one.
+    if recovery_point is None and tail.gaps:
+        note_gaps(directory)
+    kept, removed = segments[:keep], segments[keep:]
+    believes = recovery_point is None or (trusts_gaps and may_have_gaps(directory, segments))
+    pretended = (doubted(kept[-1]) if cut else None) or (None if believes else tail.pretended)
+    # Before anything is removed.
+    check_end(directory.path, pretended.before if pretended else expected, recovery_point)
+    cut_bytes += _remove_behind(directory, kept, removed)
+    if cut:
+        kept[-1].cut_tail()
+    if pretended is not None:
+        cut_bytes += _cut_pretended(kept[-1], pretended)
+    return Loaded(kept, cut_bytes, len(removed), recovered)
+
+
+def _remove_behind(directory: Directory, kept: list[Segment], removed: list[Segment]) -> int:
+    """Removes the segments behind the end; returns their size in bytes.
+
+    Newest first, and before the file is truncated. A crash then leaves the beginning of the log,
+    still damaged at the same place. In another order the next start would take a gap for an old
+    one.
+    """
     for segment in reversed(removed):
         logger.warning("%s: removing %s behind the end", directory.path, segment.log_file)
-        cut_bytes += segment.size_bytes
         remove_segment(directory, segment)
-    kept = segments[:keep]
     if kept:
         kept[-1].is_rolled = False
     directory.fsync()
-    if cut:
-        kept[-1].cut_tail()
-    return Loaded(kept, cut_bytes, len(removed), recovered)
+    return sum(segment.size_bytes for segment in removed)
+
+
+def _cut_pretended(segment: Segment, gap: Gap) -> int:
+    """Cuts the last batch, whose base offset is damaged; returns the number of bytes."""
+    logger.warning(
+        "%s/%s: no neighbour confirms the last batch, at offset %d: cut",
+        segment.directory.path,
+        segment.log_file,
+        gap.base,
+    )
+    return segment.truncate_to(gap.base)
 
 
 def remove_segment(directory: Directory, segment: Segment) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from commitlog.disk.files import Directory
-from commitlog.log import lookup
+from commitlog.log import continuity, lookup
 from commitlog.log.events import UNTRACKED, ChangedLogs, LogEvents
 from commitlog.log.flushing import Durability, PendingFlush
 from commitlog.log.loader import replay_producers
@@ -223,7 +223,7 @@ class Log:
     ) -> FetchResult:
         """Returns whole batches of one segment, from the one that holds `offset` on: at most
         `max_bytes` (with `min_one` at least one batch), all below `max_offset`. Raises
-        CorruptMessageError, and OffsetOutOfRangeError if `offset` is not on this disk.
+        CorruptLogError, and OffsetOutOfRangeError if `offset` is not on this disk.
         """
         segments, bases, end = self._segments.all, self._segments.bases, self._log_end_offset
         if offset > end or offset < self._log_start_offset or offset < bases[0]:
@@ -235,11 +235,18 @@ class Log:
         if offset == end or (max_offset is not None and offset >= max_offset):
             return FetchResult(b"", offset, offset, bases[index], 0)
         while True:
-            segment = segments[index]
-            result = segment.read(offset, max_bytes, max_offset, min_one)
-            index += 1  # compaction may leave nothing at the end of a segment
-            if result.records or result.position < segment.size_bytes or index == len(bases):
+            segment, index = segments[index], index + 1
+            following = end if index == len(bases) else bases[index]
+            result = segment.read(offset, max_bytes, max_offset, min_one, following)
+            if result.records:
+                if not self.epochs.agrees_with(result):
+                    continuity.check_epochs(segments, index - 1, result, self.epochs)
                 return result
+            if result.position < segment.size_bytes:
+                return result
+            if index == len(bases):
+                return result
+            continuity.check_end(segment, segments[index])
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int] | None:
         """Returns (epoch, end offset) as in OffsetForLeaderEpoch; None if unknown (KIP-101)."""

@@ -23,6 +23,7 @@ from uuid import uuid4
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, format_epochs
 from commitlog.disk.files import Directory
 from commitlog.disk.names import FUTURE_SUFFIX, unique_name
+from commitlog.log.continuity import GAPS_FILE
 from commitlog.log.log import Log
 from commitlog.segment.names import snapshot_name
 from commitlog.segment.segment import Segment
@@ -374,7 +375,8 @@ class FutureLog:
             self.take(piece, piece.run())
             for offset in sorted(set(current.producers.snapshots) - self._snapshots):
                 copy_file(current.directory, self.directory, snapshot_name(offset))
-            copy_file(current.directory, self.directory, PARTITION_METADATA)
+            for name in (PARTITION_METADATA, GAPS_FILE):
+                copy_file(current.directory, self.directory, name)
             epochs = format_epochs(current.epochs.entries())
             self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, epochs)  # syncs all names, too
         except (TidemarkError, OSError):

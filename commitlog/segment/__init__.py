@@ -5,6 +5,7 @@ Outsiders import `segment.Segment`, `names` (names and suffixes of a segment's f
 `epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats.
 
     segment              appends and reads; loads, rebuilds and recovers
+    reading              the read of a fetch, checked for the order of its batches
     indexes              the offset, time and transaction index
     batches, batch_table scans over headers, one by one or as columns
     epochs               at which offset each leader epoch began

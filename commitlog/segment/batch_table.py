@@ -96,9 +96,10 @@ class BatchTable:
         """Returns one header as an object, with its position in the view."""
         return whole_header(self.view, int(self.positions[row]))
 
-    def in_order(self, base_offset: int, first_offset: int, reach: int) -> int:
+    def in_order(self, base_offset: int, first_offset: int, reach: int, epoch: int = -1) -> int:
         """Returns how many of the first batches have a valid shape and rising offsets. The offsets
-        begin at `first_offset` and lie within `reach` of `base_offset`.
+        begin at `first_offset` and lie within `reach` of `base_offset`. Leader epochs begin at
+        `epoch` and do not go back.
         """
         base, delta = self.column("base_offset"), self.column("last_offset_delta")
         floor = np.empty(len(base), np.int64)
@@ -107,6 +108,8 @@ class BatchTable:
         relative = base - base_offset
         good = (base >= floor) & (delta >= 0) & (self.column("record_count") >= 0)
         good &= (relative <= reach) & (relative + delta <= reach)
+        epochs = self.column("partition_leader_epoch")
+        good &= epochs >= np.concatenate(([epoch], epochs[:-1]))
         return len(good) if good.all() else int(good.argmin())
 
     def fitting(self, room_bytes: int) -> int:

@@ -34,13 +34,14 @@ def has_timestamp(header: Header, timestamp_ms: int) -> bool:
 
 
 def scan_headers(
-    file: File, position: int, end: int, chunk_bytes: int = SCAN_BYTES
+    file: File, position: int, end: int, chunk_bytes: int = SCAN_BYTES, floor: int = 0
 ) -> Iterator[Header]:
     """Yields the headers of the batches in `file` from `position` to `end`, without their records.
 
-    Ends before an incomplete batch. Raises CorruptMessageError for an invalid header.
+    Ends before an incomplete batch. Raises CorruptMessageError for an invalid header, and for a
+    batch that begins below `floor` or the end of the one before it.
     """
-    return (header for header, _, _ in scan_batches(file, position, end, chunk_bytes))
+    return (header for header, _, _ in scan_batches(file, position, end, chunk_bytes, floor=floor))
 
 
 def scan_batches(
@@ -50,6 +51,7 @@ def scan_batches(
     chunk_bytes: int,
     scratch: memoryview | None = None,
     first_last_offset: int | None = None,
+    floor: int = 0,
 ) -> Iterator[tuple[Header, bytes | memoryview, int]]:
     """As `scan_headers`, but also yields the bytes read of each batch, and its position in them.
 
@@ -80,6 +82,12 @@ def scan_batches(
                     f" {first_last_offset}; its last is {header.last_offset}"
                 )
             first_last_offset = None
+        if header.base_offset < floor:
+            raise CorruptMessageError(
+                f"the batch at byte {position} of {file.name} begins at offset"
+                f" {header.base_offset}, below {floor}"
+            )
+        floor = header.next_offset
         yield header, chunk, inside
         want = SCAN_BYTES if following - position < SCAN_BYTES // 4 else HEADER_BYTES
         position = following
@@ -88,3 +96,21 @@ def scan_batches(
 def has_records(file: File, size_bytes: int) -> bool:
     """Whether one of the batches is not empty; reads up to the first such batch."""
     return any(header.record_count for header in scan_headers(file, 0, size_bytes))
+
+
+def finds_timestamp(
+    file: File, end: int, entry: tuple[int, int], timestamp_ms: int, offset: int
+) -> bool:
+    """Whether `timestamp_ms` is the greatest timestamp of the batch that holds `offset`. `entry` is
+    the entry of the offset index at or below it: offset and position.
+    """
+    entry_offset, position = entry
+    try:
+        for header in scan_headers(file, position, end):
+            if header.position == position and position and header.last_offset != entry_offset:
+                return False
+            if header.last_offset >= offset:
+                return header.base_offset <= offset and has_timestamp(header, timestamp_ms)
+    except CorruptMessageError:
+        return False
+    return False

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs, parse_epochs
 from commitlog.disk.files import Directory
+from commitlog.types import FetchResult
 from tidemark.errors import StorageError
 
 
@@ -87,6 +88,16 @@ class LeaderEpochCache:
         """Returns the epoch of the leader that appended the record at `offset`; None if unknown."""
         index = bisect_right(self._starts, offset)
         return self._epochs[index - 1] if index else None
+
+    def agrees_with(self, found: FetchResult) -> bool:
+        """Whether batches that were read are of the leader epochs known for their offsets."""
+        first, base = found.first_epoch, found.base_offset
+        if first != found.last_epoch:
+            return False  # an epoch begins among them: each one must be looked at
+        if self._epochs and first == self._epochs[-1] and base >= self._starts[-1]:
+            return True
+        known = self.epoch_for_offset(base)
+        return known is None or first == known == self.epoch_for_offset(found.next_offset - 1)
 
     def previous_epoch(self, epoch: int) -> int | None:
         """Returns the greatest known epoch below `epoch`."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.disk.files import Directory, File
 from commitlog.segment.batches import (
+    finds_timestamp,
     has_records,
-    has_timestamp,
     indexed_ms,
     scan_batches,
     scan_headers,
@@ -32,17 +32,19 @@ from commitlog.segment.indexes import (
     TransactionIndex,
 )
 from commitlog.segment.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
-from commitlog.types import FetchResult
+from commitlog.segment.reading import read_extent
+from commitlog.types import CorruptLogError, FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
+from tidemark.records.extent import BatchOrderError
 from tidemark.records.header import (
     CODEC_MASK,
     HEADER_BYTES,
+    MAX_OFFSET,
     OVERHEAD_BYTES,
     TIMESTAMP_TYPE_FLAG,
     claimed_size,
     read_header,
-    whole_batches,
 )
 from tidemark.records.header import BatchHeader as Header
 
@@ -96,7 +98,7 @@ class Segment:
         self._max_timestamp_ms = -1
         self._max_timestamp_offset = base_offset
         self._first_timestamp_ms: int | None = None
-        self._sound_end = 0  # end of the last batch at the time of the load
+        self._fault: tuple[int, str] | None = None
         self._last_indexed = 0  # position of the last indexed batch
         self._positions: dict[int, int] = {}  # offset at which a batch begins -> its position
         self._older_positions: dict[int, int] = {}  # the generation before
@@ -171,12 +173,7 @@ class Segment:
 
     @property
     def file_names(self) -> tuple[str, str, str, str]:
-        return (
-            self.log_file,
-            self.offset_index.name,
-            self.time_index.name,
-            self.txn_index.name,
-        )
+        return self.log_file, self.offset_index.name, self.time_index.name, self.txn_index.name
 
     # --- append
 
@@ -295,8 +292,7 @@ class Segment:
         """Loads the indexes and finds the end; rebuilds missing or damaged indexes."""
         if self._loaded:
             return
-        self._loaded = True
-        names = (self.offset_index.name, self.time_index.name)
+        self._loaded, names = True, (self.offset_index.name, self.time_index.name)
         try:
             for name in names:
                 if not self.directory.exists(name):
@@ -310,7 +306,10 @@ class Segment:
             self._learn_end()
         except (CorruptIndexError, CorruptMessageError) as error:
             logger.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+            is_cut = self.offset_index.last_entry[1] + HEADER_BYTES > self._size
             self.rebuild_indexes()
+            if is_cut and self._size and self._fault is None:
+                self._fault = self._size, "its index has entries behind its end"
 
     def _learn_end(self) -> None:
         """Compares the last entries with their batches, and reads the headers behind them.
@@ -323,12 +322,14 @@ class Segment:
         ):
             raise CorruptIndexError(f"{self.offset_index.name} does not fit its log")
         timestamp, timestamp_offset = self.time_index.last_entry
-        if timestamp >= 0 and not self._has_timestamp(timestamp, timestamp_offset):
+        entry = self.offset_index.lookup(timestamp_offset)
+        if timestamp >= 0 and not finds_timestamp(
+            self.file, self._size, entry, timestamp, timestamp_offset
+        ):
             raise CorruptIndexError(f"{self.time_index.name} does not fit its log")
         self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
         self._last_indexed = indexed
-        self._next_offset = self.base_offset
-        self._sound_end = 0
+        self._next_offset, end = self.base_offset, 0
         start = min(indexed, self.offset_index.lookup(timestamp_offset)[1])
         for header in scan_headers(self.file, start, self._size):
             if header.position - indexed > self.config.index_interval_bytes:
@@ -338,26 +339,14 @@ class Segment:
                     raise CorruptIndexError(f"{self.time_index.name} lacks entries")
                 self._max_timestamp_ms = indexed_ms(header)
                 self._max_timestamp_offset = header.last_offset
-            self._next_offset = header.next_offset
-            self._sound_end = header.end_position
+            self._next_offset, end = header.next_offset, header.end_position
+        self._fault = None if end == self._size else (end, "a batch is cut off")
 
-    def is_sound_at_end(self) -> bool:
-        """Whether the file ends with its last batch; anything behind it is a torn append."""
+    @property
+    def fault(self) -> tuple[int, str] | None:
+        """Position and problem of damage that was found in the file; perhaps a torn append."""
         self.load()
-        return self._sound_end == self._size
-
-    def _has_timestamp(self, timestamp_ms: int, offset: int) -> bool:
-        """Whether `timestamp_ms` is the greatest timestamp of the batch that holds `offset`."""
-        entry_offset, position = self.offset_index.lookup(offset)
-        try:
-            for header in scan_headers(self.file, position, self._size):
-                if header.position == position and position and header.last_offset != entry_offset:
-                    return False
-                if header.last_offset >= offset:
-                    return header.base_offset <= offset and has_timestamp(header, timestamp_ms)
-        except CorruptMessageError:
-            return False
-        return False
+        return self._fault
 
     def _reset(self) -> None:
         self._loaded = True
@@ -366,25 +355,37 @@ class Segment:
         self._next_offset = self.base_offset
         self._max_timestamp_ms, self._max_timestamp_offset = -1, self.base_offset
         self._first_timestamp_ms = None
-        self._last_indexed = self._sound_end = 0
+        self._last_indexed, self._fault = 0, None
         self._forget_positions()
 
     def rebuild_indexes(self) -> None:
         """Rebuilds the indexes from the batch headers; writes those of a rolled segment at once."""
         Segment.rebuilds += 1
         self._reset()
+        end, problem, last = 0, "a batch is cut off", self.base_offset + MAX_RELATIVE_OFFSET
         try:
             for header in scan_headers(self.file, 0, self._size):
+                if not self.base_offset <= header.base_offset <= header.last_offset <= last:
+                    raise CorruptMessageError(f"offset {header.base_offset} is not of its segment")
                 self._index(header, header.position)
-                self._sound_end = header.end_position
+                end = header.end_position
         except CorruptMessageError as error:
             logger.error("%s/%s: %s", self.directory.path, self.log_file, error)
+            problem = str(error)
         self._forget_positions()
-        if self.is_rolled:
+        if end != self._size:
+            self._fault = end, problem
+        elif self.is_rolled:
             self.finish_indexes()
 
-    def recover(self, on_batches: Callable[[BatchTable], None]) -> int:
-        """Checks every batch's CRC, rebuilds the indexes, and ends at the first bad byte.
+    def recover(
+        self,
+        on_batches: Callable[[BatchTable], None],
+        end_offset: int = MAX_OFFSET,
+        epoch: int = -1,
+    ) -> int:
+        """Checks every batch's CRC, rebuilds the indexes, and ends at the first bad byte. All
+        batches lie below `end_offset`; leader epochs begin at `epoch` and do not go back.
 
         Calls `on_batches` with the valid batches of each buffer; the bytes are gone after the call.
         Returns the number of bytes behind the end; `cut_tail` removes them.
@@ -395,6 +396,7 @@ class Segment:
         self._reset()
         self.has_producers = False
         end, floor, is_sound, have = 0, self.base_offset, True, 0
+        reach = min(MAX_RELATIVE_OFFSET, end_offset - 1 - self.base_offset)
         view = memoryview(bytearray(min(_RECOVERY_CHUNK_BYTES, self._size)))
         while is_sound and self._size - end >= HEADER_BYTES:
             got = view[: have + self.file.pread_into(view[have:], end + have)]
@@ -406,13 +408,14 @@ class Segment:
                 view, have = memoryview(bytearray(wanted)), 0  # one batch is larger than the chunk
                 continue
             table = BatchTable(got[:stop], positions)
-            count = table.in_order(self.base_offset, floor, MAX_RELATIVE_OFFSET)
+            count = table.in_order(self.base_offset, floor, reach, epoch)
             if count < len(positions):
                 stop, is_damaged = int(positions[count]), True
                 table.keep(count)
             if count:
                 self._index_table(table, end)
                 on_batches(table)
+                epoch = table.header(-1).partition_leader_epoch
             end, floor, is_sound = end + stop, self._next_offset, not is_damaged
             have = len(got) - stop
             view[:have] = got[stop:]  # do not read the incomplete batch twice
@@ -434,12 +437,9 @@ class Segment:
             for row, position in enumerate(table.positions.tolist()):
                 self._index(table.header(row), start + position)
             return
-        due = table.index_entries(
-            start,
-            self._last_indexed,
-            self.config.index_interval_bytes,
-            (self._max_timestamp_ms, self._max_timestamp_offset),
-        )
+        greatest = self._max_timestamp_ms, self._max_timestamp_offset
+        interval_bytes = self.config.index_interval_bytes
+        due = table.index_entries(start, self._last_indexed, interval_bytes, greatest)
         self.offset_index.extend(due.last_offsets, due.positions)
         self.time_index.extend(due.timestamps, due.timestamp_offsets)
         if len(due.positions):
@@ -454,7 +454,7 @@ class Segment:
         Syncs the file, so that a crash can not bring them back.
         """
         self.cuts += 1
-        position = self.position_of(offset)
+        position = 0 if offset <= self.base_offset else self.position_of(offset)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
         self.txn_index.truncate(offset)
@@ -462,16 +462,16 @@ class Segment:
         self.file.truncate(position)
         self.file.fsync()
         self._size = position
+        if self._fault is not None and self._fault[0] >= position:
+            self._fault = None
         self._forget_positions()
         self._relearn_end()
         return cut
 
     def _relearn_end(self) -> None:
         """Finds the end, the greatest timestamp and the last indexed batch after a truncation."""
-        timestamp, timestamp_offset = self.time_index.last_entry
-        _, position = self.offset_index.last_entry
-        self._max_timestamp_ms, self._max_timestamp_offset = timestamp, timestamp_offset
-        self._last_indexed = position
+        self._max_timestamp_ms, self._max_timestamp_offset = self.time_index.last_entry
+        self._last_indexed = position = self.offset_index.last_entry[1]
         self._next_offset = self.base_offset
         if self._size == 0:
             self._first_timestamp_ms = None
@@ -507,22 +507,27 @@ class Segment:
             known = self._older_positions.get(offset)
         if known is not None:
             return known
-        if offset >= self._next_offset:
-            return self._size
         try:
             return self._find(offset)
         except (CorruptIndexError, CorruptMessageError) as error:
-            logger.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
-            self.rebuild_indexes()
-            return self._find(offset)
+            if self._fault is None:
+                logger.warning("%s: %s; rebuilding the indexes", self.directory.path, error)
+                self.rebuild_indexes()
+                return self._find(offset)
+            raise self._damage(*self._fault) from error
 
     def _find(self, offset: int) -> int:
+        if offset >= self._next_offset or not self._size:
+            if self._fault is not None and self._fault[0] < self._size:
+                raise self._damage(*self._fault)
+            return self._size
         for header, _, _ in self.scan_from(offset):
             if header.last_offset >= offset:
                 return header.position
-        if self.offset_index.lookup(offset)[1]:
-            raise CorruptIndexError(f"{self.offset_index.name} points behind offset {offset}")
-        return self._size
+        raise CorruptIndexError(f"{self.offset_index.name} points behind offset {offset}")
+
+    def _damage(self, position: int, problem: str) -> CorruptLogError:
+        return CorruptLogError(f"{self.directory.path}/{self.log_file}", position, problem)
 
     def scan_from(
         self, offset: int, scratch: memoryview | None = None
@@ -531,10 +536,7 @@ class Segment:
         are read into `scratch` if it is large enough.
 
         If index entries are far apart, there is one batch for each. The first batch only proves
-        that the index fits, so its header alone is read. (61 bytes take a third of the time of
-        4 KiB.)
-
-        Raises CorruptMessageError if the index does not fit the log, or the log is damaged there.
+        that the index fits: its header alone is read. Raises CorruptMessageError if it does not.
         """
         entry_offset, start, gap, next_gap = self.offset_index.window(offset)
         is_large = gap > 2 * self.config.index_interval_bytes
@@ -543,7 +545,8 @@ class Segment:
             scratch = scratch[: size if HEADER_BYTES < size <= len(scratch) else _FIND_BYTES]
         first = entry_offset if start else None
         chunk_bytes = HEADER_BYTES if is_large else _FIND_BYTES
-        return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first)
+        floor = 0 if start else self.base_offset
+        return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first, floor)
 
     def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int] | None:
         """Returns (position, size) of the batch behind the one with this last offset and greatest
@@ -562,33 +565,34 @@ class Segment:
         return (position + gap, next_gap) if header.size_bytes == gap else None
 
     def read(
-        self, offset: int, max_bytes: int, max_offset: int | None = None, min_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        max_offset: int | None = None,
+        min_one: bool = True,
+        end_offset: int = MAX_OFFSET,
     ) -> FetchResult:
         """Returns whole batches from the one that holds `offset` on: at most `max_bytes`, below
         `max_offset`.
 
-        With `min_one` the first batch is returned even if it is larger than `max_bytes`.
+        With `min_one` the first batch is returned even if it is larger than `max_bytes`. The
+        records of the segment end below `end_offset`. Raises CorruptLogError.
         """
         known = self._positions.get(offset)
         position = self.position_of(offset) if known is None else known
-        wanted = max_bytes if max_bytes > HEADER_BYTES else HEADER_BYTES
-        data = self.file.pread(wanted, position)
-        end, first, following = whole_batches(data, max_offset)
-        if end > max_bytes:
-            end = 0
-        if end == 0 and min_one and len(data) >= HEADER_BYTES:
-            header = self.header_at(position)
-            if header.end_position <= self._size and (
-                max_offset is None or header.last_offset < max_offset
-            ):
-                data = self.file.pread(header.size_bytes, position)
-                end, first, following = whole_batches(data, max_offset)
+        least = self.base_offset if known is None else offset
+        try:
+            data, (end, first, following, *epochs) = read_extent(
+                self.file, self._size, position, max_bytes, max_offset, min_one, least, end_offset
+            )
+        except BatchOrderError as error:
+            raise self._damage(error.position, str(error)) from None
         if end == 0:
             incomplete = position < self._size and max_offset is None
             return FetchResult(b"", offset, offset, self.base_offset, position, incomplete)
         self._remember(following, position + end)
         records = data if end == len(data) else memoryview(data)[:end]
-        return FetchResult(records, first, following, self.base_offset, position)
+        return FetchResult(records, first, following, self.base_offset, position, False, *epochs)
 
     def read_batch(self, header: Header) -> bytes:
         """Returns the bytes of one batch."""

@@ -59,7 +59,6 @@ LOG_APPEND_TIME = "LogAppendTime"
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">8xi")
-_BOUNDS = struct.Struct(">qi11xi")  # base offset, length, last offset delta
 ORDER = struct.Struct(">qiib6xi")  # base offset, length, leader epoch, magic, last offset delta
 _LINK = struct.Struct(">8xi4xbI")  # length, magic, CRC
 _TIMES = struct.Struct(">hiqq")  # attributes, last offset delta, base and max timestamp
@@ -223,27 +222,6 @@ def iter_batches(buffer: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
             return
         yield position, header
         position = end
-
-
-def whole_batches(buffer: BytesLike, max_offset: int | None = None) -> tuple[int, int, int]:
-    """Returns the extent of the whole batches that a buffer begins with: bytes, first base offset,
-    next offset; (0, -1, -1) without any. Ends before a batch whose last offset is `max_offset` or
-    more.
-    """
-    end, size, first, following = 0, len(buffer), -1, -1
-    unpack = _BOUNDS.unpack_from
-    while size - end >= HEADER_BYTES:
-        base_offset, length, delta = unpack(buffer, end)
-        stop = end + length + OVERHEAD_BYTES
-        if stop > size or length < HEADER_BYTES - OVERHEAD_BYTES:
-            break
-        if max_offset is not None and base_offset + delta >= max_offset:
-            break
-        if first < 0:
-            first = base_offset
-        following = base_offset + delta + 1
-        end = stop
-    return end, first, following
 
 
 def plain_sound_batches(view: memoryview, check_crc: bool) -> tuple[list[int], int, bool]:
