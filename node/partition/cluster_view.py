@@ -69,7 +69,19 @@ class ClusterView:
         return not self._resources.isdisjoint(delta.configs_changed)
 
     def _alter_settings(self) -> None:
+        before = self._topic_defaults.min_insync_replicas
         self._topic_defaults = self._altered(server_defaults)
+        least, own = self._topic_defaults.min_insync_replicas, self._config.min_insync_replicas
+        if least < own and least != before:
+            # ELR begins with the controllers' value (KIP-966), which overrides a safer one.
+            logger.warning(
+                "min.insync.replicas is %d for the whole cluster, %d in this broker's "
+                "server.properties is not used: tidemark configs alter --broker-defaults --set "
+                "min.insync.replicas=%d if topics are to have it",
+                least,
+                own,
+                own,
+            )
         settings = self._altered(altered_server)
         if settings != self.settings:
             self.settings = settings

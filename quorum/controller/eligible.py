@@ -2,9 +2,9 @@
 
 A replica is eligible while nothing can be committed without it, which min.insync.replicas and the
 feature's level decide. The batch that changes one of them also clears the eligible replicas of the
-partitions whose ISR is large enough without them from then on. Partitions that the batch has no
-room for are left to a sweep. They are safe until then, because a leader commits nothing while its
-partition has eligible replicas (`node.partition.core`).
+partitions whose ISR is large enough without them from then on. Partitions that the batch may have
+no room for are left to a sweep. They are safe until then, because a leader commits nothing while
+its partition has eligible replicas (`node.partition.core`).
 
 One value has to hold for all brokers: enabling the feature sets the cluster's min.insync.replicas.
 Source: Kafka's ConfigurationControlManager.
@@ -56,11 +56,11 @@ def settle(
         delta = MetadataDelta(image)
         for record in group:
             delta.replay(record)
-        changes = _changes(rules, delta)
-        taken = list(islice(changes, RECORDS_PER_BATCH_MAX - len(group)))
-        unfinished = unfinished or next(changes, None) is not None
-        group += taken
-        for record in taken:
+        judged = _judged(rules, delta)
+        changes = list(filter(None, islice(judged, RECORDS_PER_BATCH_MAX - len(group))))
+        unfinished = unfinished or any(True for _ in islice(judged, 1))
+        group += changes
+        for record in changes:
             delta.replay(record)
         image = delta.apply(image.offset, image.epoch)
     if unfinished:
@@ -68,8 +68,9 @@ def settle(
     return result
 
 
-def _changes(rules: ElectionRules, delta: MetadataDelta) -> Iterator[pb.MetadataRecord]:
-    """Changes of the partitions that need no eligible replicas once `delta` holds."""
+def _judged(rules: ElectionRules, delta: MetadataDelta) -> Iterator[pb.MetadataRecord | None]:
+    """Changes of the partitions with eligible replicas once `delta` holds; None for those that
+    need theirs."""
     after = delta.apply(rules.image.offset, rules.image.epoch)
     topics: Iterable[TopicImage | None]
     if ELR_VERSION in delta.features_changed:
@@ -87,6 +88,4 @@ def _changes(rules: ElectionRules, delta: MetadataDelta) -> Iterator[pb.Metadata
     rules = ElectionRules(after, rules.config, rules.leaving)
     for topic in filter(None, topics):
         for index in NEEDLESS_ELR.chosen(after, topic):
-            record = NEEDLESS_ELR.change(rules, topic, index)
-            if record is not None:
-                yield record
+            yield NEEDLESS_ELR.change(rules, topic, index)

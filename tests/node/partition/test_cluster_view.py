@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -98,3 +99,21 @@ def test_a_value_that_can_not_be_read_leaves_the_settings_of_the_files(
     assert view.topic_config("t") == server_defaults(SERVER)
     assert caplog.messages
     assert all("log.retention.ms" in message for message in caplog.messages)
+
+
+def test_a_broker_tells_once_that_the_cluster_has_a_smaller_minimum_than_its_own_properties(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    view = ClusterView(replace(SERVER, min_insync_replicas=2))
+    told: list[int] = []
+    image = EMPTY_IMAGE
+    with caplog.at_level(logging.WARNING):
+        for value in ("1", "1", "2", "3", "1"):
+            image = published(view, image, config_record(BROKER, "", "min.insync.replicas", value))
+            told.append(len(caplog.messages))
+            assert view.topic_config("t").min_insync_replicas == int(value)
+    assert told == [1, 1, 1, 1, 2]
+    assert (
+        "tidemark configs alter --broker-defaults --set min.insync.replicas=2"
+        in (caplog.messages[0])
+    )
