@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectory
+from commitlog.disk.reserve import Reserve
 from commitlog.manager.manager import LogManager
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
@@ -139,6 +141,12 @@ class BrokerServer:
             is_topic=lambda topic_id: self._loader.image.topics.by_id(topic_id) is not None,
             directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
         )
+
+    def keep_room(self, reserve: Reserve) -> None:
+        """Refuses appends in the metadata log's directory while its reserve is given back."""
+        for directory in self._logs.directories:
+            if directory.path == self._config.metadata_directory:
+                reserve.watch(partial(setattr, directory.state, "refuses_appends"))
 
     def _request_handlers(self, isr: IsrKeeper, clock: Clock) -> RequestHandlers:
         timeout_ms = self._config.remote_list_offsets_request_timeout_ms

@@ -15,9 +15,12 @@ import random
 import signal
 import sys
 
+from commitlog.disk.files import Directory
+from commitlog.disk.reserve import Reserve
 from node.broker import BrokerServer
 from node.runtime.clock import Clock
 from node.runtime.storage import NodeStorage, open_storage
+from node.runtime.tasks import cancel_all, every, spawn
 from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer
 from quorum.services.controller_server import ControllerServer
@@ -25,6 +28,8 @@ from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 
 logger = logging.getLogger(__name__)
+
+_RESERVE_INTERVAL_MS = 5_000
 
 GARBAGE_THRESHOLDS = (50_000, 20, 50)
 """A request for many partitions allocates thousands of objects and hardly any cycle. With Python's
@@ -38,6 +43,7 @@ class Server:
         self.config = config
         self._clock = clock or Clock()
         self._storage: NodeStorage | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.raft: RaftServer | None = None
@@ -66,10 +72,11 @@ class Server:
     async def _start(self, storage: NodeStorage) -> None:
         config = self.config
         directory, directory_id = storage.metadata(config)
+        reserve = await self._reserve(directory)
         self.raft = RaftServer(
             config,
             cluster_id=storage.cluster_id,
-            directory=directory,
+            directory=reserve.guard(),
             directory_id=directory_id,
             rng=random.Random(),
             now_ms=self._clock.wall_ms,
@@ -80,6 +87,7 @@ class Server:
             self.broker = BrokerServer(
                 config, storage, self.raft, self.loader, self._clock, self.on_fatal
             )
+            self.broker.keep_room(reserve)
         self.raft.register(self.loader)
         if config.is_controller:
             self.controller = ControllerServer(
@@ -93,6 +101,19 @@ class Server:
         await self.raft.start()
         if self.broker is not None:
             await self.broker.start()
+
+    async def _reserve(self, directory: Directory) -> Reserve:
+        """Keeps room for the metadata log, and takes it again after it was given back."""
+        reserve = Reserve(directory)
+        if not await asyncio.to_thread(reserve.take):
+            logger.warning("there is no room to keep for the metadata log in %s", directory.path)
+
+        async def take() -> None:
+            if not reserve.is_taken:
+                await asyncio.to_thread(reserve.take)
+
+        self._keeper = spawn("reserve", every(_RESERVE_INTERVAL_MS, take), self.on_fatal)
+        return reserve
 
     def _raft_failed(self, outcome: asyncio.Future[None]) -> None:
         if not outcome.cancelled() and outcome.exception() is not None:
@@ -147,6 +168,7 @@ class Server:
         await self._shut_down(clean=orderly)
 
     async def _shut_down(self, clean: bool = False) -> None:
+        await cancel_all(self._keeper)
         if self.broker is not None:
             await self.broker.stop(clean=clean)
             self.broker = None

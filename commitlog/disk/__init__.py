@@ -2,12 +2,13 @@
 
 Outsiders import `files` (the protocols `Directory` and `File`, and their errors) and one of the two
 implementations, `os_files` and `memory_files`. They also import `checkpoints` for the text files,
-`log_directory` for an entry of log.dirs, and `names` for the names in it.
+`log_directory` for an entry of log.dirs, `names` for the names in it, and `reserve`.
 
     files                protocols, errors, atomic replacement
     os_files             the operating system; the only module that calls it
     memory_files         a disk in memory that loses unsynced data on `crash()`
     log_directory        an entry of log.dirs, online or offline
+    reserve              room for the metadata log on a full disk
     checkpoints          Kafka's text files
     names                names of directories in a log directory
     open_files           the bound on open descriptors

@@ -145,6 +145,11 @@ class Directory(Protocol):
     def remove_tree(self, name: str) -> None:
         """Removes a file, or a directory with its contents; does nothing if it is missing."""
 
+    def allocate(self, name: str, size_bytes: int) -> None:
+        """Creates a file of zeros whose blocks the disk has set aside. Raises StorageError if it
+        can not; then there is no file.
+        """
+
     def rename(self, old: str, new: str) -> None:
         """Atomically renames a file (replacing `new`) or a directory. Raises StorageError if `old`
         is missing.

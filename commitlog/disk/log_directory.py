@@ -29,6 +29,7 @@ from commitlog.disk.files import (
     DiskUsage,
     File,
     FsyncError,
+    storage_error,
 )
 from tidemark.errors import StorageError, TidemarkError
 
@@ -57,6 +58,8 @@ class DirectoryState:
         self._root = root
         self._lock = threading.Lock()
         self.failure = ""
+        self.refuses_appends = False
+        """Whether appends fail as on a full disk (`commitlog.disk.reserve`)."""
         self._on_failure: Callable[[], object] = lambda: None
         self._fails_when_full: Callable[[], bool] = lambda: False
 
@@ -132,6 +135,8 @@ class GuardedFile:
         return self._inner.size
 
     def append(self, *buffers: bytes | memoryview) -> int:
+        if self._state.refuses_appends:
+            raise storage_error("append to", self.name, OSError(errno.ENOSPC, "reserved"))
         return self._state.call(self._inner.append, *buffers)
 
     def pread(self, size: int, position: int) -> bytes:
@@ -194,6 +199,9 @@ class GuardedDirectory:
 
     def remove_tree(self, name: str) -> None:
         self.state.call(self.inner.remove_tree, name)
+
+    def allocate(self, name: str, size_bytes: int) -> None:
+        self.state.call(self.inner.allocate, name, size_bytes)
 
     def rename(self, old: str, new: str) -> None:
         self.state.call(self.inner.rename, old, new)

@@ -327,6 +327,14 @@ class MemoryDirectory:
         else:
             self.remove(name)
 
+    def allocate(self, name: str, size_bytes: int) -> None:
+        self.remove(name)
+        try:
+            self.open(name, create=True).append(bytes(size_bytes))
+        except StorageError:
+            self.remove(name)
+            raise
+
     def rename(self, old: str, new: str) -> None:
         entries = self._node.entries
         if old not in entries:

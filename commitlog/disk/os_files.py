@@ -289,6 +289,18 @@ class OsDirectory:
     def subdirectory(self, name: str, *, create: bool = True) -> Directory:
         return OsDirectory(self.path_of(name), create=create)
 
+    def allocate(self, name: str, size_bytes: int) -> None:
+        path = self.path_of(name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(fd, 0, size_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.remove(name)
+            raise storage_error("allocate", path, error) from error
+
     def remove(self, name: str) -> None:
         try:
             Path(self.path_of(name)).unlink(missing_ok=True)

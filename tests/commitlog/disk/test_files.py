@@ -36,6 +36,21 @@ def test_appends_follow_one_another_and_say_where(directory: Directory) -> None:
     file.close()
 
 
+def test_an_allocated_file_has_its_size_and_replaces_another(directory: Directory) -> None:
+    directory.write_atomic("room", b"before")
+    directory.allocate("room", 100_000)
+    assert directory.read("room") == bytes(100_000)
+    assert directory.list() == ["room"]
+
+
+def test_a_memory_disk_without_room_leaves_no_allocated_file() -> None:
+    directory = MemoryDirectory()
+    directory.set_capacity(100)
+    with pytest.raises(StorageError, match="the disk is full"):
+        directory.allocate("room", 101)
+    assert directory.list() == []
+
+
 def test_more_buffers_than_one_call_takes_are_all_written(directory: Directory) -> None:
     file = directory.open("a", create=True)
     pieces = [bytes([i % 251]) * 3 for i in range(2500)]
