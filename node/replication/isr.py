@@ -1,6 +1,6 @@
 """Keeps the in-sync replicas of the partitions led here: followers' fetches and AlterPartition.
 
-All waiting proposals go into one request, and one request is in flight at a time (KIP-497). A
+Waiting proposals share a request, and one request is in flight at a time (KIP-497). A
 proposal that the controller could not answer is sent again after a backoff. The partition's core
 decides which errors end it.
 """
@@ -8,6 +8,7 @@ decides which errors end it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Protocol
 
@@ -23,6 +24,9 @@ from tidemark.v1 import controller_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
+PARTITIONS_PER_REQUEST_MAX = 1_000
+"""Proposals in one request. A broker that returns joins tens of thousands of ISRs at once. The
+controller decides on a request in one event, and heartbeats wait meanwhile."""
 _RETRY_BACKOFF_MS = 100
 _STALE_EPOCH_BACKOFF_MS = 500
 
@@ -114,10 +118,14 @@ class IsrKeeper:
             await self._work.wait()
             self._work.clear()
             while self._unsent:
-                batch, self._unsent = self._unsent, {}
-                backoff_ms = await self._send(batch)
+                backoff_ms = await self._send(self._next_batch())
                 if backoff_ms:
                     await asyncio.sleep(backoff_ms / 1000)
+
+    def _next_batch(self) -> dict[TopicIdPartition, IsrProposal]:
+        """Takes the oldest proposals, for one request."""
+        chosen = list(itertools.islice(self._unsent, PARTITIONS_PER_REQUEST_MAX))
+        return {identity: self._unsent.pop(identity) for identity in chosen}
 
     async def _send(self, batch: dict[TopicIdPartition, IsrProposal]) -> int:
         """Sends one request and applies its answer; returns the backoff before the next one in
