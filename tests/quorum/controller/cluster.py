@@ -13,6 +13,8 @@ from uuid import UUID
 
 from commitlog.disk.os_files import OsDirectory
 from quorum.image.features import FIRST_LEVELS, ranges_to_wire
+from quorum.raft.effects import Tick
+from quorum.raft.roles import Follower
 from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer
 from quorum.services.controller_client import ControllerClient
@@ -58,7 +60,8 @@ class RealNode:
                 "listeners": f"CONTROLLER://127.0.0.1:{ports[node_id]}",
                 "controller.quorum.voters": voters,
                 "controller.quorum.election.timeout.ms": "300",
-                "controller.quorum.fetch.timeout.ms": "600",
+                # no follower misses its leader because the machine is busy: see `miss_the_leader`
+                "controller.quorum.fetch.timeout.ms": "60000",
                 "controller.quorum.append.linger.ms": "0",
                 "log.dirs": str(path),
                 "metadata.log.max.record.bytes.between.snapshots": "2000",
@@ -117,6 +120,15 @@ async def real_controllers(
         yield nodes
     finally:
         await asyncio.gather(*(node.stop() for node in nodes.values()))
+
+
+def miss_the_leader(nodes: dict[int, RealNode]) -> None:
+    """Has these followers stand for election at once, as after their fetch timeout."""
+    for node in nodes.values():
+        role = node.raft._replica.role
+        if isinstance(role, Follower):
+            role.fetch_deadline_ms = 0
+        node.raft._post(Tick())
 
 
 async def active(nodes: dict[int, RealNode]) -> RealNode:

@@ -68,8 +68,9 @@ def epochs(near: int) -> tuple[int, ...]:
 class Forger:
     """Fills messages with random values of their fields' kinds; repeats under its seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, cluster_id: str = CLUSTER_ID) -> None:
         self.rng = random.Random(seed)
+        self.cluster_id = cluster_id
 
     def request(self, near_epoch: int) -> tuple[str, Message]:
         """Returns a forged request and the name of its call."""
@@ -77,7 +78,7 @@ class Forger:
         message = REQUESTS[name][0]()
         self._fill(message, near_epoch)
         if "cluster_id" in message.DESCRIPTOR.fields_by_name:
-            ids = [CLUSTER_ID, CLUSTER_ID, CLUSTER_ID, CLUSTER_ID, "", "other"]
+            ids = [*[self.cluster_id] * 4, "", "other"]
             message.cluster_id = self.rng.choice(ids)  # type: ignore[attr-defined]
         return name, message
 

@@ -20,6 +20,9 @@ from tidemark.types import Endpoint
 from tidemark.v1 import raft_pb2_grpc
 from tidemark.wire import CHANNEL_OPTIONS
 
+TIMEOUT_MS = 60_000
+"""Limit of calls that are answered; no test waits for it."""
+
 
 def fetch(offset: int) -> m.FetchRequest:
     return m.FetchRequest("c", ReplicaKey(2, None), 1, offset, 1, None, 500, 1000)
@@ -70,6 +73,24 @@ def served(handle: Handle, scenario: Scenario) -> None:
     asyncio.run(run())
 
 
+class Limit:
+    """The time limit of a fetch: it passes when the test says, not with the clock."""
+
+    def __init__(self, loop: Any) -> None:
+        self._set_timer = loop.call_later
+        self._timers: list[tuple[Any, Any]] = []
+        loop.call_later = self._call_later
+
+    def _call_later(self, delay_s: float, callback: Any, *args: Any, **options: Any) -> Any:
+        if delay_s == TIMEOUT_MS / 1000:
+            self._timers.append((callback, args))
+        return self._set_timer(delay_s, callback, *args, **options)
+
+    def pass_now(self) -> None:
+        [(callback, args)] = self._timers
+        callback(*args)
+
+
 async def ended(service: CountingService) -> None:
     async with asyncio.timeout(30):
         await service.none_open.wait()
@@ -81,7 +102,7 @@ def test_all_fetches_of_a_follower_go_over_one_call():
 
     async def scenario(transport, endpoint, service):
         for offset in range(20):
-            response = await transport.call(endpoint, fetch(offset), 5000)
+            response = await transport.call(endpoint, fetch(offset), TIMEOUT_MS)
             assert response == answer(fetch(offset))
         assert service.calls == 1
 
@@ -94,11 +115,11 @@ def test_an_error_ends_the_call_and_the_next_fetch_begins_another():
         return answer(request, ErrorCode.NONE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     async def scenario(transport, endpoint, service):
-        await transport.call(endpoint, fetch(0), 5000)
-        response = await transport.call(endpoint, fetch(1), 5000)
+        await transport.call(endpoint, fetch(0), TIMEOUT_MS)
+        response = await transport.call(endpoint, fetch(1), TIMEOUT_MS)
         assert response.header.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
         await ended(service)
-        assert (await transport.call(endpoint, fetch(2), 5000)).records == b"of 2"
+        assert (await transport.call(endpoint, fetch(2), TIMEOUT_MS)).records == b"of 2"
         assert service.calls == 2
 
     served(handle, scenario)
@@ -106,21 +127,28 @@ def test_an_error_ends_the_call_and_the_next_fetch_begins_another():
 
 def test_a_fetch_that_is_not_answered_in_time_is_given_up_at_the_leader_too():
     given_up: list[int] = []
+    asked = asyncio.Event()
 
     async def handle(request):
         try:
-            await asyncio.sleep(3600 if request.fetch_offset == 0 else 0)
+            if request.fetch_offset == 0:
+                asked.set()
+                await asyncio.Event().wait()
         except asyncio.CancelledError:
             given_up.append(request.fetch_offset)
             raise
         return answer(request)
 
     async def scenario(transport, endpoint, service):
+        limit = Limit(asyncio.get_running_loop())
+        fetching = asyncio.ensure_future(transport.call(endpoint, fetch(0), TIMEOUT_MS))
+        await asked.wait()
+        limit.pass_now()
         with pytest.raises(NetworkError, match="DEADLINE_EXCEEDED"):
-            await transport.call(endpoint, fetch(0), 50)
+            await fetching
         await ended(service)
         assert given_up == [0]
-        assert (await transport.call(endpoint, fetch(1), 5000)).records == b"of 1"
+        assert (await transport.call(endpoint, fetch(1), TIMEOUT_MS)).records == b"of 1"
 
     served(handle, scenario)
 
@@ -133,7 +161,7 @@ def test_a_leader_that_can_not_be_reached_is_a_network_error_each_time():
         nobody = Endpoint("127.0.0.1", 1)
         for offset in range(2):
             with pytest.raises(NetworkError, match="UNAVAILABLE"):
-                await transport.call(nobody, fetch(offset), 5000)
+                await transport.call(nobody, fetch(offset), TIMEOUT_MS)
         assert service.calls == 0
 
     served(handle, scenario)

@@ -17,6 +17,7 @@ from tests.quorum.controller.cluster import (
     eventually,
     free_ports,
     leader_of,
+    miss_the_leader,
     real_controllers,
 )
 from tidemark.errors import BrokerNotAvailableError, InvalidRequestError, RequestTimedOutError
@@ -52,6 +53,7 @@ def test_a_topic_made_through_a_follower_survives_the_active_controller(
             assert [t.error_code for t in answer.topics] == [0]
 
             await getattr(nodes.pop(first.node_id), end)()
+            miss_the_leader(nodes)
             second = await active(nodes)
             assert second is not first
             other = next(n for n in nodes.values() if n is not second)
@@ -142,10 +144,23 @@ def test_the_client_gives_up_in_time_and_says_why() -> None:
     async def main() -> None:
         nobody = Endpoint("127.0.0.1", free_ports(1)[0])
         request = controller_pb2.BrokerHeartbeatRequest(broker_id=1)
-        for leader, reason in ((None, "no leader"), (nobody, "UNAVAILABLE")):
-            client = ControllerClient(lambda leader=leader: leader)  # type: ignore[misc]
+        loop: Any = asyncio.get_running_loop()
+        clock, ahead_s = loop.time, 0.0
+        loop.time = lambda: clock() + ahead_s
+        for known, reason in ((None, "no leader"), (nobody, "UNAVAILABLE")):
+            asked: list[Endpoint | None] = []
+
+            def leader(known: Endpoint | None = known, asked: Any = asked) -> Endpoint | None:
+                nonlocal ahead_s
+                asked.append(known)
+                if len(asked) == 20:  # the time is up after some attempts, however fast they are
+                    ahead_s += 60
+                return known
+
+            client = ControllerClient(leader, backoff_ms=1)
             with pytest.raises(RequestTimedOutError, match=reason):
-                await client.call("BrokerHeartbeat", request, 300)
+                await client.call("BrokerHeartbeat", request, 60_000)
+            assert len(asked) >= 20
             with pytest.raises(InvalidRequestError):
                 await client.call("Nonsense", request, 300)
             await client.close()
