@@ -22,7 +22,7 @@ from quorum.raft.effects import (
 )
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader, Prospective, Resigned, Unattached
-from quorum.raft.voters import ReplicaKey, VoterSet
+from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from snapshot import SnapshotId
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
 from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, ask, replica
@@ -186,6 +186,18 @@ def test_a_static_voter_with_a_new_disk_is_the_same_voter_with_an_empty_log() ->
     assert leader.role.observers == {}, "it is listed once"
     leader.flush(5)
     assert leader.replica.high_watermark == 6, "records from 6 on have one copy"
+
+
+def test_a_voter_of_the_log_with_a_new_disk_is_an_observer() -> None:
+    log = FakeLog([(1, 0)], 5)
+    log.voters = VoterSet([Voter(KEYS[n], ENDPOINTS[n]) for n in (1, 2, 3)])
+    log.voters_offset, log.kraft_version = 0, 1
+    leader = ElectedLeader(log)
+    leader.fetch(2, 6, 1)
+    replaced = ReplicaKey(2, UUID(int=99))
+    leader.receive(m.FetchRequest("c", replaced, EPOCH, 0, 0, None, 500, 1 << 20), 2)
+    assert (leader.role.voters[2].key, leader.role.voters[2].end_offset) == (KEYS[2], 6)
+    assert list(leader.role.observers) == [replaced]
 
 
 # --- time -----------------------------------------------------------------------------------------
