@@ -156,15 +156,29 @@ class CountsOldVoters(Canary):
     parts = Parts(state=_KeepsOldVoters, leading=_CountsOldVoters)
 
 
-class _ChangesWithoutWaiting(VoterChanges):
-    def _may_begin(self, role: Leader) -> bool:
-        return role.change is None
+class _ChangesBeforeLastCommitted(VoterChanges):
+    def _is_last_committed(self) -> bool:
+        return True
 
 
-class ChangesWithoutWaiting(Canary):
-    """A change begins before the last one, or anything of the own epoch, is committed."""
+class ChangesBeforeLastCommitted(Canary):
+    """A change begins before the last one is committed."""
 
-    parts = Parts(voter_changes=_ChangesWithoutWaiting)
+    parts = Parts(voter_changes=_ChangesBeforeLastCommitted)
+
+
+class _ForgetsVotersAtStart(ReplicatedLog):
+    def clean(self, now_ms: int) -> bool:
+        cleaned = super().clean(now_ms)
+        entries = self.history._voters._entries
+        entries[:] = [entry for entry in entries if entry[0] >= self.start_offset]
+        return cleaned
+
+
+class ForgetsVotersAtStart(Canary):
+    """Cleaning forgets the voters that are in force where the log begins (KIP-853)."""
+
+    log = _ForgetsVotersAtStart
 
 
 class _CountsRemovedLeader(Leading):
@@ -265,7 +279,8 @@ CANARIES: dict[str, type[Canary]] = {
     "cuts-too-much": CutsTooMuch,
     "resumes-leadership": ResumesLeadership,
     "counts-old-voters": CountsOldVoters,
-    "changes-without-waiting": ChangesWithoutWaiting,
+    "changes-before-last-committed": ChangesBeforeLastCommitted,
+    "forgets-voters-at-start": ForgetsVotersAtStart,
     "counts-removed-leader": CountsRemovedLeader,
     "keeps-truncated-voters": KeepsTruncatedVoters,
     "snapshots-without-voters": SnapshotsWithoutVoters,

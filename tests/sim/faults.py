@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ADMIN = 0
 """Node id of the administrator's requests; no node has it."""
 CHANGE_TIMEOUT_MS = 1000
+IMPATIENT_TIMEOUT_MS = 30
+"""Timeout of an administrator who asks for the next change before the last one is committed."""
 
 
 class Administrator:
@@ -28,10 +30,14 @@ class Administrator:
     def __init__(self, world: World) -> None:
         self.world = world
         self.last_change_ms = -10_000
+        self.is_impatient = world.seed % 5 == 4
+        self.timeout_ms = IMPATIENT_TIMEOUT_MS if self.is_impatient else CHANGE_TIMEOUT_MS
         self.answers: dict[str, int] = {}
 
     def ask(self, leader: SimNode, request: m.AnyRequest) -> None:
         self.last_change_ms = self.world.now_ms
+        if self.is_impatient and self.world.chance(0.2):  # the change may be taken back
+            self.world.cut_off(leader)
         token = self.world.next_token()
         leader.tokens[token] = (ADMIN, 0, 0)
         leader.step(RequestReceived(token, request))
@@ -39,6 +45,7 @@ class Administrator:
     def answered(self, response: m.Response) -> None:
         name = response.header.error.name
         self.answers[name] = self.answers.get(name, 0) + 1
+        self.world.seen["voter change without a healthy majority"] += name == "NOT_ENOUGH_REPLICAS"
 
     def lost_voters(self, leader: SimNode) -> list[ReplicaKey]:
         nodes = self.world.nodes
@@ -74,12 +81,10 @@ class Administrator:
     def add(self, leader: SimNode, node: SimNode) -> None:
         cluster_id, endpoint = node.config.cluster_id, node.config.endpoint
         assert endpoint is not None
-        self.ask(
-            leader, m.AddVoterRequest(cluster_id, node.config.key, endpoint, CHANGE_TIMEOUT_MS)
-        )
+        self.ask(leader, m.AddVoterRequest(cluster_id, node.config.key, endpoint, self.timeout_ms))
 
     def remove(self, leader: SimNode, key: ReplicaKey) -> None:
-        request = m.RemoveVoterRequest(leader.config.cluster_id, key, CHANGE_TIMEOUT_MS)
+        request = m.RemoveVoterRequest(leader.config.cluster_id, key, self.timeout_ms)
         self.ask(leader, request)
 
     def make_dynamic(self) -> None:

@@ -48,6 +48,7 @@ DISK = (
 CLOCK = ("clock runs wrong", "wall clock is days off")
 QUORUM = (
     "voters changed",
+    "voter change without a healthy majority",
     "static voters into the log",
     "checkpoint made",
     "checkpoint fetched",

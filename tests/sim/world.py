@@ -251,7 +251,10 @@ class World:
             (rng.choice([2500, 9000]), self._break_a_disk),
         ]
         if self.dynamic:
-            verbs.append((rng.choice([250, 700, 2500]), self.administrator.change_some))
+            mean_ms = rng.choice([250, 700, 2500])
+            if self.administrator.is_impatient:
+                mean_ms = 60
+            verbs.append((mean_ms, self.administrator.change_some))
         else:
             verbs.append((rng.choice([1500, 6000]), self.administrator.make_dynamic))
         for mean_ms, verb in verbs:
@@ -375,6 +378,15 @@ class World:
             ways |= {(b, a) for a, b in ways}
         elif kind < 0.7:
             ways = {(b, a) for a, b in ways}
+        self.cut |= ways
+        self.at(
+            self.now_ms + 1 + self.rng.randrange(2500), lambda: self.cut.difference_update(ways)
+        )
+
+    def cut_off(self, node: SimNode) -> None:
+        """Cuts a node off in both directions, and heals that later."""
+        others = [n for n in self.nodes if n != node.node_id]
+        ways = {(node.node_id, n) for n in others} | {(n, node.node_id) for n in others}
         self.cut |= ways
         self.at(
             self.now_ms + 1 + self.rng.randrange(2500), lambda: self.cut.difference_update(ways)
