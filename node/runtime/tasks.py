@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from tidemark.errors import FatalError
+from tidemark.errors import FatalError, TidemarkError
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,8 @@ def spawn(name: str, work: Coroutine[Any, Any, None], on_fatal: OnFatal) -> asyn
         if done.cancelled() or done.exception() is None:
             return
         error = done.exception()
-        logger.critical("task %s failed", name, exc_info=error)
+        has_advice = isinstance(error, TidemarkError)
+        logger.critical("task %s failed: %s", name, error, exc_info=None if has_advice else error)
         if isinstance(error, FatalError):
             on_fatal(error)
         else:

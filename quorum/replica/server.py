@@ -71,6 +71,7 @@ from tidemark.errors import (
     SnapshotNotFoundError,
     StorageError,
     ThrottlingQuotaExceededError,
+    TidemarkError,
 )
 from tidemark.types import Endpoint
 from tidemark.v1 import raft_pb2_grpc
@@ -379,7 +380,8 @@ class RaftServer:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the state can no longer be trusted: the process must stop
-            logger.exception("the Raft replica failed")
+            if not isinstance(error, TidemarkError):  # else its message says all
+                logger.exception("the Raft replica failed")
             self._fail(error)
 
     async def _wait(self) -> None:
