@@ -420,3 +420,16 @@ def test_a_replica_that_is_eligible_is_so_no_longer_when_its_directory_fails(s: 
     )
     s.ask(beat)
     assert s.partition("t").elr == (3,)
+
+
+def test_the_last_known_leader_waits_while_another_one_is_eligible(s: Scenario) -> None:
+    s.alter("t", (1, 2))
+    s.alter("t", (1,))
+    s.keep_alive(18_000, 1, 3)
+    s.keep_alive(18_000, 3)
+    s.register(1, incarnation=2)
+    assert (lists(s), s.partition("t").last_known_elr) == (((), (2,), None), (1,))
+    s.heartbeat(1)
+    assert s.partition("t").leader is None, "2 has all that was committed, 1 may have lost some"
+    s.heartbeat(2)
+    assert lists(s) == ((2,), (), 2)
