@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from quorum.controller.elections import ElectionRules
 from quorum.controller.partition_change import Election
-from quorum.controller.result import ControllerResult
+from quorum.controller.result import ControllerResult, check_operations
 from quorum.image import MetadataImage, PartitionRegistration, TopicImage
 from tidemark.errors import (
     ApiError,
@@ -28,14 +28,15 @@ def elect_leaders(
 ) -> ControllerResult[admin_pb2.ElectLeadersResponse]:
     """Elects leaders of the named partitions, each with its own answer, or of all that need one.
 
-    Raises InvalidRequestError for an unknown type of election.
+    Raises InvalidRequestError for an unknown type of election, PolicyViolationError for too many.
     """
     election = _ELECTIONS.get(request.election_type)
     if election is None:
         raise InvalidRequestError(f"no election of type {request.election_type}")
     response = admin_pb2.ElectLeadersResponse()
     result = ControllerResult(response)
-    asked = _all(rules.image, election) if request.all_partitions else _named(request)
+    asked = list(_all(rules.image, election) if request.all_partitions else _named(request))
+    check_operations(len(asked))
     seen: set[tuple[str, int]] = set()
     for name, index in asked:
         if (name, index) in seen:

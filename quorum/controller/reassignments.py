@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from quorum.controller.elections import ElectionRules
 from quorum.controller.leader_requests import find_partition
-from quorum.controller.result import ControllerResult
+from quorum.controller.result import ControllerResult, check_operations
 from quorum.image import MetadataImage, PartitionRegistration, TopicImage
 from tidemark.errors import (
     ApiError,
@@ -28,7 +28,11 @@ _Asked = admin_pb2.AlterPartitionReassignmentsRequest.Partition
 def alter_reassignments(
     rules: ElectionRules, request: admin_pb2.AlterPartitionReassignmentsRequest
 ) -> ControllerResult[admin_pb2.AlterPartitionReassignmentsResponse]:
-    """Begins and cancels reassignments, each partition with its own answer."""
+    """Begins and cancels reassignments, each partition with its own answer.
+
+    Raises PolicyViolationError for too many of them.
+    """
+    check_operations(len(request.partitions))
     response = admin_pb2.AlterPartitionReassignmentsResponse()
     result = ControllerResult(response)
     seen: set[tuple[str, int]] = set()

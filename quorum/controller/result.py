@@ -10,11 +10,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from tidemark.errors import PolicyViolationError
 from tidemark.v1 import metadata_pb2 as pb
 
 R = TypeVar("R")
 
 RECORDS_PER_BATCH_MAX = 10_000
+
+
+def check_operations(count: int) -> None:
+    """Raises PolicyViolationError if a request asks for more changes than one event may make."""
+    if count > RECORDS_PER_BATCH_MAX:
+        raise PolicyViolationError(
+            f"{count} changes in one request are more than {RECORDS_PER_BATCH_MAX}: divide it into "
+            "several"
+        )
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.quorum.controller.scenario import Scenario
-from tidemark.errors import ErrorCode, InvalidRequestError
+from tidemark.errors import ErrorCode, InvalidRequestError, PolicyViolationError
 from tidemark.v1 import admin_pb2
 
 Request = admin_pb2.ElectLeadersRequest
@@ -75,3 +75,20 @@ def test_nobody_can_lead_where_nobody_is_in_service(s: Scenario) -> None:
 def test_there_are_no_other_elections(s: Scenario) -> None:
     with pytest.raises(InvalidRequestError):
         elect(s, 7, "fine")
+
+
+def test_one_request_elects_or_moves_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorum.controller.result.RECORDS_PER_BATCH_MAX", 3)
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("t", *[(1, 2)] * 4)
+    everything = Request(election_type=Request.PREFERRED)
+    moves = admin_pb2.AlterPartitionReassignmentsRequest()
+    for index in range(4):
+        everything.partitions.add(topic="t", partition_index=index)
+        moves.partitions.add(topic="t", partition_index=index).replicas.broker_ids.append(2)
+    for request in (everything, moves):
+        with pytest.raises(PolicyViolationError, match="divide it"):
+            s.ask(request)
+        del request.partitions[3:]
+        s.ask(request)
