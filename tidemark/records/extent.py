@@ -57,7 +57,7 @@ def extent_of(
     Raises BatchOrderError if that leaves nothing.
     """
     size = len(buffer)
-    room = size if max_bytes is None else max_bytes
+    room = size if max_bytes is None or max_bytes > size else max_bytes
     end = before = count = 0
     first, following, first_epoch, epoch = -1, least_offset, -1, -1
     before_following = before_epoch = -1

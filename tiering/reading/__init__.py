@@ -2,6 +2,7 @@
 
 - `reader`: reads by offset and by timestamp, and the state a follower starts from.
 - `segment_reader`: reads within one segment, and reading ahead.
+- `order`: checks of batches against the metadata of their segment (pure).
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.
 - `remote_indexes`: look-ups in the index files (pure).
 

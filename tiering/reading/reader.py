@@ -181,7 +181,7 @@ class RemoteReader:
         """Finds the first record from `first_offset` on that is not older (KIP-33's rules)."""
         indexes = await self.segments.indexes(segment)
         offset = max(first_offset, indexes.offset_before(timestamp_ms), segment.start_offset)
-        position, batch = await self.segments.find(segment, indexes.position_of(offset), offset)
+        position, batch = await self.segments.find(segment, indexes, offset)
         while True:
             records = await self.segments.slice(segment, position, batch.size_bytes)
             if batch.max_timestamp_ms >= timestamp_ms and not batch.is_control:

@@ -58,6 +58,15 @@ class RemoteIndexes:
         entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
         return int(self.positions[entry]) if entry >= 0 else 0
 
+    def entry_at(self, offset: int) -> tuple[int, int]:
+        """Returns (last offset, position) of the batch of the last entry at or below `offset`; the
+        position is 0 if there is none.
+        """
+        entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
+        if entry < 0:
+            return self.base_offset, 0
+        return self.base_offset + int(self.offsets[entry]), int(self.positions[entry])
+
     def last_position_within(self, start: int, limit: int) -> int:
         """Returns the start of a batch in [start, limit]: the last one indexed, or `start`
         itself.

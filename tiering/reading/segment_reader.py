@@ -12,17 +12,19 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 from uuid import UUID
 
 from tidemark.config import ServerConfig
-from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
+from tidemark.errors import CorruptMessageError
 from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header
 from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import RemoteStorageManager
 
@@ -53,6 +55,7 @@ class SegmentReader:
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
         self._pool = ThreadPoolExecutor(config.remote_log_reader_threads, "remote-log-reader")
+        self._short: set[tuple[UUID, int]] = set()  # chunks that came short once
         self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
 
     async def close(self) -> None:
@@ -84,33 +87,58 @@ class SegmentReader:
         Returns at least one batch, else at most `max_bytes`; and the position after them.
         """
         indexes = await self.indexes(segment)
-        start, first = await self.find(segment, indexes.position_of(offset), offset)
+        start, first = await self.find(segment, indexes, offset)
         position = start + first.size_bytes
         limit = min(start + max_bytes, segment.segment_size_bytes)
         if end_offset > segment.end_offset and position < limit:
             # All of it belongs to the lineage: the index leads close to the read's end.
             position = indexes.last_position_within(position, limit)
-        while position + HEADER_BYTES <= limit:
-            batch = await self.header(segment, position)
-            if position + batch.size_bytes > limit or batch.base_offset >= end_offset:
-                break
-            position += batch.size_bytes
-        records = await self.slice(segment, start, position - start)
-        self._metrics.remote_fetch_bytes += len(records)
-        return records, position
+        with suppress(CorruptMessageError):  # sound batches before the damage are served
+            while position + HEADER_BYTES <= limit:
+                batch = await self.header(segment, position)
+                if position + batch.size_bytes > limit or batch.base_offset >= end_offset:
+                    break
+                position += batch.size_bytes
+        # The header behind the last batch confirms where it ends.
+        size = min(position + HEADER_BYTES, segment.segment_size_bytes) - start
+        data = await self.slice(segment, start, size)
+        try:
+            extent = checked_extent(segment, data, start, position - start)
+        except CorruptMessageError:
+            self._chunks.drop(segment.id)
+            raise
+        self._metrics.remote_fetch_bytes += extent.size_bytes
+        return data[: extent.size_bytes], start + extent.size_bytes
 
     async def find(
-        self, segment: RemoteLogSegmentMetadata, position: int, offset: int
+        self, segment: RemoteLogSegmentMetadata, indexes: RemoteIndexes, offset: int
     ) -> tuple[int, BatchHeader]:
-        """Returns position and header of the first batch from `position` on whose last offset is >=
-        `offset`.
+        """Returns position and header of the first batch whose last offset is >= `offset`.
+
+        An index that does not fit the log is dropped, and the log searched from its beginning.
+        Raises CorruptMessageError for a damaged log.
         """
+        last_offset, position = indexes.entry_at(offset)
+        if position:
+            with suppress(CorruptMessageError):
+                first = await self.header(segment, position)
+                if first.last_offset == last_offset:
+                    return await self._scan(segment, position, first.base_offset, offset)
+            logger.warning("the index of %s does not fit its log", segment.remote_log_segment_id)
+            self._index_cache.remove(segment.id)
+        return await self._scan(segment, 0, segment.start_offset, offset)
+
+    async def _scan(
+        self, segment: RemoteLogSegmentMetadata, position: int, floor: int, offset: int
+    ) -> tuple[int, BatchHeader]:
         while position < segment.segment_size_bytes:
             batch = await self.header(segment, position)
+            if batch.base_offset < floor or batch.last_offset > segment.end_offset:
+                raise damaged(segment, position, f"offset {batch.base_offset} can not be there")
             if batch.last_offset >= offset:
                 return position, batch
-            position += batch.size_bytes
-        raise OffsetOutOfRangeError(f"{segment.remote_log_segment_id} ends before offset {offset}")
+            position, floor = position + batch.size_bytes, batch.next_offset
+        raise damaged(segment, position, f"it ends before offset {offset}")
 
     async def header(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchHeader:
         """Returns the header of the batch at `position`."""
@@ -190,7 +218,13 @@ class SegmentReader:
         end = min(start + self._chunk_bytes, segment.segment_size_bytes)
         content = await self.run(lambda: self._storage.fetch_log_segment(segment, start, end))
         if len(content) != end - start:
+            if (segment.id, number) in self._short:
+                raise damaged(segment, start + len(content), "the object ends there")
+            if len(self._short) >= _EXPECTED_MAX:
+                self._short.clear()
+            self._short.add((segment.id, number))
             raise RetriableRemoteStorageError(
                 f"{segment.remote_log_segment_id}: {len(content)} bytes came, not {end - start}"
             )
+        self._short.discard((segment.id, number))
         return content

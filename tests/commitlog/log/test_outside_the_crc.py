@@ -69,6 +69,8 @@ class Reader:
                 self.errors += 1
                 return offset
             assert result.records, f"an empty answer at {offset}"
+            headers = [header for _, header in iter_batches(result.records)]
+            assert headers[-1].end_position == len(result.records), "whole batches"
             for position, header in iter_batches(result.records):
                 if self.knows_epochs:
                     assert self.epochs[header.base_offset] == header.partition_leader_epoch
