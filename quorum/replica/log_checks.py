@@ -7,6 +7,8 @@ KIP-595. Kafka's followers ignore batches beyond the leader's epoch (KAFKA-18723
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tidemark.errors import CorruptMessageError
 from tidemark.records import (
     BatchHeader,
@@ -52,3 +54,53 @@ def check_continuation(records: bytes, end_offset: int, last_epoch: int, leader_
         end_offset, end = header.next_offset, position + header.size_bytes
     if end != len(records) or not records:
         raise CorruptMessageError(f"{len(records) - end} bytes behind the last batch are none")
+
+
+class RestCheck:
+    """The check of a log at rest, batch by batch, from its first one on.
+
+    `starts` are the epochs of leader-epoch-checkpoint by start offset: a second source. A batch may
+    begin an epoch without a LeaderChange record where this file agrees (logs of older versions).
+    """
+
+    def __init__(self, begin: int, starts: Mapping[int, int], epoch_max: int | None) -> None:
+        """`epoch_max` is the epoch of quorum-state; None if there is none."""
+        self._expected, self._starts, self._epoch_max = begin, starts, epoch_max
+        self._epoch: int | None = 0 if begin == 0 else None  # of the batch before; None: unknown
+        self._doubt: tuple[int, str] | None = None
+
+    def damage_in(self, records: bytes | memoryview) -> tuple[int, str] | None:
+        """Checks the next batches of the log. Returns the offset where it must end and why, or
+        None."""
+        for _, header in iter_batches(records):
+            doubt, self._doubt = self._doubt, None
+            if doubt is not None and header.partition_leader_epoch != self._epoch:
+                return doubt
+            reason = self._fault(records, header)
+            if reason is not None:
+                return self._expected, reason
+            self._epoch, self._expected = header.partition_leader_epoch, header.next_offset
+        return None
+
+    def damage_at_end(self) -> tuple[int, str] | None:
+        """Returns the damage that only the end of the log shows, or None."""
+        return self._doubt
+
+    def _fault(self, records: bytes | memoryview, header: BatchHeader) -> str | None:
+        epoch, offset = header.partition_leader_epoch, header.base_offset
+        if offset != self._expected:
+            return f"a batch begins at offset {offset}"
+        if self._epoch_max is not None and epoch > self._epoch_max:
+            return f"its epoch {epoch} is beyond quorum-state's, {self._epoch_max}"
+        if self._epoch is None:
+            return None
+        begins = begins_epoch(records, header)
+        if epoch < self._epoch or (begins and epoch == self._epoch):
+            return f"its epoch is {epoch} after {self._epoch}"
+        if epoch > self._epoch:
+            noted = self._starts.get(offset)
+            if not begins and noted != epoch:
+                return f"its epoch is {epoch} after {self._epoch}, without a LeaderChange record"
+            if noted not in (None, epoch):  # the next batch tells which of both is wrong
+                self._doubt = offset, f"its epoch is {epoch}, but {noted} by the epoch checkpoint"
+        return None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, parse_epochs
 from commitlog.disk.files import Directory
 from commitlog.log.expiration import delete_expired
 from commitlog.log.flushing import PendingFlush
@@ -24,8 +25,8 @@ from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.appends import MAX_BATCH_BYTES, Appends
 from quorum.replica.client import CommittedBatch
 from quorum.replica.log_bounds import LogBoundsStore
-from quorum.replica.log_checks import check_continuation
-from quorum.replica.quorum_state import QuorumStateStore
+from quorum.replica.log_checks import RestCheck, check_continuation
+from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
 from quorum.replica.voters_record import KRAFT_VERSION_MAX, note, quorum_records
 from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
 from snapshot.framing import (
@@ -42,6 +43,7 @@ from tidemark.errors import (
     CorruptMessageError,
     FatalError,
     InvalidRequestError,
+    StorageError,
 )
 from tidemark.records import decode_control_records, iter_batches
 from tidemark.types import METADATA_TOPIC, ONE_UUID, ZERO_UUID, TopicPartition
@@ -52,6 +54,8 @@ METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
 BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
 """The first voters, written by `storage format`. It is local, and never replicated."""
 HISTORY_READ_BYTES = 4 << 20
+DAMAGED_SUFFIX = ".damaged"
+"""Suffix of the copy of a segment with a batch that cannot be right."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,6 +92,7 @@ class ReplicatedLog:
         for name in remove_leftovers(directory):
             logger.info("removed the unfinished checkpoint %s/%s", directory.path, name)
         self._snapshots = self._load_snapshots()
+        starts = self._noted_epochs()
         self._log = open_log(
             directory,
             METADATA_PARTITION,
@@ -96,6 +101,7 @@ class ReplicatedLog:
             now_ms=now_ms,
             recovery_point=0,  # the whole log is checked: a gap in it is a loss
         )
+        self._cut_at_damage(starts, now_ms)
         latest = self.latest_snapshot
         self.bounds.opened(max(self.end_offset, latest.end_offset if latest is not None else 0))
         self._align_with_snapshots(now_ms)
@@ -104,6 +110,42 @@ class ReplicatedLog:
         self._rebuild_history()
 
     # --- opening --------------------------------------------------------------------------------
+
+    def _noted_epochs(self) -> dict[int, int]:
+        """Reads leader-epoch-checkpoint before recovery replaces it: epochs by start offset."""
+        if not self.directory.exists(LEADER_EPOCH_CHECKPOINT):
+            return {}
+        try:
+            entries = parse_epochs(self.directory.read(LEADER_EPOCH_CHECKPOINT))
+        except StorageError:
+            return {}
+        return {start: epoch for epoch, start in entries}
+
+    def _cut_at_damage(self, starts: dict[int, int], now_ms: int) -> None:
+        """Ends the log before a batch whose offset or epoch cannot be right, which no CRC shows.
+        The segments from there on are kept as `.damaged` copies."""
+        state = self.quorum_state
+        epoch_max = state.read().epoch if self.directory.exists(QUORUM_STATE_FILE) else None
+        offset = self._log.segments[0].base_offset
+        check, damage = RestCheck(offset, starts, epoch_max), None
+        while damage is None and offset < self._log.log_end_offset:
+            records = self._log.read(max(offset, self._log.log_start_offset), HISTORY_READ_BYTES)
+            damage, offset = check.damage_in(records.records), records.next_offset
+        damage = damage or check.damage_at_end()
+        if damage is None:
+            return
+        end_offset, reason = damage
+        logger.error(
+            "%s: the batch at offset %d is damaged (%s): the log ends there",
+            self.directory.path,
+            end_offset,
+            reason,
+        )
+        for segment in self._log.segments:
+            if segment.next_offset > end_offset:
+                data = self.directory.read(segment.log_file)
+                self.directory.write_atomic(f"{segment.log_file}{DAMAGED_SUFFIX}", data)
+        self._log.truncate_to(end_offset, now_ms)
 
     def _load_snapshots(self) -> dict[SnapshotId, SnapshotInfo]:
         """Returns the complete checkpoints, oldest first. A broken one is kept on disk but not

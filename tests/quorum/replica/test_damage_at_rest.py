@@ -1,0 +1,98 @@
+"""Every single flipped bit of a metadata log at rest: the log ends before it, and is known to have
+lost records. The other voters heal it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
+from commitlog.disk.memory_files import MemoryDirectory
+from quorum.raft.effects import ElectionState, LeaderChange
+from quorum.replica.metadata_log import DAMAGED_SUFFIX, MetadataLogConfig, ReplicatedLog
+from tests.quorum.replica.test_log_bounds import metadata_of, stopped_cluster
+from tests.sim.disk_faults import copy_disk
+
+CONFIG = MetadataLogConfig(segment_bytes=16_000)
+LOG_FILE = "00000000000000000000.log"
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def begin_epoch(log, epoch):
+    log.append_leader_change(LeaderChange(1, epoch, (1, 2, 3), (1, 2)), 1000)
+
+
+def whole_log():
+    """A log of epochs 1 and 6; the last one has a LeaderChange record alone."""
+    directory = MemoryDirectory()
+    log = ReplicatedLog(directory, CONFIG, 0)
+    log.quorum_state.write(ElectionState(7, 2))
+    begin_epoch(log, 1)
+    log.append_values([b"a", b"b"], 1, 1000)
+    log.append_values([b"c"], 1, 1000)
+    begin_epoch(log, 6)
+    log.flush()
+    log.update_high_watermark(log.end_offset)
+    log.close()
+    return directory
+
+
+def test_every_flipped_bit_ends_the_log_before_it():
+    source = whole_log()
+    data = source.read(LOG_FILE)
+    undetected = []
+    for bit in range(8 * len(data)):
+        directory = copy_disk(source, 1)
+        directory.flip_bit(LOG_FILE, bit // 8, bit % 8)
+        log = ReplicatedLog(directory, CONFIG, 0)
+        left = directory.read(LOG_FILE)
+        if not log.bounds.lost or not data.startswith(left) or len(left) > bit // 8:
+            undetected.append(bit)
+    assert not undetected
+
+
+def test_a_whole_log_is_opened_as_it_is_also_with_a_flipped_epoch_checkpoint():
+    source = whole_log()
+    data, file = source.read(LOG_FILE), LEADER_EPOCH_CHECKPOINT
+    for bit in range(8 * source.size_of(file)):
+        directory = copy_disk(source, 1)
+        directory.flip_bit(file, bit // 8, bit % 8)
+        log = ReplicatedLog(directory, CONFIG, 0)
+        kept = directory.read(LOG_FILE)
+        assert data.startswith(kept)
+        assert log.end_offset >= 4, "only the LeaderChange record that ends the log is in doubt"
+        assert log.bounds.lost == (log.end_offset < 5)
+
+
+def test_the_damaged_segment_is_kept():
+    directory = whole_log()
+    directory.flip_bit(LOG_FILE, 15, 0)  # the first batch's epoch: 1 becomes 0
+    damaged = directory.read(LOG_FILE)
+    ReplicatedLog(directory, CONFIG, 0)
+    assert directory.read(LOG_FILE + DAMAGED_SUFFIX) == damaged
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_a_voter_with_a_damaged_log_is_healed_by_the_others(number):
+    cluster, _ = stopped_cluster()
+    directory = metadata_of(cluster, 2)
+    bits = 8 * directory.size_of(LOG_FILE)
+    bit = number * bits // 24 + (7 * number) % 128  # often within the bytes that no CRC covers
+    directory.flip_bit(LOG_FILE, bit % bits // 8, bit % 8)
+    committed = cluster.checks.committed_end
+    for node_id in cluster.nodes:
+        cluster.start(node_id)
+    assert cluster.nodes[2].replica.state.lost_tail
+    assert cluster.run_until_leader() != 2
+    cluster.run_until_equal()
+    assert {n.incarnation for n in cluster.nodes.values()} == {2}
+    assert all(n.log.end_offset > committed for n in cluster.nodes.values())
+    assert cluster.nodes[2].image.values[b"key8"] == b"value"
