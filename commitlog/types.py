@@ -115,7 +115,8 @@ class AbortedTransaction:
 class CorruptLogError(CorruptMessageError):
     """A log file that is damaged at byte `position`, by its own bytes or by its neighbours.
 
-    Records before that place are served. Another in-sync replica has the others.
+    The other records are served, or another replica is: the node gives this one up and copies it
+    anew (`node.replication.hosting`).
     """
 
     def __init__(self, file: str, position: int, problem: str) -> None:

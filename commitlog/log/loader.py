@@ -85,8 +85,11 @@ class Loaded:
     recovered_segments: int
 
 
-def remove_leftovers(directory: Directory) -> list[str]:
-    """Removes temporary files of the last run, and finishes swaps; returns the remaining names."""
+def remove_leftovers(directory: Directory) -> tuple[list[str], set[int]]:
+    """Removes temporary files of the last run, and finishes swaps.
+
+    Returns the remaining names, and the base offsets of indexes that had no segment.
+    """
     names = directory.list()
     if any(name.endswith(_LEFTOVERS) for name in names):  # rarely: one listing is enough otherwise
         finish_swaps(directory)
@@ -95,13 +98,15 @@ def remove_leftovers(directory: Directory) -> list[str]:
                 directory.remove(name)
         names = directory.list()
     known, left = set(names), []
+    without_segment = set()
     for name in names:
         stem = name[:20]
         if name.endswith(_INDEXES) and stem.isdigit() and stem + LOG_SUFFIX not in known:
             directory.remove(name)
+            without_segment.add(int(stem))
         else:
             left.append(name)
-    return left
+    return left, without_segment
 
 
 def load_segments(
@@ -116,7 +121,7 @@ def load_segments(
     """Performs steps 1 to 3, and updates `epochs` from the recovered batches. `recovery_point`:
     None if unknown. Raises RecordsMissingError if the log would end below it.
     """
-    names = remove_leftovers(directory)
+    names, without_segment = remove_leftovers(directory)
     segments = [
         Segment(
             directory,
@@ -135,7 +140,7 @@ def load_segments(
     if clean and segments[-1].fault is None and not pretends(segments[-1], recovery_point):
         check_end(directory.path, segments[-1].next_offset, recovery_point)
         _find_epochs(epochs, segments)
-        if recovery_point is None and has_gaps(segments):
+        if recovery_point is None and has_gaps(segments, without_segment):
             note_gaps(directory)
         return Loaded(segments, 0, 0, 0)
     first = len(segments) - 1

@@ -47,6 +47,7 @@ from commitlog.manager.registry import LogListener, LogRegistry
 from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.moves.future_log import MOVES_FILE
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
+from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, uuid_to_text
 
 logger = logging.getLogger(__name__)
@@ -327,6 +328,11 @@ class LogManager:
         self._registry.add(log, home)
         self.moves.forget(topic_partition)
         return log
+
+    def refuse(self, topic_partition: TopicPartition, error: StorageError) -> None:
+        """Closes a damaged log; from now on it counts as one that failed to open."""
+        if self.get(topic_partition) is not None:
+            self._registry.refuse(topic_partition, error)
 
     def _set_foreign_aside(
         self, log: Log, topic_id: UUID, leader_epoch: int, counts_on_it: bool

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from commitlog.disk.files import Directory
+from commitlog.disk.files import Directory, DiskError
 from commitlog.segment.names import SNAPSHOT_SUFFIX, snapshot_name
 from commitlog.types import AbortedTransaction
 from tidemark.errors import StorageError
@@ -290,6 +290,22 @@ class ProducerStateManager:
         for offset in self._snapshots[:-1]:
             if offset not in base_offsets:
                 self._remove(offset)
+
+    def remove_damaged(self) -> int:
+        """Removes snapshots that can not be decoded, since batches give the same state. Returns
+        how many.
+        """
+        damaged = []
+        for offset in self._snapshots:
+            try:
+                decode_snapshot(self.directory.read(snapshot_name(offset)))
+            except DiskError:
+                raise
+            except StorageError:
+                damaged.append(offset)
+        for offset in damaged:
+            self._remove(offset)
+        return len(damaged)
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots, since the log continues elsewhere, perhaps after other batches."""

@@ -1,7 +1,7 @@
 """Read-only checks of a log's files, of all kinds, against their checksums and each other.
 
-Outsiders import this package: `verify_directory` yields a `Finding` for each contradiction, and
-`check_batches` goes over one segment, a chunk at a time. `tidemark verify` prints findings.
+Outsiders import this package. `verify_directory` yields a `Finding` for each contradiction.
+`check_batches` goes over one segment, a chunk at a time; `verify_index` goes over one index.
 
     findings       what is wrong, and where
     batches        one segment: framing, CRC, rising offsets and leader epochs
@@ -17,5 +17,13 @@ checks at the next start gives notes.
 from commitlog.verify.batches import BatchRun, check_batches
 from commitlog.verify.directories import bytes_of, verify_directory
 from commitlog.verify.findings import Finding
+from commitlog.verify.indexes import verify_index
 
-__all__ = ["BatchRun", "Finding", "bytes_of", "check_batches", "verify_directory"]
+__all__ = [
+    "BatchRun",
+    "Finding",
+    "bytes_of",
+    "check_batches",
+    "verify_directory",
+    "verify_index",
+]

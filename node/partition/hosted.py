@@ -8,6 +8,7 @@ are each atomic for all other tasks of the loop.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +16,13 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from commitlog.log.log import Log
+from commitlog.types import CorruptLogError
 from node.partition.core import Partition, Role
 from tidemark.config import TopicConfig
 from tidemark.errors import ErrorCode
 from tidemark.types import TopicIdPartition, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 
 class Wakeable(Protocol):
@@ -54,6 +58,8 @@ class HostedPartition:
         None  # the tier's; called once per segment
     )
     watched: set[HostedPartition] = field(default_factory=set)  # shared with IsrKeeper
+    give_up: Callable[[HostedPartition, CorruptLogError], bool] = lambda *_: False
+    damage: str = ""  # found in the log, which is served as far as it can be read
     reported_start: int = 0  # the log start at the last `start_moved`
     _nudged_base: int = 0
 
@@ -123,6 +129,25 @@ class HostedPartition:
                 return
             self.acks.popleft()
             first.answer(state.error)
+
+    def found_damage(self, error: CorruptLogError) -> bool:
+        """Reports damage in the log; returns whether the replica is given up for a new copy.
+
+        It is not while no other replica is in sync. Then what can be read is served.
+        """
+        if self.offline or self.deleted:
+            return True
+        if self.give_up(self, error):
+            return True
+        if self.damage != str(error):
+            self.damage = str(error)
+            logger.error(
+                "%s: %s. No other replica is in sync, so the rest is served: start the others, or"
+                " restore the file",
+                self.topic_partition,
+                error,
+            )
+        return False
 
     def stop(self) -> None:
         """Ends all waiting: the replica leaves this node."""

@@ -16,6 +16,7 @@ from typing import Protocol
 from commitlog.disk.log_directory import LogDirectoryOfflineError
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
+from commitlog.types import CorruptLogError
 from node.membership.directory_assignments import DirectoryAssignments
 from node.partition.cluster_view import ClusterView
 from node.partition.core import Partition, Registration
@@ -35,7 +36,7 @@ from quorum.image import (
 from quorum.image.types import LOST_DIRECTORY
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError, StorageError, TidemarkError
-from tidemark.types import TopicIdPartition
+from tidemark.types import TopicIdPartition, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,12 @@ class Hosting:
         )
         nudge = None if self._tier is None else self._tier.segment_copyable
         hosted = HostedPartition(
-            core, log, config, segment_copyable=nudge, watched=self._isr.watched
+            core,
+            log,
+            config,
+            segment_copyable=nudge,
+            watched=self._isr.watched,
+            give_up=self._give_up,
         )
         core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
         self._partitions.add(hosted)
@@ -265,6 +271,37 @@ class Hosting:
         if not isinstance(error, LogDirectoryOfflineError) and known != LOST_DIRECTORY:
             self._assignments.submit(identity, LOST_DIRECTORY)
 
+    def _give_up(self, hosted: HostedPartition, error: CorruptLogError) -> bool:
+        """Takes a replica with a damaged log offline, unless no other replica is in sync.
+
+        It is reported as lost: others lead, and the ISR continues without it. The metadata then
+        does not count on it, and `_host` copies it anew from the leader.
+        """
+        registration = self._registration(hosted.topic_partition)
+        if registration is None or set(registration.isr) <= {self._config.node_id}:
+            return False
+        identity = hosted.core.identity
+        self._offline(hosted, error)
+        asyncio.get_running_loop().call_soon(self._drop_damaged, identity, hosted, error)
+        return True
+
+    def _drop_damaged(
+        self, identity: TopicIdPartition, hosted: HostedPartition, error: CorruptLogError
+    ) -> None:
+        topic_partition = identity.topic_partition
+        if self._partitions.find(topic_partition) is not hosted:
+            return
+        self._partitions.remove(topic_partition)
+        self._partitions.offline[topic_partition] = str(error)
+        self._logs.refuse(topic_partition, StorageError(str(error)))
+        registration = self._registration(topic_partition)
+        if registration is not None:
+            self._report_lost(identity, registration, error)
+
+    def _registration(self, topic_partition: TopicPartition) -> PartitionRegistration | None:
+        topic = self._cluster.image.topics.get(topic_partition.topic)
+        return None if topic is None else topic.partitions.get(topic_partition.partition)
+
     def directories_failed(self) -> None:
         """Takes the partitions of failed log directories offline; the others continue.
 
@@ -278,8 +315,7 @@ class Hosting:
             if hosted is None or home is None:
                 continue
             self._offline(hosted, home.state.offline())
-            topic = self._cluster.image.topics.get(topic_partition.topic)
-            known = None if topic is None else topic.partitions.get(topic_partition.partition)
+            known = self._registration(topic_partition)
             if home.directory_id is not None and (
                 known is None or known.directory_of(node_id) != home.directory_id
             ):

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from commitlog.types import CorruptLogError
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
@@ -153,12 +154,17 @@ class FetchHandler:
         room = params.max_bytes - found.size_bytes
         if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
             size = min(item.max_bytes, max(0, room))
-            result = local.read(
-                item.fetch_offset,
-                size,
-                max_offset=None if replica is not None else limit,
-                min_one=not found.size_bytes,
-            )
+            try:
+                result = local.read(
+                    item.fetch_offset,
+                    size,
+                    max_offset=None if replica is not None else limit,
+                    min_one=not found.size_bytes,
+                )
+            except CorruptLogError as error:
+                if hosted.found_damage(error):  # another replica will answer
+                    raise KafkaStorageError(hosted.offline) from error
+                raise
             answer.records = (result.records,)
             found.size_bytes += len(result.records)
         elif item.fetch_offset < limit:

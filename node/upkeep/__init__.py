@@ -2,6 +2,7 @@
 
 `background.BackgroundWork` runs the periodic passes, each with Kafka's period for it, and starts
 the cleaners. `cleaning.CleanerWorkers` compacts logs in a bounded pool of threads.
+`scrubber.Scrubber` reads rolled segments for damage.
 `directory_mover.DirectoryMover` moves replicas between the log directories of this node (KIP-113).
 
 `node.broker` starts and stops all of it, and `node.serving` passes AlterReplicaLogDirs to the

@@ -20,11 +20,13 @@ from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.manager.retention_schedule import RetentionSchedule
+from commitlog.types import CorruptLogError
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.runtime.tasks import OnFatal, cancel_all, every, spawn
 from node.upkeep.cleaning import CleanerWorkers
+from node.upkeep.scrubber import Scrubber
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError
 
@@ -60,6 +62,7 @@ class BackgroundWork:
         self._with_starts = logs.changes.reader()
         self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
         self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
+        self.scrubber = Scrubber(config, logs, self._found_damage, self._pool)
 
     def start(self) -> None:
         config = self._config
@@ -91,6 +94,7 @@ class BackgroundWork:
         self._begin("tell log starts", _REPORT_STARTS_MS, self.report_log_starts)
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
         self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
+        self._tasks.append(spawn("scrubber", self.scrubber.run(), self._on_fatal))
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Applies settings that were altered while the broker runs."""
@@ -98,6 +102,7 @@ class BackgroundWork:
             self._logs.set_producer_expiration(config.producer_id_expiration_ms)
         self._config = config
         self._cleaners.reconfigure(config)
+        self.scrubber.reconfigure(config)
 
     def _begin(self, name: str, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(spawn(name, every(interval_ms, work), self._on_fatal))
@@ -146,6 +151,11 @@ class BackgroundWork:
             hosted = self._partitions.find(changed.topic_partition)
             if hosted is not None and hosted.reported_start != changed.log_start_offset:
                 hosted.start_moved()
+
+    def _found_damage(self, damaged: Log, error: CorruptLogError) -> None:
+        hosted = self._partitions.find(damaged.topic_partition)
+        if hosted is not None and hosted.log is damaged:
+            hosted.found_damage(error)
 
     async def purge(self) -> None:
         """Removes files whose delete delay is over."""

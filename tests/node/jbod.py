@@ -15,13 +15,17 @@ from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
+from commitlog.types import CorruptLogError
 from node.membership.lifecycle import BrokerLifecycle
 from node.runtime.tasks import spawn
 from node.serving.fetch_session import FetchPartition, SessionlessFetch
 from node.serving.fetching import FetchParams
+from node.upkeep.scrubber import Scrubber
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
 from tests import virtual_time
+from tests.inline import Inline
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
 from tests.quorum.controller.scenario import CLUSTER_ID, Scenario, controller_config
 from tidemark.errors import ApiError, ErrorCode, code_of
@@ -50,6 +54,7 @@ class JbodNode(Node):
             cluster.controller,
             self.view,
         )
+        self.scrubber = Scrubber(self.config, self.logs, self._found_damage, Inline())
         self.tasks += [
             spawn("life", self.life.run(), self.fatal.append),
             spawn("assignments", self.assignments.run(), self.fatal.append),
@@ -80,6 +85,11 @@ class JbodNode(Node):
         self.hosting.directories_failed()
         assert directory.directory_id is not None
         self.life.directory_failed(directory.directory_id)
+
+    def _found_damage(self, log: Log, error: CorruptLogError) -> None:
+        hosted = self.partitions.find(log.topic_partition)
+        if hosted is not None:
+            hosted.found_damage(error)
 
     def home_of(self, partition: int) -> str | None:
         """The directory of a partition's log: a or b."""

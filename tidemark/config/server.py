@@ -215,6 +215,15 @@ class ServerConfig:
     log_cleaner_backoff_ms: int = setting(
         15_000, doc="wait of an idle cleaner before it looks again", at_least=0
     )
+    log_scrubber_io_max_bytes_per_second: float = setting(
+        float(10 << 20), doc="rate at which rolled segments are read for damage", at_least=1
+    )
+    log_scrubber_interval_ms: int = setting(
+        7 * 86_400_000,
+        doc="time from one check of all rolled segments to the next, begun 10 minutes after the"
+        " start; -1: never",
+        at_least=-1,
+    )
     log_max_open_files: int = setting(
         4096, doc="open files of logs; others are opened again when they are used", at_least=1
     )

@@ -219,6 +219,8 @@ _OF_BROKERS = frozenset(
         "log.cleaner.io.buffer.size",
         "log.cleaner.io.max.bytes.per.second",
         "log.cleaner.threads",
+        "log.scrubber.interval.ms",
+        "log.scrubber.io.max.bytes.per.second",
         "producer.id.expiration.ms",
         "replica.alter.log.dirs.io.max.bytes.per.second",
     }
