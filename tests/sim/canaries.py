@@ -28,6 +28,7 @@ class Canary:
     skips_fsync = False
     retries_fsync = False
     snapshots_uncommitted = False
+    trusts_answers = False
     parts = Parts()
     log: type[ReplicatedLog] = ReplicatedLog
 
@@ -228,6 +229,12 @@ class SnapshotsUncommitted(Canary):
     snapshots_uncommitted = True
 
 
+class TrustsAnswers(Canary):
+    """A follower takes a fetch answer that does not agree with its checksum."""
+
+    trusts_answers = True
+
+
 class _TellsOldHighWatermarks(RaftState):
     @property
     def advertised_high_watermark(self) -> int | None:
@@ -285,6 +292,7 @@ CANARIES: dict[str, type[Canary]] = {
     "keeps-truncated-voters": KeepsTruncatedVoters,
     "snapshots-without-voters": SnapshotsWithoutVoters,
     "snapshots-uncommitted": SnapshotsUncommitted,
+    "trusts-answers": TrustsAnswers,
     "tells-old-high-watermarks": TellsOldHighWatermarks,
     "makes-room-of-its-log": MakesRoomOfItsLog,
     "forgets-the-watermark": ForgetsTheWatermark,

@@ -42,7 +42,7 @@ def first_catch(name: str) -> tuple[int, str] | None:
 def rule_of(finding: str) -> str:
     """Returns the rule named by a finding, without the details of the seed."""
     kind, _, text = finding.partition(": ")
-    if kind == "AssertionError":
+    if kind == "AssertionError" or "an invariant is broken" in text:
         return "the replica's own `validate()`"
     return (
         text.split(" at node ")[0]

@@ -96,6 +96,10 @@ class Checks:
             durable=node.durable_when_down,
         )
 
+    def persisted(self, node: SimNode) -> ElectionState:
+        """The newest quorum-state of a node that is durable."""
+        return self._persisted.get(node.node_id, ElectionState())
+
     def before_persist(self, node: SimNode, state: ElectionState) -> None:
         """Records the state as possibly durable from now on, even if the write fails."""
         self._attempted[node.node_id] = state

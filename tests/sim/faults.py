@@ -118,7 +118,37 @@ class Administrator:
         """Whether a node may lose its disk: always a broker, and a controller if the quorum can
         spare it.
         """
-        return node.is_mere_broker or (not self.world.auto_join and self.may_be_missed(node))
+        return (
+            node.is_mere_broker
+            or (not self.world.auto_join and self.may_be_missed(node))
+            or self.may_forget(node)
+        )
+
+    def may_forget(self, node: SimNode) -> bool:
+        """Whether a static voter may come back with an empty or an older disk.
+
+        It keeps its place in the majority without its records and its vote. So every other voter
+        has to hold what it acknowledged, and to be in a later epoch or to know the leader of its
+        epoch. Otherwise the operator loses the cluster.
+        """
+        world = self.world
+        voters = [n for n in world.controllers() if n.incarnation > 0]
+        if node.is_mere_broker or world.dynamic or len(voters) < 3:
+            return False
+        if len(voters) < len(world.controllers()):
+            return False
+        if any(n.log.kraft_version or n.writes_state for n in voters):
+            return False
+        known = {n.node_id: world.checks.persisted(n) for n in voters}
+        own = known[node.node_id]
+        return all(
+            n.durable_offset >= node.durable_when_down
+            and n.log.last_epoch >= node.log.last_epoch
+            and known[n.node_id].epoch >= own.epoch
+            and (known[n.node_id].epoch > own.epoch or known[n.node_id].leader_id is not None)
+            for n in voters
+            if n is not node
+        )
 
     def may_be_missed(self, node: SimNode) -> bool:
         """Whether a controller may get another disk or address. Requires dynamic voters that are

@@ -14,6 +14,9 @@ NETWORK = (
     "cut both ways",
     "nobody answers there",
     "checkpoint rots on the way",
+    "answer damaged on the way",
+    "damaged answer refused",
+    "malformed request",
 )
 PROCESS = (
     "crash",
@@ -31,6 +34,8 @@ DISK = (
     "write torn",
     "restart with an empty disk",
     "restart with an older disk",
+    "static voter with an empty disk",
+    "static voter with an older disk",
     "checkpoint broken on disk",
     "slow fsync of the log",
     "slow write of quorum-state",

@@ -210,9 +210,11 @@ class SimNode:
         self.world.checks.on_disk_lost(self)
 
     def take_old_disk(self) -> None:
-        """Replaces a broker's disk with an earlier copy of it."""
-        assert self.is_mere_broker
+        """Replaces the disk of a broker or a static voter with an earlier copy of it."""
         if self.old_disk is not None:
+            self.durable_when_down = 0
+            self.broken.clear()
+            self.needed = None
             self.disk = copy_disk(self.old_disk, self.world.seed * 1000 + self.node_id)
             self.world.checks.on_disk_lost(self)
 
@@ -314,9 +316,10 @@ class SimNode:
 
     def answered(self, correlation_id: int, response: m.Response) -> None:
         """Takes the response of another node, as RaftServer does."""
-        if is_intact(response):
+        if is_intact(response) or self.canary.trusts_answers:
             self.step(ResponseReceived(correlation_id, response))
         else:
+            self.world.seen["damaged answer refused"] += 1
             self.step(ResponseDamaged(correlation_id))
 
     def _step(self, event: Event) -> None:

@@ -42,8 +42,9 @@ CAUGHT_FROM = {
     "keeps-truncated-voters": (135, "I[1-8]|liveness|Voter"),
     "snapshots-without-voters": (26, "I[1-8]|liveness"),
     "snapshots-uncommitted": (0, "SnapshotId"),
+    "trusts-answers": (0, "I[1-8]"),
     "tells-old-high-watermarks": (0, "I9"),
-    "makes-room-of-its-log": (9, "synced survives"),
+    "makes-room-of-its-log": (200, "synced survives"),
     "forgets-the-watermark": (0, "I6"),
 }
 SEARCHED = 150

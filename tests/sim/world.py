@@ -28,6 +28,7 @@ from tests.sim.disk_faults import (
 )
 from tests.sim.faults import ADMIN, Administrator
 from tests.sim.node import SimNode
+from tests.sim.strangers import EPOCH_MAX, STRANGER, Stranger, damaged
 from tidemark.errors import FatalError, StorageError
 
 FAULT_TIME_MS = 8_000
@@ -91,6 +92,8 @@ class World:
             self.seen["clock runs wrong"] += node.clock_rate != 1.0
             self.seen["wall clock is days off"] += node.wall_skew_ms != 0
         self.administrator = Administrator(self)
+        self.stranger = Stranger(self)
+        self.damage_rate = self.rng.choice([0.0, 0.005, 0.05])
         self.drop_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.duplicate_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.delay_max_ms = self.rng.choice([5, 30, 150])
@@ -222,6 +225,12 @@ class World:
         if target_id == ADMIN:
             self.administrator.answered(response)
             return
+        if target_id == STRANGER:
+            self.stranger.answered(response)
+            return
+        if isinstance(response, m.FetchResponse) and self.chance(self.damage_rate):
+            self.seen["answer damaged on the way"] += 1
+            response = damaged(response, self.rng)
         target = self.nodes[target_id]
         if isinstance(response, m.VoteResponse) and response.vote_granted:
             pending = target.incarnation == incarnation and target.alive
@@ -249,6 +258,7 @@ class World:
             (rng.choice([2000, 9000]), self._trouble_leader),
             (rng.choice([1500, 6000]), self._pause_one),
             (rng.choice([2500, 9000]), self._break_a_disk),
+            (rng.choice([200, 2000]), self.stranger.send_some),
         ]
         if self.dynamic:
             mean_ms = rng.choice([250, 700, 2500])
@@ -265,12 +275,12 @@ class World:
         while (moment_ms := moment_ms + 1 + rng.randrange(80)) < FAULT_TIME_MS:
             self.at(moment_ms, self._append_some)
 
-    def _any_node(self) -> SimNode:
+    def any_node(self) -> SimNode:
         return self.nodes[self.rng.choice(sorted(self.nodes))]
 
     def _crash_one(self) -> None:
         everybody = self.rng.random() < 0.1
-        victims = list(self.nodes.values()) if everybody else [self._any_node()]
+        victims = list(self.nodes.values()) if everybody else [self.any_node()]
         self.seen["all crash at once"] += everybody
         for node in victims:
             node.crash()
@@ -282,7 +292,7 @@ class World:
 
     def _break_a_disk(self) -> None:
         """Makes a sync fail or fills the disk of one node, until the node restarts."""
-        node = self._any_node()
+        node = self.any_node()
         if node.alive:
             break_disk(node, self.rng)
             self.at(self.now_ms + 2500, node.make_room)
@@ -302,10 +312,15 @@ class World:
         node.make_room()
         kind = self.rng.random() if self.faulty and node.incarnation > 0 else 1.0
         if kind < 0.15 and self.administrator.may_lose_disk(node):
-            self.seen["restart with an empty disk"] += 1
+            static = not node.is_mere_broker and not self.dynamic
+            kind_of_node = "static voter" if static else "restart"
+            self.seen[f"{kind_of_node} with an empty disk"] += 1
             node.lose_disk()
         elif kind < 0.25 and node.is_mere_broker:
             self.seen["restart with an older disk"] += node.old_disk is not None
+            node.take_old_disk()
+        elif kind < 0.3 and node.old_disk is not None and self.administrator.may_forget(node):
+            self.seen["static voter with an older disk"] += 1
             node.take_old_disk()
         elif kind < 0.35:
             if break_a_checkpoint(node, self.rng):
@@ -313,7 +328,7 @@ class World:
         elif kind < 0.42 and self.administrator.may_be_missed(node):
             self.seen["restart at another address"] += 1
             node.move()
-        elif kind < 0.5 and node.is_mere_broker:
+        elif kind < 0.6 and (node.is_mere_broker or not self.dynamic):
             node.old_disk = copy_disk(node.disk, self.seed)
         try:
             node.start()
@@ -343,7 +358,7 @@ class World:
         them. A resumed leader is a zombie for a moment: longer after a suspension, since its own
         clock stood still."""
         leaders = self.leaders()
-        node = leaders[0] if leaders and self.rng.random() < 0.5 else self._any_node()
+        node = leaders[0] if leaders and self.rng.random() < 0.5 else self.any_node()
         if node.alive and not node.is_paused:
             self._wake(node)
             node.paused_until_ms = self.now_ms + 1 + self.rng.randrange(3000)
@@ -393,7 +408,7 @@ class World:
         )
 
     def _snapshot_one(self) -> None:
-        self._any_node().make_snapshot()
+        self.any_node().make_snapshot()
 
     def _trouble_leader(self) -> None:
         leaders = self.leaders()
@@ -436,6 +451,9 @@ class World:
             self.at(self.rng.randrange(100), lambda n=node_id: self._restart(self.nodes[n]))
         self._plan_faults()
         self._run_until(FAULT_TIME_MS)
+        highest = max(node.replica.epoch for node in self.nodes.values())
+        if highest > EPOCH_MAX:
+            raise Violation(f"epoch {highest} does not come from elections")
         self._heal()
         self._run_until(FAULT_TIME_MS + HEAL_TIME_MS)
         self._require_liveness()

@@ -15,13 +15,15 @@ from quorum.raft.effects import (
     Effects,
     ElectionState,
     RequestFailed,
+    RequestReceived,
     Resign,
     ResponseReceived,
     Shutdown,
     Tick,
 )
-from quorum.raft.replica import Replica
+from quorum.raft.replica import Parts, Replica
 from quorum.raft.roles import Leader, Prospective, Resigned, Unattached
+from quorum.raft.state import RaftInvariantError, RaftState
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from snapshot import SnapshotId
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
@@ -152,6 +154,24 @@ def test_the_best_successor_begins_at_once_and_the_others_later(candidates, wait
         assert isinstance(follower.role, Prospective)
     else:
         assert follower.role.fetch_deadline_ms == 10 + waits_ms
+
+
+# --- invariants ----------------------------------------------------------------------------------
+
+
+class _ForgetsWhomItFollows(RaftState):
+    def _persist(self, leader_id, voted) -> None:
+        super()._persist(None, voted)
+
+
+def test_a_step_that_breaks_an_invariant_ends_before_anything_of_it_is_sent() -> None:
+    config = ReplicaConfig("c", KEYS[1], VoterSet.static(ENDPOINTS), ENDPOINTS[1])
+    state = ElectionState(EPOCH)
+    broken = Replica(config, FakeLog(), state, random.Random(1), Parts(state=_ForgetsWhomItFollows))
+    broken.start(0)
+    begin = m.BeginQuorumEpochRequest("c", KEYS[1], 2, EPOCH, ENDPOINTS[2])
+    with pytest.raises(RaftInvariantError, match="an invariant is broken"):
+        broken.step(RequestReceived(7, begin), 1)
 
 
 # --- progress of voters ---------------------------------------------------------------------------
