@@ -280,7 +280,7 @@ class Cleaning:
         if size and (target.offset_index.is_full or target.time_index.is_full):
             return 0
         joins = not group.has_records or size == 0 or table.header(0).record_count == 0
-        return max(joins, table.fitting(self._config.segment_bytes - size))
+        return max(int(joins), table.fitting(self._config.segment_bytes - size))
 
     def _keep_aborted(self, target: Segment, end_offset: int = sys.maxsize) -> None:
         """Writes the transaction index entries of markers in `target`, those below `end_offset`."""

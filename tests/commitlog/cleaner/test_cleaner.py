@@ -358,6 +358,18 @@ def test_a_segment_that_does_not_fit_makes_only_its_own_log_uncleanable() -> Non
     assert len(records_of(world.log())) == 300
 
 
+def test_batches_of_which_one_fits_into_a_segment_are_cleaned() -> None:
+    world = World(segment_bytes=4000)
+    for number in range(4):
+        world.put((f"k{number}", "v" * 600), ("same", "w"))
+    world.topic = config(
+        cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0, segment_bytes=1000
+    )
+    world.log().config = world.topic
+    world.clean()
+    assert [key for _, key, _ in world.found()] == ["k0", "k1", "k2", "k3", "same"]
+
+
 def test_a_damaged_batch_makes_a_log_uncleanable_and_changes_nothing() -> None:
     world = World()
     for number in range(30):
