@@ -11,7 +11,7 @@ Outsiders import this package. `verify_directory` yields a `Finding` for each co
 
 The room promises to write nothing, and to pass over files that a running node removes meanwhile.
 After a clean stop every contradiction is damage. Without one, the part of a log that recovery
-checks at the next start gives notes.
+checks at the next start gives notes, and damage is what a second look finds, too.
 """
 
 from commitlog.verify.batches import BatchRun, check_batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from commitlog.disk.checkpoints import (
     CLEANER_OFFSET_CHECKPOINT,
@@ -34,11 +35,11 @@ def bytes_of(directory: Directory) -> int:
     """Returns the number of bytes that `verify_directory` reports as checked, about."""
     total = 0
     for name in directory.list():
-        if directory.is_directory(name):
-            if _is_log(name):
+        with suppress(StorageError):  # removed meanwhile
+            if not directory.is_directory(name):
+                total += directory.size_of(name)
+            elif _is_log(name):
                 total += bytes_of(directory.subdirectory(name, create=False))
-        elif directory.exists(name):
-            total += directory.size_of(name)
     return total
 
 
@@ -63,9 +64,8 @@ def verify_directory(
     for found in _own_files(directory, offsets):
         if only is None:
             yield found
-    is_closed = CleanShutdown(directory).exists()
     for name in logs if only is None else [only]:
-        yield from _log(directory, name, offsets, is_closed, on_bytes)
+        yield from _twice(directory, name, offsets, on_bytes)
 
 
 def _own_files(
@@ -92,6 +92,25 @@ def _is_log(name: str) -> bool:
         or parse_future_name(name) is not None
         or name.endswith(STRAY_SUFFIX)
     )
+
+
+def _twice(
+    directory: Directory, name: str, offsets: Offsets, on_bytes: OnBytes
+) -> Iterator[Finding]:
+    """Checks a log. A node that runs may change it between two reads, or may have changed it since
+    the checkpoints were read. So damage in a log that is not closed must be found again.
+    """
+    is_closed = CleanShutdown(directory).exists()
+    found = list(_log(directory, name, offsets, is_closed, on_bytes))
+    again: set[Finding] | None = None
+    if not is_closed and any(one.is_damage for one in found):
+        newer: dict[str, Mapping[TopicPartition, int]] = {}
+        for _ in _own_files(directory, newer):
+            pass  # told before
+        again = set(_log(directory, name, newer, CleanShutdown(directory).exists(), lambda _: None))
+    for one in found:
+        if again is None or not one.is_damage or one in again:
+            yield one
 
 
 def _log(

@@ -55,6 +55,12 @@ class LogBounds:
     cleaned_to: int | None = None
     log_start: int = 0
 
+    def knows_start(self, offset: int) -> bool:
+        """Whether the log certainly starts at or below this offset. A node that runs, or that was
+        killed, may have deleted records since it wrote the checkpoint.
+        """
+        return self.is_closed and self.cleaned_to is not None and offset >= self.log_start
+
     def is_durable(self, offset: int) -> bool:
         """Whether what begins at this offset is beyond the repair of the next start."""
         return self.is_closed or (self.recovery_point is not None and offset < self.recovery_point)
@@ -200,7 +206,7 @@ class LogCheck:
                 return
         for epoch, offset in self._starts:
             known = [e for e, start in entries if start <= offset]
-            if not known and (offset < self._bounds.log_start or self._bounds.cleaned_to is None):
+            if not known and not self._bounds.knows_start(offset):
                 continue  # the first entry begins at the log start
             if not known or known[-1] != epoch:
                 told = f"epoch {known[-1]}" if known else "no epoch"
