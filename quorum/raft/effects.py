@@ -112,6 +112,18 @@ class SnapshotRejected:
 
 
 @dataclass(slots=True, frozen=True)
+class OwnLogDamaged:
+    """A read of this replica's own log found damage in the batch at `offset`."""
+
+    offset: int
+
+
+@dataclass(slots=True, frozen=True)
+class LogStartRaised:
+    """A whole checkpoint took the place of the first records: the log begins there now."""
+
+
+@dataclass(slots=True, frozen=True)
 class Resign:
     """The client resigns the leadership of `epoch`."""
 
@@ -134,6 +146,8 @@ Event = (
     | LogFlushed
     | SnapshotInstalled
     | SnapshotRejected
+    | OwnLogDamaged
+    | LogStartRaised
     | Resign
     | Shutdown
 )
@@ -173,6 +187,8 @@ class ReadRecords:
 
     offset: int
     max_bytes: int
+    doubted: bool = False
+    """The follower fetches here again, though records were sent: their CRCs are compared."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -182,6 +198,8 @@ class ReadSnapshot:
     snapshot_id: SnapshotId
     position: int
     max_bytes: int
+    doubted: bool = False
+    """The follower begins again with this checkpoint: the file is verified anew."""
 
 
 @dataclass(slots=True, frozen=True)

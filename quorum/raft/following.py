@@ -264,6 +264,8 @@ class Following:
                 "records would be lost. A majority of voters lacks them: restore their disks"
             )
         state.effects.truncate_to = target
+        if state.damaged_offset is not None and target <= state.damaged_offset:
+            state.damaged_offset = None  # the leader sends another batch
         state.awaiting_log = True
         state.flushed_offset = min(state.flushed_offset, target)
         state.flush_requested_offset = min(state.flush_requested_offset, target)

@@ -78,7 +78,7 @@ class Leading:
         if progress is not None:
             self._note_fetch_position(progress, request.fetch_offset, before_ms, now_ms)
             self._advance_high_watermark(role)
-        self._answer_or_park(role, token, request, now_ms)
+        self._answer_or_park(role, ParkedFetch(token, request, now_ms, progress), now_ms)
 
     def _misplaced(self, position: Diverging | NeedsSnapshot) -> FetchResponse:
         state = self._state
@@ -138,17 +138,17 @@ class Leading:
         lags = request.high_watermark < high_watermark
         return now_ms + HIGH_WATERMARK_LINGER_MS if lags else FOREVER_MS
 
-    def _answer_or_park(self, role: Leader, token: int, request: FetchRequest, now_ms: int) -> None:
+    def _answer_or_park(self, role: Leader, fetch: ParkedFetch, now_ms: int) -> None:
+        request = fetch.request
         if request.replica.replica_id >= 0:  # readers that are no replicas share the id -1
             for parked in [p for p in role.parked.values() if p.request.replica == request.replica]:
                 self._answer_fetch(role.parked.pop(parked.token))  # the fetcher abandoned that one
         wait_ms = min(request.max_wait_ms, self._state.config.fetch_wait_ms)
-        deadline_ms = min(now_ms + wait_ms, self._news_due_ms(request, now_ms))
-        fetch = ParkedFetch(token, request, deadline_ms)
-        if deadline_ms <= now_ms or len(role.parked) >= MAX_PARKED_FETCHES:
+        fetch.deadline_ms = min(now_ms + wait_ms, self._news_due_ms(request, now_ms))
+        if fetch.deadline_ms <= now_ms or len(role.parked) >= MAX_PARKED_FETCHES:
             self._answer_fetch(fetch)
         else:
-            role.parked[token] = fetch
+            role.parked[fetch.token] = fetch
 
     def _answer_fetch(self, fetch: ParkedFetch) -> None:
         state = self._state
@@ -159,7 +159,11 @@ class Leading:
         read = None
         if request.fetch_offset < state.log.end_offset:
             limit = min(request.max_bytes, state.config.fetch_max_bytes)
-            read = ReadRecords(request.fetch_offset, limit)
+            doubted, progress = False, fetch.progress
+            if progress is not None:
+                doubted = progress.sent_offset == request.fetch_offset
+                progress.sent_offset = request.fetch_offset
+            read = ReadRecords(request.fetch_offset, limit, doubted)
         state.effects.replies.append(Reply(fetch.token, response, read))
 
     def _answer_parked(self, role: Leader, now_ms: int) -> None:
@@ -168,10 +172,7 @@ class Leading:
             due_ms = self._news_due_ms(parked.request, now_ms)
             parked.deadline_ms = min(parked.deadline_ms, due_ms)
         for token in [t for t, p in role.parked.items() if p.deadline_ms <= now_ms]:
-            fetch = role.parked.pop(token)
-            if fetch.request.fetch_offset < self._state.log.start_offset:
-                fetch = ParkedFetch(token, fetch.request, now_ms)
-            self._answer_fetch(fetch)
+            self._answer_fetch(role.parked.pop(token))
 
     # --- snapshots --------------------------------------------------------------------------------
 
@@ -193,11 +194,15 @@ class Leading:
         if progress is not None:  # the fetch counts for check-quorum
             progress.last_fetch_ms = now_ms
             progress.acknowledged = True
+        doubted = False
+        if progress is not None and request.position == 0:
+            doubted = progress.sent_snapshot == request.snapshot_id
+            progress.sent_snapshot = request.snapshot_id
         limit = max(1, min(request.max_bytes, state.config.fetch_snapshot_max_bytes))
         response = FetchSnapshotResponse(
             state.header(), request.snapshot_id, size, request.position
         )
-        read = ReadSnapshot(request.snapshot_id, request.position, limit)
+        read = ReadSnapshot(request.snapshot_id, request.position, limit, doubted)
         state.effects.replies.append(Reply(token, response, read))
 
     # --- commit -----------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class RaftMetrics:
     """Voters that turned out to know no pre-vote."""
     requests_refused: int = 0
     """Requests of peers beyond the bounds, or with another leader of the same epoch."""
+    own_log_damages: int = 0
+    """Damaged batches found in this replica's own log while it served them."""
     election_latency: Latency = field(default_factory=Latency)
     election_began_ms: int | None = None
 

@@ -18,6 +18,8 @@ from quorum.raft.effects import (
     LeaderAndEpoch,
     LogAppended,
     LogFlushed,
+    LogStartRaised,
+    OwnLogDamaged,
     RecordsRefused,
     RequestFailed,
     RequestReceived,
@@ -62,7 +64,7 @@ from quorum.raft.roles import (
     Role,
     Unattached,
 )
-from quorum.raft.state import RaftInvariantError, RaftState
+from quorum.raft.state import RaftInvariantError, RaftState, note_damage
 from quorum.raft.voter_changes import VoterChanges
 from quorum.raft.voters import ReplicaKey, VoterSet
 from tidemark.errors import ErrorCode
@@ -220,8 +222,14 @@ class Replica:
                 state.flushed_offset = max(state.flushed_offset, durable)
             case SnapshotInstalled():
                 self._following.on_snapshot_installed(event.snapshot_id, now_ms)
+                self._note_log_start(now_ms)
             case SnapshotRejected():
                 self._following.on_snapshot_rejected(event.snapshot_id, now_ms)
+            case OwnLogDamaged():
+                state.metrics.own_log_damages += 1
+                note_damage(state, max(event.offset, state.damaged_offset or 0), now_ms)
+            case LogStartRaised():
+                self._note_log_start(now_ms)
             case Resign():
                 if isinstance(state.role, Leader) and state.role.epoch == event.epoch:
                     state.become_resigned(now_ms)
@@ -230,6 +238,12 @@ class Replica:
                 if isinstance(state.role, Leader):
                     state.become_resigned(now_ms)
         return self._finish(now_ms)
+
+    def _note_log_start(self, now_ms: int) -> None:
+        """Ends the damage of the own log if a checkpoint has taken its place."""
+        state = self.state
+        if state.damaged_offset is not None and state.damaged_offset < state.log.start_offset:
+            note_damage(state, None, now_ms)
 
     def _on_log_appended(self, now_ms: int) -> None:
         state = self.state
@@ -402,6 +416,8 @@ class Replica:
             case _:
                 assert known.voted == role.voted
         assert not state.lost_tail or isinstance(role, Unattached | Follower), role
+        if state.damaged_offset is not None:
+            assert isinstance(role, Unattached | Follower | Resigned), role
         if isinstance(role, Leader):
             assert set(role.voters) == set(state.voters.ids)
         if not state.awaiting_log:

@@ -4,10 +4,10 @@
     Unattached   Unattached    a higher epoch; a vote given
                  Prospective   the election timeout passed                         (voters only)
                  Follower      a leader was found
-    Prospective  Unattached    a higher epoch; a vote given; lost, no leader known; no voter
+    Prospective  Unattached    a higher epoch; a vote given; lost, no leader known; may not elect
                  Candidate     a majority of pre-votes
                  Follower      a leader was found; lost, and the leader is known
-    Candidate    Unattached    a higher epoch; no voter any more
+    Candidate    Unattached    a higher epoch; may not elect any more
                  Prospective   the election timeout passed
                  Leader        a majority of votes
                  Follower      a leader was found
@@ -16,7 +16,8 @@
                  Follower      a leader of a higher epoch
     Leader       Unattached    a higher epoch
                  Follower      a leader of a higher epoch
-                 Resigned      resign(), shutdown, no fetch from a majority (check-quorum), removed
+                 Resigned      resign(), shutdown, no fetch from a majority (check-quorum), removed,
+                               own log damaged
     Resigned     Unattached    a higher epoch; the election timeout passed (epoch + 1)
                  Follower      a leader of a higher epoch
 
@@ -113,6 +114,8 @@ class ReplicaProgress:
     leader_end_offset_at_last_fetch: int = -1
     last_begin_ms: int | None = None  # when BeginQuorumEpoch was last sent to it
     acknowledged: bool = False  # it answered BeginQuorumEpoch, or fetched
+    sent_offset: int | None = None  # fetch offset of the last answer that had records
+    sent_snapshot: SnapshotId | None = None  # checkpoint whose first piece was sent last
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class ParkedFetch:
     token: int
     request: FetchRequest
     deadline_ms: int
+    progress: ReplicaProgress | None = None
 
 
 @dataclass(slots=True)

@@ -63,6 +63,9 @@ class RaftState:
         self.lost_tail = log.end_offset < bounds.end_offset
         """Whether the disk lost records that this replica acknowledged. It neither votes nor stands
         for election until it has everything that a leader committed."""
+        self.damaged_offset: int | None = None
+        """A batch of the own log that cannot be read. The replica does not stand for election while
+        the log holds it. It votes: where its log ends is known, and so its vote is right."""
         self.shutting_down = False
         self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
         self.remote_faults = 0  # answers refused because they cannot be right
@@ -90,12 +93,12 @@ class RaftState:
     @property
     def may_elect(self) -> bool:
         """True if this replica may stand for election: a voter, or one whose removal is not known
-        to be committed. Not while the log lacks its tail.
+        to be committed. Not while the log lacks its tail, or is damaged.
 
         A removed voter counts itself in no majority. But if only it holds the Voters record that
         removes it, no other replica can be elected (Ongaro 2014, §4.2.2).
         """
-        if self.lost_tail:
+        if self.lost_tail or self.damaged_offset is not None:
             return False
         if self.is_voter:
             return True
@@ -318,7 +321,7 @@ class RaftState:
         candidates = tuple(p.key for p in reversed(best_first))
         unacknowledged = set(self.voters.others(self.node_id))
         deadline_ms = self._election_deadline_ms(now_ms)
-        if not self.may_elect:  # removed: looks for the next leader after a while
+        if not self.may_elect:  # removed or damaged: looks for the next leader after a while
             deadline_ms = now_ms + self._random_election_timeout_ms()
         self._become(
             Resigned(leader.epoch, leader.voted, deadline_ms, candidates, unacknowledged), now_ms
@@ -333,11 +336,18 @@ class RaftState:
             return
         could_elect = self.may_elect
         self.voters = voters
-        role, changed = self.role, could_elect != self.may_elect
-        match role:
-            case Leader():
+        match self.role:
+            case Leader() as role:
                 self._refresh_progress(role)
                 role.voters_changed_ms = now_ms
+            case Resigned() as role:
+                role.unacknowledged &= set(voters.ids)
+        self._follow_right_to_elect(could_elect, now_ms)
+
+    def _follow_right_to_elect(self, could_elect: bool, now_ms: int) -> None:
+        """Adjusts role and timers to `may_elect`. A leader resigns by itself."""
+        role, changed = self.role, could_elect != self.may_elect
+        match role:
             case Follower() if changed:
                 role.fetch_deadline_ms = now_ms + self.config.fetch_timeout_ms
             case Unattached() if changed:
@@ -346,8 +356,6 @@ class RaftState:
                 self.give_up_pre_vote(role, now_ms)
             case Candidate() if not self.may_elect:
                 self.become_unattached(role.epoch, now_ms, voted=role.voted)
-            case Resigned():
-                role.unacknowledged &= set(voters.ids)
 
     def _refresh_progress(self, role: Leader) -> None:
         """Rebuilds the progress of voters and observers. The known progress of a replica is kept
@@ -411,3 +419,12 @@ class RaftState:
         if self.log.end_offset > self.flush_requested_offset:
             self.flush_requested_offset = self.log.end_offset
             self.effects.flush = True
+
+
+def note_damage(state: RaftState, offset: int | None, now_ms: int) -> None:
+    """Notes that the own log is damaged at `offset`, or healed (None). A leader resigns."""
+    could_elect = state.may_elect
+    state.damaged_offset = offset
+    if offset is not None and isinstance(state.role, Leader):
+        state.become_resigned(now_ms)
+    state._follow_right_to_elect(could_elect, now_ms)

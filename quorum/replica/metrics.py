@@ -102,6 +102,7 @@ class RaftMeter:
             "poll-idle-ratio-avg": min(1.0, self._idle.per_second(now_ms) / 1000),
         }
         metrics["responses-refused-total"] = replica.remote_faults
+        metrics["own-log-damaged"] = int(replica.state.damaged_offset is not None)
         for count in fields(counts):
             value = getattr(counts, count.name)
             if isinstance(value, int) and not count.name.endswith("_ms"):

@@ -28,6 +28,7 @@ from quorum.raft.effects import (
     LeaderAndEpoch,
     LogAppended,
     LogFlushed,
+    OwnLogDamaged,
     ReadRecords,
     RecordsRefused,
     Reply,
@@ -52,6 +53,7 @@ from quorum.replica.flusher import Flusher
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
 from quorum.replica.metrics import Metric, RaftMeter
+from quorum.replica.own_damage import OwnLogDamagedError, advice, read_records
 from quorum.replica.sealing import is_intact, sealed
 from quorum.replica.service import RaftService
 from quorum.replica.settings import metadata_log_config, replica_config
@@ -500,7 +502,7 @@ class RaftServer:
             if isinstance(response, m.FetchResponse):
                 records = b""
                 if isinstance(read, ReadRecords):
-                    records = self._log.read(read.offset, read.max_bytes)
+                    records = read_records(self._log, read)
                 response = sealed(response, records)
             elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
                 assert not isinstance(read, ReadRecords)
@@ -512,6 +514,11 @@ class RaftServer:
             logger.info("the log was cleaned under a fetch; it is answered empty")
             assert isinstance(response, m.FetchResponse)
             response = sealed(response)
+        except OwnLogDamagedError as error:
+            logger.error("%s", advice(self._log, error))
+            self._post(OwnLogDamaged(error.offset))
+            header = replace(response.header, error=ErrorCode.KAFKA_STORAGE_ERROR)
+            response = sealed(m.FetchResponse(header))
         except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
             header = replace(response.header, error=error.code)
             response = m.FetchSnapshotResponse(header)
