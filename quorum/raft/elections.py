@@ -193,8 +193,7 @@ class Elections:
             refuse_response(state, pending, self._contradiction(header.leader_id), now_ms)
             return False
         epoch_before = state.epoch
-        if header.epoch >= state.epoch:
-            self._learn_leader(header.leader_id, header.epoch, header.leader_endpoint, now_ms)
+        self._learn_leader(header.leader_id, header.epoch, header.leader_endpoint, now_ms)
         if state.epoch != epoch_before:
             return False
         if header.epoch < state.epoch:
