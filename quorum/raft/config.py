@@ -10,6 +10,9 @@ from tidemark.types import Endpoint, Listener
 
 FOREVER_MS = 1 << 62
 """The deadline of an event that never happens."""
+RECOVERY_EPOCHS = 1000
+"""Epochs by which a recovery (`quorum/replica/recovery.py`) begins beyond the last known one: more
+than any elections elsewhere."""
 MAX_FETCH_WAIT_MS = 500
 """Longest time a fetch stays parked at the leader, in ms (Kafka's constant)."""
 

@@ -65,8 +65,8 @@ class Elections:
         state.reply(token, VoteResponse(state.header(), vote_granted=granted))
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
-        if self._state.lost_tail:  # this log does not show what this replica acknowledged
-            return False
+        if self._state.lost_tail or self._state.left_out:
+            return False  # this log does not show what this replica, or its quorum, acknowledged
         theirs = (request.last_offset_epoch, request.last_offset)
         return theirs >= (self._state.log.last_epoch, self._state.log.end_offset)
 

@@ -7,7 +7,7 @@ offset acknowledges everything below it (RULES.md rule 1). Source: KIP-595 "Fetc
 
 from __future__ import annotations
 
-from quorum.raft.config import FOREVER_MS
+from quorum.raft.config import FOREVER_MS, RECOVERY_EPOCHS
 from quorum.raft.effects import SnapshotPiece
 from quorum.raft.messages import (
     FetchRequest,
@@ -229,6 +229,7 @@ class Following:
 
     def _note_progress(self, role: Follower) -> None:
         role.faults = role.resume_ms = 0
+        self._state.left_out = False  # the leader has what this log has
 
     def refuse(self, reason: str, now_ms: int) -> None:
         """Counts a wrong answer of the leader, and pauses before the next fetch: longer each time,
@@ -258,11 +259,7 @@ class Following:
             return f"{where}, but this log ends at {state.log.end_offset} with no later epoch"
         committed = max(state.high_watermark or 0, state.committed_bound, state.log.start_offset)
         if target < committed:
-            state.effects.save_bounds = True  # a restart must not forget them
-            return (
-                f"{where}, below the high watermark {committed} of this replica: acknowledged "
-                "records would be lost. A majority of voters lacks them: restore their disks"
-            )
+            return f"{where}, {self._loss(committed)}"
         state.effects.truncate_to = target
         if state.damaged_offset is not None and target <= state.damaged_offset:
             state.damaged_offset = None  # the leader sends another batch
@@ -270,6 +267,23 @@ class Following:
         state.flushed_offset = min(state.flushed_offset, target)
         state.flush_requested_offset = min(state.flush_requested_offset, target)
         return None
+
+    def _loss(self, committed: int) -> str:
+        """Refuses to lose acknowledged records, and notes whether a recovered quorum asks for it:
+        elections alone do not skip that many epochs."""
+        state = self._state
+        state.effects.save_bounds = True  # a restart must not forget them
+        state.left_out = state.epoch - state.log.last_epoch >= RECOVERY_EPOCHS // 2
+        advice = "A majority of voters lacks them: restore their disks"
+        if state.left_out:
+            advice = (
+                "A recovery of the quorum gave them up: move this node's __cluster_metadata-0 away "
+                "and let it join as a new one. It does not vote meanwhile"
+            )
+        return (
+            f"below the high watermark {committed} of this replica: acknowledged records would be "
+            f"lost. {advice}"
+        )
 
     def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> str | None:
         """Begins to fetch a checkpoint. Returns why it does not, if the answer cannot be right."""
@@ -279,12 +293,7 @@ class Following:
         if latest is not None and snapshot_id.end_offset <= latest.end_offset:
             return f"the leader sends {snapshot_id}, but {latest} is here (end {log.end_offset})"
         if snapshot_id.end_offset < min(committed, log.end_offset):
-            self._state.effects.save_bounds = True
-            return (
-                f"the leader sends {snapshot_id}, below the high watermark {committed} of this "
-                "replica: acknowledged records would be lost. A majority of voters lacks them: "
-                "restore their disks"
-            )
+            return f"the leader sends {snapshot_id}, {self._loss(committed)}"
         role.download = SnapshotDownload(snapshot_id)
         return None
 

@@ -415,7 +415,8 @@ class Replica:
                 assert known.leader_id == role.leader_id != state.node_id
             case _:
                 assert known.voted == role.voted
-        assert not state.lost_tail or isinstance(role, Unattached | Follower), role
+        if state.lost_tail or state.left_out:
+            assert isinstance(role, Unattached | Follower), role
         if state.damaged_offset is not None:
             assert isinstance(role, Unattached | Follower | Resigned), role
         if isinstance(role, Leader):

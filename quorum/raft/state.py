@@ -66,6 +66,9 @@ class RaftState:
         self.damaged_offset: int | None = None
         """A batch of the own log that cannot be read. The replica does not stand for election while
         the log holds it. It votes: where its log ends is known, and so its vote is right."""
+        self.left_out = False
+        """Whether a recovery of the quorum left this replica out. It neither votes nor stands for
+        election: such voters together would depose the recovered leader again and again."""
         self.shutting_down = False
         self.awaiting_log = False  # set by a step that changes the log, cleared by LogAppended
         self.remote_faults = 0  # answers refused because they cannot be right
@@ -93,12 +96,12 @@ class RaftState:
     @property
     def may_elect(self) -> bool:
         """True if this replica may stand for election: a voter, or one whose removal is not known
-        to be committed. Not while the log lacks its tail, or is damaged.
+        to be committed. Not while the log lacks its tail or is damaged, or a recovery left it out.
 
         A removed voter counts itself in no majority. But if only it holds the Voters record that
         removes it, no other replica can be elected (Ongaro 2014, §4.2.2).
         """
-        if self.lost_tail or self.damaged_offset is not None:
+        if self.lost_tail or self.left_out or self.damaged_offset is not None:
             return False
         if self.is_voter:
             return True

@@ -86,15 +86,23 @@ class RestCheck:
         """Returns the damage that only the end of the log shows, or None."""
         return self._doubt
 
+    def _is_beyond_quorum_state(self, epoch: int) -> bool:
+        """Whether quorum-state contradicts the epoch. That file has no checksum and may be older
+        than the log. So a batch that begins an epoch is believed if the epoch checkpoint names it,
+        and so are those that follow in the epoch."""
+        return self._epoch_max is not None and epoch > self._epoch_max and epoch != self._epoch
+
     def _fault(self, records: bytes | memoryview, header: BatchHeader) -> str | None:
         epoch, offset = header.partition_leader_epoch, header.base_offset
         if offset != self._expected:
             return f"a batch begins at offset {offset}"
-        if self._epoch_max is not None and epoch > self._epoch_max:
+        begins = begins_epoch(records, header)
+        if self._is_beyond_quorum_state(epoch) and not (
+            self._starts.get(offset) == epoch and (begins or self._epoch is None)
+        ):
             return f"its epoch {epoch} is beyond quorum-state's, {self._epoch_max}"
         if self._epoch is None:
             return None
-        begins = begins_epoch(records, header)
         if epoch < self._epoch or (begins and epoch == self._epoch):
             return f"its epoch is {epoch} after {self._epoch}"
         if epoch > self._epoch:

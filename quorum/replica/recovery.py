@@ -5,7 +5,7 @@ A majority decides what is committed, so one log alone cannot tell. What the los
 beyond its end is lost, and what it holds beyond the last commit comes true. Of several logs the one
 with the greatest (epoch, end offset) is the safest, as in an election (Raft §5.4.1).
 
-The new voters are appended in an epoch of their own, `EPOCHS_AHEAD` beyond every known one. So
+The new voters are appended in an epoch of their own, `RECOVERY_EPOCHS` beyond every known one. So
 nodes that saw later elections follow, and a lost voter that returns with its old disk is fenced: it
 cannot overrule the recovered log. Kafka has no such tool (KIP-1347 discusses one).
 """
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from commitlog.disk.files import Directory
+from quorum.raft.config import RECOVERY_EPOCHS
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.log_checks import check_continuation
 from quorum.replica.metadata_log import METADATA_PARTITION, MetadataLogConfig, ReplicatedLog
-from quorum.replica.quorum_state import QuorumStateStore
+from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
 from quorum.replica.voters_record import note
 from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader, list_snapshots
@@ -35,8 +36,6 @@ from tidemark.records.header import (
     verify_crc,
 )
 
-EPOCHS_AHEAD = 1000
-"""Epochs between the last known one and the recovery: more than any elections elsewhere."""
 _LOG_SUFFIX = ".log"
 
 
@@ -159,14 +158,15 @@ def check_most_recent(chosen: LogState, others: Iterable[LogState]) -> None:
         raise ConfigError(
             f"{best.path} has a more recent log (epoch {best.last_epoch}, end offset "
             f"{best.end_offset}) than {chosen.path} (epoch {chosen.last_epoch}, end offset "
-            f"{chosen.end_offset}): recover that one. If it is a broker's, copy its "
-            "__cluster_metadata-0 without quorum-state over this controller's first"
+            f"{chosen.end_offset}): recover that one. If it is a broker's, put a copy of "
+            "its __cluster_metadata-0 in the place of this controller's first, but keep this "
+            "controller's quorum-state"
         )
 
 
 def epoch_after(states: Iterable[LogState]) -> int:
     """The epoch of a recovery that knows these logs."""
-    return EPOCHS_AHEAD + max(max(s.last_epoch, s.election.epoch) for s in states)
+    return RECOVERY_EPOCHS + max(max(s.last_epoch, s.election.epoch) for s in states)
 
 
 def recover(
@@ -185,7 +185,11 @@ def recover(
     """
     if not voters.is_voter(key):
         raise ConfigError(f"{key} is none of the new voters {voters}: its log would have no leader")
-    log = ReplicatedLog(directory.subdirectory(str(METADATA_PARTITION)), config, now_ms)
+    inner = directory.subdirectory(str(METADATA_PARTITION))
+    if inner.exists(QUORUM_STATE_FILE) and state.election.epoch < state.last_epoch:
+        # the log came from another node: the replica must not take its later epochs for damage
+        QuorumStateStore(inner).write(ElectionState(state.last_epoch))
+    log = ReplicatedLog(inner, config, now_ms)
     try:
         if (log.last_epoch, log.end_offset) != state.position:
             raise StorageError(

@@ -48,7 +48,8 @@ def rule_of(finding: str) -> str:
         text.split(" at node ")[0]
         .split(" at broker ")[0]
         .split(" still ")[0]
-        .split(", below")[0][:90]
+        .split(", below")[0]
+        .split(": partition ")[0][:90]
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from quorum.raft import messages as m
-from quorum.raft.config import ReplicaConfig
+from quorum.raft.config import RECOVERY_EPOCHS, ReplicaConfig
 from quorum.raft.effects import (
     ElectionState,
     LogAppended,
@@ -20,7 +21,7 @@ from quorum.raft.effects import (
     Tick,
 )
 from quorum.raft.replica import Replica
-from quorum.raft.roles import Follower, Prospective
+from quorum.raft.roles import Follower, Prospective, Unattached
 from quorum.raft.voters import VoterSet
 from snapshot import SnapshotId
 from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, vote
@@ -34,13 +35,13 @@ def header(error=ErrorCode.NONE):
 
 
 class FollowerOf3:
-    """Replica 1, which follows replica 3 in epoch 5; its log ends at 30."""
+    """Replica 1, which follows replica 3, in epoch 5 by default; its log ends at 30."""
 
-    def __init__(self, log=None):
+    def __init__(self, log=None, epoch=5):
         self.log = log or FakeLog([(1, 0), (4, 20)], 30)
         voters = VoterSet.static(ENDPOINTS)
         config = ReplicaConfig("c", KEYS[1], voters, ENDPOINTS[1])
-        self.replica = Replica(config, self.log, ElectionState(5, 3), random.Random(1))
+        self.replica = Replica(config, self.log, ElectionState(epoch, 3), random.Random(1))
         self.now_ms = NOW
         self.sends = self.replica.start(NOW).sends
 
@@ -240,3 +241,59 @@ def test_a_stale_report_of_an_older_checkpoint_does_not_end_a_newer_download(eve
     follower.step(event(SnapshotId(20, 1)))
     assert follower.replica.role.download.snapshot_id == SnapshotId(50, 4)
     assert not follower.replica.remote_faults
+
+
+# --- a recovered quorum ---------------------------------------------------------------------------
+
+
+def left_out(answer, epoch, committed=25):
+    """A voter that refuses a leader of this epoch; its own log ends in epoch 4."""
+    follower = FollowerOf3(FakeLog([(1, 0), (4, 20)], 30, snapshots=[SnapshotId(10, 1)]), epoch)
+    follower.header = m.Header(ErrorCode.NONE, 3, epoch, ENDPOINTS[3])
+    follower.answer(m.FetchResponse(follower.header, committed))
+    effects = follower.answer(replace(answer, header=follower.header))
+    assert "acknowledged records would be lost" in effects.remote_fault
+    return follower, effects.remote_fault
+
+
+ANSWERS = [diverging(4, 24), m.FetchResponse(header(), 30, snapshot_id=SnapshotId(15, 1))]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["diverging", "a checkpoint"])
+def test_a_voter_that_a_recovery_left_out_neither_votes_nor_stands_for_election(answer):
+    epoch = 4 + RECOVERY_EPOCHS // 2
+    follower, fault = left_out(answer, epoch)
+    assert "let it join as a new one" in fault
+    replica = follower.replica
+    for _ in range(300):
+        follower.go_on()
+        follower.sends = []
+        assert isinstance(replica.role, Follower)
+    assert follower.now_ms > 10 * replica.state.config.fetch_timeout_ms
+    for pre_vote in (True, False):
+        request = vote(2, epoch + (not pre_vote), (4, 99), pre_vote=pre_vote)
+        [reply] = follower.step(RequestReceived(1, request)).replies
+        assert not reply.response.vote_granted
+    assert isinstance(replica.role, Unattached)
+    for _ in range(50):
+        follower.go_on()
+        follower.sends = []
+        assert isinstance(replica.role, Unattached)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["diverging", "a checkpoint"])
+def test_a_leader_of_an_ordinary_epoch_that_is_refused_is_voted_out(answer):
+    follower, fault = left_out(answer, 3 + RECOVERY_EPOCHS // 2)
+    assert "restore their disks" in fault
+    while not isinstance(follower.replica.role, Prospective):
+        follower.go_on()
+        follower.sends = []
+
+
+def test_a_voter_that_was_left_out_counts_again_with_a_leader_that_has_its_log():
+    follower, _ = left_out(ANSWERS[0], 4 + RECOVERY_EPOCHS // 2)
+    follower.go_on()
+    assert not follower.replica.state.may_elect
+    follower.answer(m.FetchResponse(follower.header, 30))
+    assert follower.replica.state.may_elect
+    assert not follower.replica.state.left_out

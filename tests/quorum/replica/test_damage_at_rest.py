@@ -4,16 +4,19 @@ lost records. The other voters heal it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
 
-from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.replica.metadata_log import DAMAGED_SUFFIX, MetadataLogConfig, ReplicatedLog
+from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
 from tests.quorum.replica.test_log_bounds import metadata_of, stopped_cluster
 from tests.sim.disk_faults import copy_disk
+from tidemark.errors import StorageError
 
 CONFIG = MetadataLogConfig(segment_bytes=16_000)
 LOG_FILE = "00000000000000000000.log"
@@ -70,6 +73,28 @@ def test_a_whole_log_is_opened_as_it_is_also_with_a_flipped_epoch_checkpoint():
         assert data.startswith(kept)
         assert log.end_offset >= 4, "only the LeaderChange record that ends the log is in doubt"
         assert log.bounds.lost == (log.end_offset < 5)
+
+
+def test_no_flipped_bit_of_quorum_state_cuts_the_log():
+    source = whole_log()
+    data, opened = source.read(QUORUM_STATE_FILE), 0
+    for bit in range(8 * len(data)):
+        directory = copy_disk(source, 1)
+        directory.flip_bit(QUORUM_STATE_FILE, bit // 8, bit % 8)
+        with contextlib.suppress(StorageError):  # a file that cannot be read stops the start
+            log = ReplicatedLog(directory, CONFIG, 0)
+            assert (log.end_offset, log.bounds.lost) == (5, False)
+            opened += 1
+    assert opened > 100
+
+
+@pytest.mark.parametrize("starts", [{}, {4: 5}, {4: 3}], ids=["none", "lower", "older"])
+def test_an_epoch_beyond_quorum_state_is_damage_unless_the_checkpoint_names_it(starts):
+    directory = whole_log()
+    entries = [(1, 0), *((epoch, start) for start, epoch in starts.items())]
+    directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(entries))
+    QuorumStateStore(directory).write(ElectionState(5, 2))
+    assert ReplicatedLog(directory, CONFIG, 0).end_offset == 4
 
 
 def test_the_damaged_segment_is_kept():

@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
 from commitlog.disk.memory_files import MemoryDirectory
+from quorum.raft.config import RECOVERY_EPOCHS
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
+from quorum.replica.metadata_log import DAMAGED_SUFFIX, METADATA_PARTITION, ReplicatedLog
 from quorum.replica.quorum_state import QuorumStateStore
 from quorum.replica.recovery import (
-    EPOCHS_AHEAD,
     LogState,
     check_most_recent,
     epoch_after,
@@ -65,7 +66,7 @@ def test_one_of_three_is_recovered_goes_on_and_gets_new_voters(initial):
             lose_disk(nodes, lost, serial)
         await nodes.start(1)
         leader = await nodes.elected()
-        assert leader.epoch > before.election.epoch + EPOCHS_AHEAD
+        assert leader.epoch > before.election.epoch + RECOVERY_EPOCHS
         leader.append(leader.epoch, [b"c"])
         await nodes.committed([b"a", b"b", b"c"])
 
@@ -110,6 +111,43 @@ def test_lost_voters_that_return_with_their_old_disks_can_not_overrule_the_recov
         assert (nodes.leader().node_id, first.epoch) == (1, epoch)
         assert voter_ids(nodes, 2) == voter_ids(nodes, 3) == (1,)
         assert nodes.recorders[1].values == [b"a", b"b"]
+
+    run(scenario, initial=[1, 2, 3])
+
+
+def test_lost_voters_that_refuse_the_recovered_log_leave_its_leader_alone():
+    """They know that acknowledged records are missing. Together they could elect one of them for
+    ever, and depose the recovered leader each time."""
+
+    async def scenario(nodes):
+        await grown(nodes, b"a")
+        await nodes.kill(1)
+        other = await elected_of(nodes, 2, 3)
+        other.append(other.epoch, [b"lost with them"])
+        lost = [nodes.servers[n] for n in (2, 3)]
+        await nodes.until(
+            lambda: all(s.high_watermark == other.log_end_offset for s in lost), "both know it"
+        )
+        for server in lost:
+            server._log.bounds.save()
+            await nodes.kill(server.node_id)
+        recovered(nodes, 1)
+        first = await nodes.start(1)
+        await nodes.elected()
+        first.append(first.epoch, [b"b"])
+        await nodes.committed([b"a", b"b"])
+        epoch = first.epoch
+        for _ in range(2):  # also after a restart
+            await nodes.start_all(2, 3)
+            lost = [nodes.servers[n] for n in (2, 3)]
+            await nodes.until(
+                lambda lost=lost: all(s._replica.remote_faults > 5 for s in lost), "they refuse"
+            )
+            assert (nodes.leader().node_id, first.epoch) == (1, epoch)
+            assert not any(s._replica.state.may_elect for s in lost)
+            assert all(s._log.end_offset == 5 for s in lost), "what they have stays"
+            for server in lost:
+                await nodes.kill(server.node_id)
 
     run(scenario, initial=[1, 2, 3])
 
@@ -193,10 +231,28 @@ def test_a_log_is_not_recovered_while_a_more_recent_one_is_known():
 
 def test_the_epoch_of_a_recovery_is_beyond_every_vote_and_record_that_is_known():
     one, two = state_of("one", 7, 1), state_of("two", 3, 1)
-    assert epoch_after([two]) == 3 + EPOCHS_AHEAD
-    assert epoch_after([two, one]) == 7 + EPOCHS_AHEAD
+    assert epoch_after([two]) == 3 + RECOVERY_EPOCHS
+    assert epoch_after([two, one]) == 7 + RECOVERY_EPOCHS
     voted = replace(two, election=replace(two.election, epoch=12))
-    assert epoch_after([one, voted]) == 12 + EPOCHS_AHEAD
+    assert epoch_after([one, voted]) == 12 + RECOVERY_EPOCHS
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_the_log_of_another_node_is_recovered_beside_an_older_quorum_state(with_checkpoint):
+    root = directory_with(b"a")
+    inner = root.subdirectory(str(METADATA_PARTITION))
+    log = ReplicatedLog(inner, CONFIG, 1)
+    log.append_leader_change(LeaderChange(2, 7, (1, 2, 3), (2, 3)), 1)
+    log.append_values([b"b"], 7, 1)
+    log.close()
+    QuorumStateStore(inner).write(ElectionState(5, 2))  # of this controller
+    if not with_checkpoint:
+        inner.remove(LEADER_EPOCH_CHECKPOINT)
+    state = read_state(root)
+    assert state.position == (7, 6)
+    recover(root, CONFIG, state, KEYS[1], voters_of(1), epoch_after([state]), 1)
+    assert read_state(root).position == (7 + RECOVERY_EPOCHS, 8)
+    assert not [name for name in inner.list() if name.endswith(DAMAGED_SUFFIX)]
 
 
 def test_a_log_that_opens_with_another_end_is_left_as_it_is():
