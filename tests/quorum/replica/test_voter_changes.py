@@ -96,6 +96,8 @@ def test_a_leader_that_is_removed_resigns_after_the_commit_and_follows_on():
     async def scenario(nodes):
         await nodes.start_all(1, 2, 3)
         first = await nodes.elected()
+        first.append(first.epoch, [b"a"])
+        await nodes.committed([b"a"])  # all voters fetch: the two that stay are healthy
         assert await change(nodes, remove(nodes, first.node_id)) == ErrorCode.NONE
         await nodes.until(
             lambda: nodes.leader() is not None and nodes.leader().node_id in voter_ids(nodes, 1),
@@ -103,8 +105,8 @@ def test_a_leader_that_is_removed_resigns_after_the_commit_and_follows_on():
         )
         second = await nodes.elected()
         assert second.node_id != first.node_id
-        second.append(second.epoch, [b"a"])
-        await nodes.committed([b"a"])  # the removed voter is an observer now
+        second.append(second.epoch, [b"b"])
+        await nodes.committed([b"a", b"b"])  # the removed voter is an observer now
         assert first.node_id not in first._replica.voters.ids
 
     run(scenario, initial=[1, 2, 3])

@@ -23,7 +23,7 @@ SEEDS = max(10, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
 ENOUGH_FOR_A_FULL_DISK = 40
 """One in five seeds has one; ten may have none."""
 
-CAUGHT_FROM = {"answers-before-commit": 4, "leaves-out-of-snapshots": 0}
+CAUGHT_FROM = {"answers-before-commit": 36, "leaves-out-of-snapshots": 0}
 SEARCHED = 20
 """First seed of the search, and its limit of seeds."""
 
