@@ -142,8 +142,12 @@ class BrokerServer:
             directory_failed=lambda d: loop.call_soon_threadsafe(self._directory_failed, d),
         )
 
-    def keep_room(self, reserve: Reserve) -> None:
-        """Refuses appends in the metadata log's directory while its reserve is given back."""
+    def _keep_room(self, reserve: Reserve) -> None:
+        """Refuses appends in the metadata log's directory while its reserve is given back.
+
+        Not until logs are open: on a disk that is full their recovery writes indexes, and only
+        open logs have a retention that makes space.
+        """
         for directory in self._logs.directories:
             if directory.path == self._config.metadata_directory:
                 reserve.watch(partial(setattr, directory.state, "refuses_appends"))
@@ -210,12 +214,14 @@ class BrokerServer:
             return None
         return topic.topic_id, found.directory_of(self._config.node_id)
 
-    async def start(self) -> None:
-        """Starts serving and registering; returns before the broker is ready."""
+    async def start(self, reserve: Reserve) -> None:
+        """Starts serving and registering; returns before the broker is ready. `reserve`: of the
+        directory that has the metadata log.
+        """
         await self._listeners.start()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("directory assignments", self._assignments.run(), self._on_fatal))
-        self._tasks.append(spawn("become ready", self._become_ready(), self._on_fatal))
+        self._tasks.append(spawn("become ready", self._become_ready(reserve), self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
 
     def _admin_node(self) -> AdminNode:
@@ -234,7 +240,7 @@ class BrokerServer:
             ),
         )
 
-    async def _become_ready(self) -> None:
+    async def _become_ready(self, reserve: Reserve) -> None:
         """Opens the logs and hosts the replicas of the image, then asks to be unfenced.
 
         Waits first until the image contains this broker's registration: settings of topics decide
@@ -251,6 +257,7 @@ class BrokerServer:
         finally:
             notice.cancel()
         self._logs_open = True
+        self._keep_room(reserve)
         self._cluster.subscribe(self._background.reconfigure)
         self._cluster.subscribe(self._mover.reconfigure)
         self._loader.add_publisher(self._cluster)

@@ -87,7 +87,6 @@ class Server:
             self.broker = BrokerServer(
                 config, storage, self.raft, self.loader, self._clock, self.on_fatal
             )
-            self.broker.keep_room(reserve)
         self.raft.register(self.loader)
         if config.is_controller:
             self.controller = ControllerServer(
@@ -100,7 +99,7 @@ class Server:
             await self.controller.start()
         await self.raft.start()
         if self.broker is not None:
-            await self.broker.start()
+            await self.broker.start(reserve)
 
     async def _reserve(self, directory: Directory) -> Reserve:
         """Keeps room for the metadata log, and takes it again after it was given back."""

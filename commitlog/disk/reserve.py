@@ -1,4 +1,4 @@
-"""Room on a disk for the metadata log, kept by a file that is removed when the disk is full.
+"""Room on a disk for the metadata log, kept by a file that is emptied when the disk is full.
 
 The metadata log often shares its disk with partitions. Without a reserve the first change of the
 metadata on a full disk ends the process. All nodes of a full cluster would end together.
@@ -6,6 +6,9 @@ metadata on a full disk ends the process. All nodes of a full cluster would end 
 While the room is given back, `watch` has the partitions' logs in the same directory refuse appends
 as a full disk does. Otherwise producers would use it up at once. Retention goes on, and the room is
 taken again as soon as there is twice as much space.
+
+The file stays, without a byte, while the room is given back. So after a restart on the full disk
+the partitions still take nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class Reserve:
         self._lock = threading.Lock()
         self._on_change: Callable[[bool], object] = lambda _: None
         self.is_taken = False
+        self._is_given_back = False
 
     def guard(self) -> Directory:
         """Returns the directory for the metadata log: what a full disk refuses is repeated once the
@@ -44,8 +48,13 @@ class Reserve:
         return GuardedDirectory(self._directory, _Reserved(self._directory, self))
 
     def watch(self, on_change: Callable[[bool], object]) -> None:
-        """Calls `on_change` with true when the room is given back, with false when it is taken."""
-        self._on_change = on_change
+        """Calls `on_change` with true when the room is given back, with false when it is taken; at
+        once if it was given back before.
+        """
+        with self._lock:
+            self._on_change = on_change
+            if self._is_given_back:
+                on_change(True)
 
     def take(self) -> bool:
         """Takes the room, if it is not taken and the disk has twice as much; returns whether it is
@@ -56,14 +65,15 @@ class Reserve:
                 return True
             try:
                 if not self._is_there():
+                    self._is_given_back |= self._directory.exists(RESERVE_FILE)
                     if self._directory.usage().free_bytes < 2 * self._size_bytes:
                         return False
                     self._directory.allocate(RESERVE_FILE, self._size_bytes)
             except StorageError as error:
                 logger.debug("no room is kept for the metadata log: %s", error)
                 return False
-            self.is_taken = True
-        self._on_change(False)
+            self.is_taken, self._is_given_back = True, False
+            self._on_change(False)
         return True
 
     def _is_there(self) -> bool:
@@ -76,9 +86,13 @@ class Reserve:
         with self._lock:
             if not self.is_taken:
                 return False
-            self.is_taken = False
+            self.is_taken, self._is_given_back = False, True
             self._on_change(True)
-            self._directory.remove(RESERVE_FILE)
+            file = self._directory.open(RESERVE_FILE)
+            try:
+                file.truncate(0)
+            finally:
+                file.close()
         logger.error(
             "the disk of %s is full: the %d MiB kept for the metadata log are given back, and"
             " partitions in this directory take no more records until there is space",

@@ -167,8 +167,7 @@ class Segment:
         if self._first_timestamp_ms is None:
             if self._size < HEADER_BYTES:
                 return -1
-            header = self.header_at(0)
-            self._first_timestamp_ms = header.max_timestamp_ms
+            self._first_timestamp_ms = self.header_at(0).max_timestamp_ms
         return self._first_timestamp_ms
 
     @property
@@ -582,7 +581,7 @@ class Segment:
         position = self.position_of(offset) if known is None else known
         least = self.base_offset if known is None else offset
         try:
-            data, (end, first, following, *epochs) = read_extent(
+            data, (end, first, following, first_epoch, epoch) = read_extent(
                 self.file, self._size, position, max_bytes, max_offset, min_one, least, end_offset
             )
         except BatchOrderError as error:
@@ -592,7 +591,8 @@ class Segment:
             return FetchResult(b"", offset, offset, self.base_offset, position, incomplete)
         self._remember(following, position + end)
         records = data if end == len(data) else memoryview(data)[:end]
-        return FetchResult(records, first, following, self.base_offset, position, False, *epochs)
+        found = (records, first, following, self.base_offset, position, False, first_epoch, epoch)
+        return tuple.__new__(FetchResult, found)  # without the cost of its keywords
 
     def read_batch(self, header: Header) -> bytes:
         """Returns the bytes of one batch."""

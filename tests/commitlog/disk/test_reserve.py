@@ -88,7 +88,27 @@ def test_the_room_of_the_last_process_is_kept_on_a_disk_that_is_full_now() -> No
     shared.start()
     assert shared.reserve.is_taken
     shared.file.append(bytes(300))
-    assert not shared.disk.exists(RESERVE_FILE)
+    assert shared.disk.size_of(RESERVE_FILE) == 0
+
+
+def test_partitions_take_no_records_after_a_restart_on_a_disk_whose_room_was_given_back() -> None:
+    shared = Shared()
+    shared.fill()
+    shared.file.append(bytes(300))
+    shared.disk.set_capacity(60_000 + ROOM)  # half of what the room is taken again at
+    shared.changes.clear()
+    shared.start()
+    shared.place = LogDirectory(shared.disk)
+    log = open_log(shared.place.subdirectory("t-0"), recovery_point=None)
+    shared.reserve.watch(shared.changed)
+    assert (shared.reserve.is_taken, shared.changes) == (False, [True])
+    with pytest.raises(DiskError, match="the disk is full"):
+        log.append_as_leader(batch(1, size=1), 1, NOW)
+    shared.file.append(bytes(300))
+    shared.disk.set_capacity(60_000 + 2 * ROOM)
+    assert shared.reserve.take()
+    assert shared.changes == [True, False]
+    log.append_as_leader(batch(1, size=1), 1, NOW)
 
 
 def test_no_room_is_taken_of_a_disk_with_hardly_any() -> None:
