@@ -95,6 +95,8 @@ class FakeCluster:
         self.max_batch_bytes = 1 << 30
         self.fetch_errors: dict[TopicPartition, deque[ErrorCode]] = defaultdict(deque)
         self.known_nodes: list[int] = list(self.node_ids)
+        self.outdated: dict[tuple[int, TopicPartition], FakePartition] = {}
+        """State that a node still answers from, because it has not learned the newest."""
         self.hint_leaders = True
         self.changed = asyncio.Event()
         self._next_producer_id = 1000
@@ -159,6 +161,10 @@ class FakeCluster:
     def move(self, partition: TopicPartition, leader: int) -> None:
         state = self.partitions[partition]
         state.leader, state.epoch = leader, state.epoch + 1
+
+    def believed(self, node_id: int, partition: TopicPartition) -> FakePartition:
+        """The partition as the node knows it."""
+        return self.outdated.get((node_id, partition), self.partitions[partition])
 
     def values(self, topic: str) -> list[bytes | None]:
         return [
@@ -242,10 +248,13 @@ class FakeCluster:
     ) -> wire.FetchPartitionData:
         partition = TopicPartition(asked.topic, asked.partition)
         answer = wire.FetchPartitionData(partition.topic, partition.partition)
-        state = self.partitions[partition]
+        state = self.believed(node_id, partition)
         errors = self.fetch_errors[partition]
         if errors:
             answer.error_code = errors.popleft()
+        elif wrong_epoch := _wrong_epoch(asked.current_leader_epoch, state):
+            answer.error_code = wrong_epoch
+            answer.current_leader = (state.leader, state.epoch)
         elif state.leader != node_id:
             answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             answer.current_leader = (state.leader, state.epoch)
@@ -267,12 +276,14 @@ class FakeCluster:
         asked = log_pb2.ListOffsetsRequest.FromString(request)
         answer = log_pb2.ListOffsetsResponse()
         for part in asked.partitions:
-            state = self.partitions[TopicPartition(part.topic, part.partition_index)]
+            state = self.believed(node_id, TopicPartition(part.topic, part.partition_index))
             response = answer.partitions.add(
                 topic=part.topic, partition_index=part.partition_index, timestamp=-1, offset=-1
             )
             response.leader_epoch = state.epoch
-            if state.leader != node_id:
+            if wrong_epoch := _wrong_epoch(part.current_leader_epoch, state):
+                response.error_code = wrong_epoch
+            elif state.leader != node_id:
                 response.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             elif part.timestamp == -1:
                 response.offset = state.next_offset
@@ -290,6 +301,13 @@ class FakeCluster:
         return log_pb2.InitProducerIdResponse(
             producer_id=self._next_producer_id, producer_epoch=0
         ).SerializeToString()
+
+
+def _wrong_epoch(asked: int, state: FakePartition) -> ErrorCode | None:
+    if asked in (-1, state.epoch):
+        return None
+    older = asked < state.epoch
+    return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 @contextlib.asynccontextmanager

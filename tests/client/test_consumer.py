@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,6 +214,38 @@ def test_retriable_errors_and_leader_changes_are_hidden() -> None:
         assert len(await values(consumer, 10)) == 10
 
     run(scenario, nodes=2)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_leader_that_does_not_know_its_epoch_yet_moves_no_position(reset: str) -> None:
+    """It was suspended, and leads again before it learned what it missed.
+
+    Its log ends below the position. Taken for an offset out of range, that would repeat records,
+    or skip those that come.
+    """
+
+    async def scenario(cluster: FakeCluster, consumer: AsyncConsumer) -> None:
+        fill(cluster, 10)
+        cluster.outdated[1, ONE] = replace(cluster.partitions[ONE])
+        cluster.move(ONE, 2)
+        fill(cluster, 10)
+        consumer.assign([ONE])
+        consumer.seek(ONE, 0)
+        assert len(await values(consumer, 20)) == 20
+        cluster.move(ONE, 1)
+        asked = len(cluster.calls)
+        assert not len(await consumer.poll(300))
+        assert "Fetch" in cluster.calls[asked:]
+        assert await consumer.position(ONE) == 20
+        ends = asyncio.ensure_future(consumer.end_offsets([ONE]))
+        await asyncio.sleep(0)
+        fill(cluster, 10)
+        del cluster.outdated[1, ONE]
+        assert (await ends)[ONE] >= 20
+        assert len(await values(consumer, 10)) == 10
+        assert await consumer.position(ONE) == 30
+
+    run(scenario, nodes=2, auto_offset_reset=reset)
 
 
 def test_an_error_that_retrying_does_not_cure_is_raised() -> None:

@@ -275,7 +275,7 @@ class Fetcher:
                 log_pb2.FetchRequest.FetchPartition(
                     topic=partition.topic,
                     partition=partition.partition,
-                    current_leader_epoch=-1,
+                    current_leader_epoch=self._metadata.leader_epoch(partition),
                     fetch_offset=offset,
                     last_fetched_epoch=-1,
                     log_start_offset=-1,

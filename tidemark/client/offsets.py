@@ -123,7 +123,7 @@ class OffsetLookup:
                 log_pb2.ListOffsetsRequest.ListOffsetsPartition(
                     topic=partition.topic,
                     partition_index=partition.partition,
-                    current_leader_epoch=-1,
+                    current_leader_epoch=self._metadata.leader_epoch(partition),
                     timestamp=timestamp,
                 )
                 for partition, timestamp in asked.items()
