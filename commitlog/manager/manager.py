@@ -289,7 +289,7 @@ class LogManager:
         directory than the one the metadata counts on, unless it was ever moved.
         """
         if not may_hold_data:
-            self._set_damaged_aside(topic_partition)
+            self.set_damaged_aside(topic_partition)
         self._registry.check(topic_partition)
         log = self.get(topic_partition)
         if log is not None and topic_id is not None and log.topic_id not in (None, topic_id):
@@ -330,7 +330,14 @@ class LogManager:
         return log
 
     def refuse(self, topic_partition: TopicPartition, error: StorageError) -> None:
-        """Closes a damaged log; from now on it counts as one that failed to open."""
+        """Closes a damaged log; from now on it counts as one that failed to open.
+
+        Its move ends. The log that is made anew goes to the move's destination at once.
+        """
+        destination = self.moves.destination_of(topic_partition)
+        if destination is not None:
+            self.moves.cancel(topic_partition)
+            self.moves.preferred[topic_partition] = destination
         if self.get(topic_partition) is not None:
             self._registry.refuse(topic_partition, error)
 
@@ -359,15 +366,14 @@ class LogManager:
         )
         self.set_aside(topic_partition)
 
-    def _set_damaged_aside(self, topic_partition: TopicPartition) -> None:
-        """Renames the directory of a log that failed to open; the log is made anew."""
+    def set_damaged_aside(self, topic_partition: TopicPartition) -> None:
+        """Renames the directory of a damaged log that failed to open, if there is one."""
         home = self._registry.damaged_in(topic_partition)
         if home is None:
             return
         name = unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX)
         logger.warning(
-            "%s is set aside as %s/%s and copied anew from its leader: the metadata does not count"
-            " on it",
+            "%s is damaged, and set aside as %s/%s: the metadata does not count on it",
             topic_partition,
             home.path,
             name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from commitlog.disk.log_directory import LogDirectoryOfflineError
@@ -86,6 +87,7 @@ class Hosting:
         self._clock = clock
         self._saw_image = False
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
+        self._given_up: set[TopicIdPartition] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -223,6 +225,7 @@ class Hosting:
         core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
         self._partitions.add(hosted)
         self._partitions.offline.pop(identity.topic_partition, None)
+        self._given_up.discard(identity)
         return hosted
 
     def _may_hold_data(
@@ -233,6 +236,8 @@ class Hosting:
         A replica without a directory, assigned after this start, is new and has none.
         """
         node_id = self._config.node_id
+        if identity in self._given_up and registration.directory_of(node_id) != LOST_DIRECTORY:
+            return True  # until the controller knows: this image may be older than its ISR
         is_old = (
             registration.directory_of(node_id) is not None
             or not self._saw_image
@@ -274,13 +279,18 @@ class Hosting:
     def _give_up(self, hosted: HostedPartition, error: CorruptLogError) -> bool:
         """Takes a replica with a damaged log offline, unless no other replica is in sync.
 
-        It is reported as lost: others lead, and the ISR continues without it. The metadata then
-        does not count on it, and `_host` copies it anew from the leader.
+        It is reported as lost: others lead, and the ISR continues without it. Once the metadata
+        says so and does not count on it, `_host` copies it anew from the leader.
         """
         registration = self._registration(hosted.topic_partition)
-        if registration is None or set(registration.isr) <= {self._config.node_id}:
+        core = hosted.core
+        others = frozenset(() if registration is None else registration.isr) & core.isr
+        if core.pending is not None:
+            others &= {member.broker_id for member in core.pending.new_isr}
+        if not others - {self._config.node_id}:
             return False
-        identity = hosted.core.identity
+        identity = core.identity
+        self._given_up.add(identity)
         self._offline(hosted, error)
         asyncio.get_running_loop().call_soon(self._drop_damaged, identity, hosted, error)
         return True
@@ -364,6 +374,10 @@ class Hosting:
         if hosted is None:
             self._partitions.offline.pop(identity.topic_partition, None)
             self._logs.forget_lost(identity.topic_partition)
+            if identity in self._given_up:
+                self._given_up.discard(identity)
+                with suppress(LogDirectoryOfflineError):
+                    self._logs.set_damaged_aside(identity.topic_partition)
         if hosted is None or hosted.topic_id != identity.topic_id:
             return
         led = hosted.is_leader

@@ -32,7 +32,8 @@ def assign_replicas(
 ) -> ControllerResult[controller_pb2.AssignReplicasToDirsResponse]:
     """Records the directories, each partition with its own answer.
 
-    A replica in LOST_DIRECTORY leaves the ISR and loses its leadership. A replica whose directory
+    A replica in LOST_DIRECTORY leaves the ISR and loses its leadership; its fetches of the leader
+    epoch before count no more. A replica whose directory
     is back may lead a leaderless partition. Raises StaleBrokerEpochError.
     """
     broker = check_broker_epoch(rules.image, request.broker_id, request.broker_epoch)
@@ -84,6 +85,8 @@ def _assign(
         if lost:
             builder.target_isr = tuple(r for r in partition.isr if r != broker.broker_id)
             builder.unclean_shutdown = frozenset((broker.broker_id,))
+            # The broker copies the log anew. Its earlier fetches must not bring it into the ISR.
+            builder.new_epoch = partition.leader is not None
         record = builder.build() or record
     if not record.partition_change.directories:  # else it removes replicas, and their directories
         record.partition_change.directories.extend(d.bytes for d in directories)

@@ -21,8 +21,8 @@ Kafka's PartitionChangeBuilder, restated (KIP-455, KIP-631, KIP-704, KIP-966). I
 8. While the ISR is empty, nothing can be committed. ELR and last known leader then stay valid, also
    when the feature is switched off: somebody can lead again. Otherwise they end with the feature.
 
-A changed leader or a removed replica raises the leader epoch. Every change raises the partition
-epoch (done by the replay).
+A changed leader, a removed or a lost replica raises the leader epoch. Every change raises the
+partition epoch (done by the replay).
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class PartitionChangeBuilder:
     target_removing: Ids | None = None
     target_directories: tuple[UUID, ...] | None = None
     unclean_shutdown: frozenset[int] = frozenset()
+    new_epoch: bool = False
+    """Whether the leader begins a new epoch in any case."""
 
     def build(self) -> pb.MetadataRecord | None:
         """The change, or None if there is none."""
@@ -212,7 +214,7 @@ class PartitionChangeBuilder:
         shrunk = draft.replicas is not before.replicas and not (
             set(before.replicas) <= set(draft.replicas)
         )
-        if elected.leader != before.leader or elected.unclean or shrunk:
+        if elected.leader != before.leader or elected.unclean or shrunk or self.new_epoch:
             change.leader = leader_to_wire(elected.leader)
         if recovery != before.leader_recovery_state:
             change.leader_recovery_state = recovery

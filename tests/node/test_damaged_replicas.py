@@ -7,15 +7,19 @@ default; the soak takes 200.
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.types import CorruptLogError
+from node.partition.core import IsrMember, IsrProposal
 from tests.node.cluster import TOPIC
 from tests.node.damage import Case
 from tests.node.jbod import JbodCluster, jbod
 from tidemark.errors import ErrorCode
+from tidemark.v1 import metadata_pb2 as pb
 
 SEEDS = int(os.environ.get("TIDEMARK_DAMAGE_SEEDS", "40"))
 
@@ -71,5 +75,100 @@ def test_the_only_replica_in_sync_serves_all_but_the_damage() -> None:
             assert answer.error_code == ErrorCode.NONE and len(answer.payload)
         await cluster.load(0, 10)
         assert cluster.of(0).leader == 1
+
+    jbod(case, directories=("a",))
+
+
+async def give_up(cluster: JbodCluster, node_id: int) -> None:
+    """Finds damage in a node's replica; returns before the controller knows of it."""
+    node = cluster.nodes[node_id]
+    node._found_damage(node.hosted(0).log, CorruptLogError("00000000000000000000.log", 0, "test"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert node.partitions.find(cluster.name(0)) is None
+
+
+async def copied_anew(cluster: JbodCluster, node_id: int) -> None:
+    """Waits until the replica was made anew, and is back in the ISR."""
+    await cluster.until(lambda: cluster.nodes[node_id].partitions.find(cluster.name(0)) is not None)
+    await cluster.until(lambda: set(cluster.of(0).isr) == {1, 2, 3})
+    await cluster.nothing_acknowledged_is_lost(0)
+
+
+def names(cluster: JbodCluster, node_id: int) -> list[str]:
+    return [n for d in cluster.directories for n in cluster.disk(node_id, d).list()]
+
+
+def test_a_damaged_replica_is_not_made_anew_before_the_controller_counts_it_as_lost() -> None:
+    """An image without it in the ISR may be older than the change that added it."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        cluster.create((1, 2, 3), segment_bytes="1400")
+        await cluster.load(0, 60)
+        await give_up(cluster, 2)
+        older = pb.PartitionChangeRecord(partition_id=0, topic_id=cluster.topic_id.bytes)
+        older.isr.ids.extend((1, 3))
+        cluster.publish(pb.MetadataRecord(partition_change=older))
+        assert cluster.nodes[2].partitions.find(cluster.name(0)) is None
+        await cluster.until(lambda: cluster.nodes[2].partitions.find(cluster.name(0)) is not None)
+
+    jbod(case, directories=("a",))
+
+
+def test_a_replica_that_is_moved_and_given_up_is_copied_anew_to_the_destination() -> None:
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        cluster.create((1, 2, 3), segment_bytes="1400")
+        await cluster.load(0, 60)
+        node = cluster.nodes[2]
+        home = node.logs.directory_of(cluster.name(0))
+        other = next(d for d in node.logs.directories if d is not home)
+        node.logs.moves.begin(node.hosted(0).log, other)
+        await give_up(cluster, 2)
+        assert node.logs.moves.all() == []
+        await copied_anew(cluster, 2)
+        assert node.logs.directory_of(cluster.name(0)) is other
+        await cluster.until(lambda: cluster.of(0).directory_of(2) == other.directory_id)
+        assert not [n for n in names(cluster, 2) if n.endswith("-future")]
+
+    jbod(case)
+
+
+def test_a_topic_that_is_deleted_after_a_replica_was_given_up_leaves_no_log_behind() -> None:
+    """A log that counts as not opened would make the next stop of the broker an unclean one."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        cluster.create((1, 2, 3), segment_bytes="1400")
+        await cluster.load(0, 60)
+        await give_up(cluster, 2)
+        cluster.delete()
+        assert f"{TOPIC}-0" not in names(cluster, 2)
+        logs = cluster.nodes[2].logs
+        assert not any(map(logs._registry.has_unopened, logs.directories))
+        await asyncio.sleep(1)
+
+    jbod(case, directories=("a",))
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_leader_that_may_be_alone_in_the_isr_keeps_its_log(answered: bool) -> None:
+    """The controller's answer, or the proposal under way, is newer than the image."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2)
+        cluster.create((1, 2), segment_bytes="1400", min_insync_replicas="1")
+        await cluster.load(0, 60)
+        assert cluster.of(0).isr == (1, 2)
+        core = cluster.nodes[1].hosted(0).core
+        if answered:
+            core.isr = frozenset((1,))
+        else:
+            me = (IsrMember(1, cluster.nodes[1].broker_epoch),)
+            core.pending = IsrProposal(core.identity, core.leader_epoch, core.partition_epoch, me)
+        offset = flip_in_second_segment(cluster, 1)
+        answer = await cluster.fetch_from(1, 0, offset)
+        assert answer.error_code == ErrorCode.CORRUPT_MESSAGE
 
     jbod(case, directories=("a",))

@@ -106,6 +106,15 @@ def test_a_lost_replica_leaves_the_isr_and_comes_back_with_its_directory(s: Scen
     assert s.partition("c").leader == 1, "its log is there after all"
 
 
+def test_fetches_of_a_lost_replica_from_before_count_no_more(s: Scenario) -> None:
+    """Its broker copies it anew. A fetch sent before, which arrives late, names an older epoch."""
+    before = s.partition("a")
+    assert assign(s, LOST_DIRECTORY, "a", broker_id=2) == 0
+    after = s.partition("a")
+    assert (after.leader, after.isr) == (1, (1,))
+    assert after.leader_epoch == before.leader_epoch + 1
+
+
 def test_a_fenced_broker_loses_its_directory_before_it_comes_back(s: Scenario) -> None:
     """If it were unfenced in the same heartbeat, it would lead partitions it lost."""
     s.create("c", (1,))
