@@ -39,7 +39,7 @@ def events(begin: int, count: int) -> pa.RecordBatch:
 def read_all(cluster: LocalCluster, least: int) -> list[int]:
     """Reads at least that many events, and on to the ends of the partitions.
 
-    The first end offsets may be old ones: a leader that wakes names those of its time until it
+    The first end offsets may be old ones. A leader that wakes names those of its time until it
     learns of its successor, as in Kafka.
     """
     partitions = [TopicPartition("events", p) for p in range(PARTITIONS)]
