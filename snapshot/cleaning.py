@@ -14,6 +14,9 @@ from commitlog.disk.files import Directory
 from snapshot.names import DELETED_SUFFIX, PART_SUFFIX, SnapshotId
 from snapshot.reader import file_name
 
+DAMAGED_SUFFIX = ".damaged"
+"""Suffix of a checkpoint that was found damaged, and of a copy of a segment."""
+
 
 class SnapshotInfo(NamedTuple):
     """A checkpoint's size, and the append time of the last record it contains."""
@@ -53,6 +56,14 @@ def delete_snapshot(directory: Directory, snapshot_id: SnapshotId) -> None:
     name = file_name(directory, snapshot_id)
     if name is not None:
         directory.remove(name)
+
+
+def set_aside(directory: Directory, snapshot_id: SnapshotId) -> None:
+    """Renames a damaged checkpoint, durably; a missing one is no error."""
+    name = file_name(directory, snapshot_id)
+    if name is not None:
+        directory.rename(name, f"{name}{DAMAGED_SUFFIX}")
+        directory.fsync()
 
 
 def remove_leftovers(directory: Directory) -> list[str]:

@@ -15,8 +15,8 @@ Outsiders may import:
     service, voters_codec     the wire form of what a controller answers about the quorum
 
 The other modules are internal: metadata_log, log_bounds, log_checks, appends, flusher, listeners,
-own_damage, describe, quorum_state, voters_record, codec, sealing, transport. `transport` also has
-the in-memory network for tests.
+own_damage, served_checkpoints, describe, quorum_state, voters_record, codec, sealing, transport.
+`transport` also has the in-memory network for tests.
 
 Effects are persisted before anything of the same step is sent. A failed write or fsync stops the
 replica and fails `RaftServer.fatal`. A listener gets each commit once and in order. Nothing is

@@ -64,6 +64,10 @@ class RaftListener(Protocol):
         epoch began, as reported by the leader (or known from its own leadership). Earlier commits
         and checkpoints may be far in the past."""
 
+    def handle_snapshot_wanted(self) -> None:
+        """Requests a checkpoint soon (`RaftClient.create_snapshot`): log or checkpoint are damaged,
+        and it takes their place."""
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Reports a new leader or epoch. The leader's own listener gets its leadership only after
         it applied every committed record up to the start of the epoch. It may generate records from

@@ -48,9 +48,16 @@ class Listeners:
         self._replica = replica
         self._log = log
         self._positions: list[_Position] = []
+        self.has_more = False  # something may be left to deliver
 
     def add(self, listener: RaftListener) -> None:
         self._positions.append(_Position(listener))
+        self.has_more = True
+
+    def want_snapshot(self) -> None:
+        """Asks the state machines for a checkpoint of what they have applied."""
+        for position in self._positions:
+            position.listener.handle_snapshot_wanted()
 
     def next_offset(self, listener: RaftListener) -> int:
         """The next offset to deliver to this listener."""
@@ -66,6 +73,7 @@ class Listeners:
             more |= self._commit(position)
             self._notify_caught_up(position)
             self._notify_leader(position)
+        self.has_more = more
         return more
 
     def _loads_snapshot(self, position: _Position) -> bool:

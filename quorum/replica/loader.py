@@ -203,6 +203,12 @@ class MetadataLoader:
             self._first_call(publisher, delta, self._image)
         self._wake()
 
+    def handle_snapshot_wanted(self) -> None:
+        """Writes a snapshot of the image now, or with the next commit."""
+        self._snapshot_wanted = True
+        if self._image.end_offset > 0:
+            self._maybe_snapshot()
+
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Notifies the listeners of the new leader."""
         self._leader = leader

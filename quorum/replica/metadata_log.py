@@ -28,7 +28,14 @@ from quorum.replica.log_bounds import LogBoundsStore
 from quorum.replica.log_checks import RestCheck, check_continuation
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
 from quorum.replica.voters_record import KRAFT_VERSION_MAX, note, quorum_records
-from snapshot.cleaning import SnapshotInfo, delete_snapshot, first_to_keep, remove_leftovers
+from snapshot.cleaning import (
+    DAMAGED_SUFFIX,
+    SnapshotInfo,
+    delete_snapshot,
+    first_to_keep,
+    remove_leftovers,
+    set_aside,
+)
 from snapshot.framing import (
     decode_batches,
     encode_leader_change,
@@ -36,7 +43,7 @@ from snapshot.framing import (
 )
 from snapshot.names import SnapshotId
 from snapshot.reader import FileSnapshotReader, file_name, list_snapshots
-from snapshot.transfer import install_part, read_piece, write_piece
+from snapshot.transfer import install_part, read_piece
 from snapshot.writer import SnapshotWriter
 from tidemark.config import TopicConfig
 from tidemark.errors import (
@@ -54,8 +61,6 @@ METADATA_PARTITION = TopicPartition(METADATA_TOPIC, 0)
 BOOTSTRAP_SNAPSHOT = SnapshotId(0, 0)
 """The first voters, written by `storage format`. It is local, and never replicated."""
 HISTORY_READ_BYTES = 4 << 20
-DAMAGED_SUFFIX = ".damaged"
-"""Suffix of the copy of a segment with a batch that cannot be right."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -148,16 +153,16 @@ class ReplicatedLog:
         self._log.truncate_to(end_offset, now_ms)
 
     def _load_snapshots(self) -> dict[SnapshotId, SnapshotInfo]:
-        """Returns the complete checkpoints, oldest first. A broken one is kept on disk but not
-        used.
-        """
+        """Returns the complete checkpoints, oldest first. A damaged one is set aside."""
         found: dict[SnapshotId, SnapshotInfo] = {}
         for snapshot_id in list_snapshots(self.directory):
             try:
                 reader = FileSnapshotReader(self.directory, snapshot_id)
                 reader.verify()
             except CorruptMessageError as error:
-                logger.warning("not used: %s", error)
+                logger.error("not used: %s", error)
+                if snapshot_id != BOOTSTRAP_SNAPSHOT:  # without that one the voters are unknown
+                    set_aside(self.directory, snapshot_id)
                 continue
             if snapshot_id.end_offset > 0:  # (0, 0) is the bootstrap checkpoint: never replicated
                 found[snapshot_id] = self._info(reader)
@@ -422,14 +427,16 @@ class ReplicatedLog:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot_id_for(self, end_offset: int, high_watermark: int | None) -> SnapshotId | None:
-        """Returns the id of a checkpoint at `end_offset`; None if there is one at or above it.
+        """Returns the id of a checkpoint at `end_offset`; None if there is one at or above it. One
+        that is set aside is made again.
 
         Raises InvalidRequestError if the offset is beyond the high watermark, at or below the log
         start, or not a batch boundary.
         """
         latest = self.latest_snapshot
         if latest is not None and latest.end_offset >= end_offset:
-            return None
+            is_lost = file_name(self.directory, latest) is None
+            return latest if is_lost and latest.end_offset == end_offset else None
         if not self.start_offset < end_offset <= (high_watermark or 0):
             raise InvalidRequestError(
                 f"a checkpoint at {end_offset} is not within ({self.start_offset}, "
@@ -446,6 +453,9 @@ class ReplicatedLog:
 
     def last_timestamp_ms(self, end_offset: int) -> int:
         """Append time of the last record before `end_offset`."""
+        latest = self.latest_snapshot
+        if latest is not None and latest.end_offset == end_offset:
+            return self._snapshots[latest].timestamp_ms
         return decode_batches(self._log.read(end_offset - 1, 1).records)[0].timestamp_ms
 
     def snapshot_writer(self, snapshot_id: SnapshotId, timestamp_ms: int) -> SnapshotWriter:
@@ -468,8 +478,19 @@ class ReplicatedLog:
     def read_snapshot_piece(self, snapshot: SnapshotId, position: int, max_bytes: int) -> bytes:
         return read_piece(self.directory, snapshot, position, max_bytes)
 
-    def write_snapshot_piece(self, snapshot: SnapshotId, position: int, data: bytes) -> None:
-        write_piece(self.directory, snapshot, position, data)
+    def drop_snapshot(self, snapshot_id: SnapshotId) -> bool:
+        """Sets a damaged checkpoint aside. Returns False if a new one must take its place: the log
+        begins there, and no other one is here. It stays the log's beginning until then."""
+        if snapshot_id not in self._snapshots:
+            return True
+        set_aside(self.directory, snapshot_id)
+        if self.start_offset == 0 or snapshot_id != self.earliest_snapshot:
+            del self._snapshots[snapshot_id]
+            return True
+        later = next((s for s in self._snapshots if s > snapshot_id), None)
+        if later is not None:
+            self._begin_at(later)
+        return later is not None
 
     def freeze_fetched_snapshot(self, snapshot_id: SnapshotId) -> None:
         """Verifies, syncs and renames a fetched checkpoint. May run in any thread. Raises
@@ -486,25 +507,26 @@ class ReplicatedLog:
 
     # --- cleaning -------------------------------------------------------------------------------
 
-    def clean(self, now_ms: int) -> bool:
-        """Moves the log start to a later checkpoint if the log is too large or too old; returns
-        whether it did.
+    def clean(self, now_ms: int, begin_at: SnapshotId | None = None) -> bool:
+        """Moves the log start to a later checkpoint if the log is too large or too old, or to
+        `begin_at`; returns whether it did.
 
         If a step raises DiskError, the log still begins at its earliest checkpoint, and a later
         call deletes the rest. Steps that need disk space come last.
         """
-        keep = first_to_keep(
+        keep = begin_at or first_to_keep(
             list(self._snapshots.values()),
             self._log.size_bytes,
             retention_bytes=self.config.retention_bytes,
             retention_ms=self.config.retention_ms,
             now_ms=now_ms,
         )
-        if keep is not None:
+        moves = keep is not None and keep.end_offset > self.start_offset
+        if keep is not None and moves:
             self._begin_at(keep)
         delete_expired(self._log, now_ms)
         self._log.deleted_files.purge(now_ms)
-        return keep is not None
+        return moves
 
     def _begin_at(self, keep: SnapshotId) -> None:
         try:

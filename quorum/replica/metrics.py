@@ -39,6 +39,7 @@ class RaftMeter:
         self._commit_latency = Latency()
         self._fault_due_ms = 0
         self._faults_left_out = 0
+        self._checkpoints_damaged = 0
 
     def appended(self, records: int, now_ms: int) -> None:
         """Counts records of the leader's own client that are in the log now."""
@@ -55,6 +56,10 @@ class RaftMeter:
         appends = self._appends
         while appends and appends[0][0] <= high_watermark:
             self._commit_latency.add(now_ms - appends.popleft()[1])
+
+    def checkpoint_damaged(self) -> None:
+        """Counts a checkpoint that is set aside instead of being served."""
+        self._checkpoints_damaged += 1
 
     def leader_changed(self) -> None:
         """Forgets the appends of an earlier leadership: they may be lost."""
@@ -102,6 +107,7 @@ class RaftMeter:
             "poll-idle-ratio-avg": min(1.0, self._idle.per_second(now_ms) / 1000),
         }
         metrics["responses-refused-total"] = replica.remote_faults
+        metrics["checkpoints-damaged-total"] = self._checkpoints_damaged
         metrics["own-log-damaged"] = int(replica.state.damaged_offset is not None)
         for count in fields(counts):
             value = getattr(counts, count.name)

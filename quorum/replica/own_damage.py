@@ -61,3 +61,13 @@ def advice(log: ReplicatedLog, error: OwnLogDamagedError) -> str:
         f"{log.directory.path}: {error}. This replica does not lead until a newer checkpoint has "
         "replaced the batch, or a restart has fetched it anew from another voter. Check the disk"
     )
+
+
+def tail_is_lost(log: ReplicatedLog) -> str:
+    """Returns the log line for a log that ends below its durable end."""
+    return (
+        f"{log.directory.path}: the log ends at offset {log.end_offset}, but it was durable up to "
+        f"{log.bounds.now.end_offset}: the disk lost records. This replica does not vote until it "
+        "has fetched everything from a leader. If no other voter has these records, restore the "
+        "directory from a copy, or give them up with `tidemark quorum recover`"
+    )

@@ -28,8 +28,10 @@ from quorum.raft.effects import (
     LeaderAndEpoch,
     LogAppended,
     LogFlushed,
+    LogStartRaised,
     OwnLogDamaged,
     ReadRecords,
+    ReadSnapshot,
     RecordsRefused,
     Reply,
     RequestFailed,
@@ -53,13 +55,15 @@ from quorum.replica.flusher import Flusher
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
 from quorum.replica.metrics import Metric, RaftMeter
-from quorum.replica.own_damage import OwnLogDamagedError, advice, read_records
+from quorum.replica.own_damage import OwnLogDamagedError, advice, read_records, tail_is_lost
 from quorum.replica.sealing import is_intact, sealed
+from quorum.replica.served_checkpoints import ServedCheckpoints
 from quorum.replica.service import RaftService
 from quorum.replica.settings import metadata_log_config, replica_config
 from quorum.replica.transport import GrpcTransport, Transport
 from snapshot.cleaning import delete_snapshot
 from snapshot.names import SnapshotId
+from snapshot.transfer import write_piece
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     BrokerNotAvailableError,
@@ -121,7 +125,7 @@ class RaftServer:
             bounds=self._log.bounds.now,
         )
         if self._log.bounds.lost:
-            logger.error("%s", _tail_is_lost(self._log))
+            logger.error("%s", tail_is_lost(self._log))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-disk")
         self._linger_ms = config.controller_quorum_append_linger_ms
         self._appends = Appends()
@@ -136,7 +140,7 @@ class RaftServer:
         self._fatal: asyncio.Future[None] | None = None
         self._flusher: Flusher | None = None
         self._stopped = False
-        self._more_to_deliver = False
+        self._served = ServedCheckpoints(self._log)
         self._left = asyncio.Event()  # set once no voter needs to learn that this node stops
 
     # --- client interface -----------------------------------------------------------------------
@@ -226,7 +230,6 @@ class RaftServer:
 
     def register(self, listener: RaftListener) -> None:
         self._listeners.add(listener)
-        self._more_to_deliver = True
         self._wake.set()
 
     def resign(self, epoch: int) -> None:
@@ -376,7 +379,7 @@ class RaftServer:
                     if self._stopped:
                         return
                     await (event() if callable(event) else self._step(event))
-                self._more_to_deliver = self._listeners.deliver()
+                self._listeners.deliver()
                 if self._replica.shutdown_complete:
                     self._left.set()
         except asyncio.CancelledError:
@@ -388,7 +391,7 @@ class RaftServer:
 
     async def _wait(self) -> None:
         """Waits for an event, or for the replica's next deadline."""
-        if self._queue or self._more_to_deliver:
+        if self._queue or self._listeners.has_more:
             await asyncio.sleep(0)
             return
         deadline_ms = self._replica.next_deadline_ms()
@@ -465,7 +468,7 @@ class RaftServer:
 
     async def _write_piece(self, piece: SnapshotPiece) -> None:
         await self._on_disk(
-            lambda: self._log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
+            lambda: write_piece(self._log.directory, piece.snapshot_id, piece.position, piece.data)
         )
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -506,6 +509,9 @@ class RaftServer:
                 response = sealed(response, records)
             elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
                 assert not isinstance(read, ReadRecords)
+                if self._served.must_verify(read):
+                    self._spawn(self._verify_and_answer(reply, read))
+                    return
                 piece = self._log.read_snapshot_piece(
                     read.snapshot_id, read.position, read.max_bytes
                 )
@@ -517,12 +523,36 @@ class RaftServer:
         except OwnLogDamagedError as error:
             logger.error("%s", advice(self._log, error))
             self._post(OwnLogDamaged(error.offset))
+            self._queue.append(self._clean)
+            self._listeners.want_snapshot()
             header = replace(response.header, error=ErrorCode.KAFKA_STORAGE_ERROR)
             response = sealed(m.FetchResponse(header))
         except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
             header = replace(response.header, error=error.code)
             response = m.FetchSnapshotResponse(header)
         future.set_result(response)
+
+    async def _verify_and_answer(self, reply: Reply, read: ReadSnapshot) -> None:
+        """Answers the first piece of a checkpoint when the whole is verified."""
+        damage = await self._served.damage(read.snapshot_id)
+        if damage is not None:
+            self._queue.append(lambda: self._set_aside(read.snapshot_id, damage))
+            self._wake.set()
+            header = replace(reply.response.header, error=ErrorCode.SNAPSHOT_NOT_FOUND)
+            self._answer(Reply(reply.token, m.FetchSnapshotResponse(header)))
+        else:
+            self._answer(replace(reply, read=replace(read, doubted=False)))
+
+    async def _set_aside(self, snapshot_id: SnapshotId, damage: str) -> None:
+        """Replaces a damaged checkpoint by the one before, or by a new one of the image."""
+        if self._log.snapshot_size_bytes(snapshot_id) is None:
+            return
+        assert self._flusher is not None
+        await self._flusher.idle()
+        logger.error("it is not served any more, and set aside: %s", damage)
+        self._meter.checkpoint_damaged()
+        if not self._log.drop_snapshot(snapshot_id):
+            self._listeners.want_snapshot()
 
     async def _install(self, snapshot_id: SnapshotId) -> None:
         try:
@@ -553,8 +583,9 @@ class RaftServer:
         assert self._flusher is not None
         await self._flusher.idle()
         await self._on_disk(self._log.bounds.save)
+        begin_at = await self._served.replacement(self._replica.state.damaged_offset)
         try:
-            cleaned = self._log.clean(self._now_ms())
+            cleaned = self._log.clean(self._now_ms(), begin_at)
         except DiskError as error:  # any other failure of this directory ends the process
             if not error.is_full:
                 raise
@@ -562,12 +593,5 @@ class RaftServer:
             return
         if cleaned:
             logger.info("the metadata log begins at offset %d now", self._log.start_offset)
-
-
-def _tail_is_lost(log: ReplicatedLog) -> str:
-    return (
-        f"{log.directory.path}: the log ends at offset {log.end_offset}, but it was durable up to "
-        f"{log.bounds.now.end_offset}: the disk lost records. This replica does not vote until it "
-        "has fetched everything from a leader. If no other voter has these records, restore the "
-        "directory from a copy, or give them up with `tidemark quorum recover`"
-    )
+            if self._replica.state.damaged_offset is not None:
+                await self._step(LogStartRaised())

@@ -6,6 +6,7 @@ from commitlog.disk.files import Directory
 from quorum.raft.effects import LeaderChange
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from snapshot import SnapshotId, SnapshotWriter
+from snapshot.transfer import write_piece
 from tests.crash.harness import Ack
 
 CONFIG = MetadataLogConfig(segment_bytes=400, retention_bytes=600)
@@ -66,8 +67,8 @@ def install_fetched(directory: Directory, ack: Ack) -> None:
     writer.append([b"all of it"])
     writer.freeze()
     data = source.read(FETCHED.name)
-    log.write_snapshot_piece(FETCHED, 0, data[:100])
-    log.write_snapshot_piece(FETCHED, 100, data[100:])
+    write_piece(log.directory, FETCHED, 0, data[:100])
+    write_piece(log.directory, FETCHED, 100, data[100:])
     log.freeze_fetched_snapshot(FETCHED)
     ack("frozen")
     log.start_at_fetched_snapshot(FETCHED, NOW_MS)

@@ -40,6 +40,7 @@ from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.sealing import is_intact, sealed
 from snapshot.names import SnapshotId
+from snapshot.transfer import write_piece
 from snapshot.writer import SnapshotWriter
 from tests.sim.canaries import Canary
 from tests.sim.disk_faults import copy_disk
@@ -506,7 +507,7 @@ class SimNode:
                 return RecordsRefused(str(error))
         if effects.snapshot_piece is not None:
             piece = effects.snapshot_piece
-            self.log.write_snapshot_piece(piece.snapshot_id, piece.position, piece.data)
+            write_piece(self.log.directory, piece.snapshot_id, piece.position, piece.data)
         return LogAppended() if effects.changes_log else None
 
     def _begin_flush(self) -> None:

@@ -82,6 +82,8 @@ def test_a_wrong_bit_anywhere_is_found_and_the_checkpoint_before_is_used(region)
         directory.flip_bit(newer.name, position, position % 8)
         with pytest.raises(CorruptMessageError):
             FileSnapshotReader(directory, newer).verify()
+        with pytest.raises(CorruptMessageError):
+            FileSnapshotReader(directory, newer).verify_checksums()
         directory.flip_bit(newer.name, position, position % 8)
     directory.flip_bit(newer.name, begin, 3)
     log = ReplicatedLog(directory, CONFIG, 0)

@@ -38,6 +38,8 @@ class Recorder:
         self.snapshots_loaded = 0
         self.leaders: list[LeaderAndEpoch] = []
         self.caught_up_at: int | None = None
+        self.server: RaftServer | None = None
+        self.work: list[asyncio.Task[None]] = []
 
     def handle_commit(self, batches: list[CommittedBatch]) -> None:
         for batch in batches:
@@ -54,6 +56,11 @@ class Recorder:
     def handle_caught_up(self) -> None:
         assert self.caught_up_at is None
         self.caught_up_at = self.next_offset
+
+    def handle_snapshot_wanted(self) -> None:
+        assert self.server is not None
+        checkpoint = self.server.create_snapshot(self.next_offset, list(self.values))
+        self.work.append(asyncio.ensure_future(checkpoint))
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self.leader = leader
@@ -139,6 +146,7 @@ class RaftNodes:
             transport=None if self.grpc else self.network.transport(endpoint),
         )
         recorder = Recorder()
+        recorder.server = server
         server.register(recorder)
         self.servers[node_id], self.recorders[node_id] = server, recorder
         if endpoint is not None and self.grpc:

@@ -12,8 +12,9 @@ import pytest
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft.effects import ElectionState, LeaderChange
-from quorum.replica.metadata_log import DAMAGED_SUFFIX, MetadataLogConfig, ReplicatedLog
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
+from snapshot.cleaning import DAMAGED_SUFFIX
 from tests.quorum.replica.test_log_bounds import metadata_of, stopped_cluster
 from tests.sim.disk_faults import copy_disk
 from tidemark.errors import StorageError

@@ -336,3 +336,22 @@ def test_a_node_that_stops_does_not_wait_for_its_snapshot() -> None:
         assert (raft.snapshots, loader.snapshots_written, loader.snapshot_errors) == ([], 0, 0)
 
     virtual_time.run(main())
+
+
+def test_a_snapshot_is_written_when_the_replica_wants_one() -> None:
+    async def main() -> None:
+        quorum = FakeQuorum()
+        loader = MetadataLoader(quorum.node(1), controller_config(), clock)
+        quorum.node(1).register(loader)
+        quorum.elect(1)
+        loader.handle_snapshot_wanted()
+        await asyncio.sleep(1)
+        assert loader.snapshots_written == 0, "there is nothing to write yet"
+        quorum.append(values(5, 20))
+        await asyncio.sleep(1)
+        assert loader.snapshots_written == 1
+        loader.handle_snapshot_wanted()
+        await asyncio.sleep(1)
+        assert loader.snapshots_written == 2
+
+    virtual_time.run(main())

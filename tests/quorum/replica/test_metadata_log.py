@@ -69,6 +69,55 @@ def test_a_torn_newest_checkpoint_is_not_used():
     log.close()
     directory.write_atomic(torn.name, directory.read(torn.name)[:-5])
     assert open_log(directory).latest_snapshot == good
+    assert directory.exists(f"{torn.name}.damaged") and not directory.exists(torn.name)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_the_newest():
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    fill(log, 4)
+    good = make_snapshot(log)
+    fill(log, 4)
+    bad = make_snapshot(log)
+    assert log.drop_snapshot(bad)
+    assert log.latest_snapshot == good
+    assert not directory.exists(bad.name) and directory.exists(f"{bad.name}.damaged")
+    assert log.drop_snapshot(bad), "it is gone already"
+    assert log.drop_snapshot(good), "the log begins at 0: it has everything"
+    assert log.latest_snapshot is None
+
+
+def test_where_the_first_checkpoint_is_damaged_the_log_begins_at_the_next_one():
+    directory = MemoryDirectory()
+    cleaned_log(directory)
+    log = open_log(directory)
+    first = log.earliest_snapshot
+    fill(log, 4)
+    later = make_snapshot(log)
+    assert log.drop_snapshot(first)
+    assert log.earliest_snapshot == later
+    assert log.start_offset == later.end_offset
+
+
+@pytest.mark.parametrize("more", [0, 4])
+def test_the_only_checkpoint_of_a_cleaned_log_stays_its_beginning_until_it_is_made_again(more):
+    directory = MemoryDirectory()
+    cleaned_log(directory)
+    log = open_log(directory)
+    only = log.latest_snapshot
+    if more == 0:
+        log.truncate_to(only.end_offset, 0)
+    assert not log.drop_snapshot(only)
+    assert log.earliest_snapshot == only, "followers are not sent back to offset 0"
+    fill(log, more)
+    made = make_snapshot(log)
+    assert (made == only) == (more == 0)
+    assert log.clean(0, made) == (more > 0)
+    assert log.earliest_snapshot == made
+    log.close()
+    again = open_log(directory)
+    assert again.latest_snapshot == made
+    assert again.open_snapshot(made).verify() == 1
 
 
 def test_a_log_that_begins_above_0_needs_a_checkpoint():

@@ -1,4 +1,6 @@
-"""A leader whose own log rots while it leads: it resigns, and another voter serves the records."""
+"""A leader whose own log rots while it leads: it resigns, and another voter serves the records. A
+checkpoint that rots is not served.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import contextlib
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
-from quorum.raft.effects import ReadRecords
+from quorum.raft.effects import ReadRecords, ReadSnapshot
 from quorum.replica.own_damage import OwnLogDamagedError, read_records
+from quorum.replica.served_checkpoints import ServedCheckpoints
 from tests.quorum.replica.servers import RaftNodes
 from tests.quorum.replica.test_log_bounds import LOG_FILE, fill, open_log
 
@@ -66,6 +69,7 @@ def test_a_leader_whose_log_rots_resigns_and_another_voter_serves_the_records(by
         leader = await nodes.elected()
         behind = next(n for n in (1, 2, 3) if n != leader.node_id)
         await nodes.stop(behind)
+        epoch = leader.epoch
         for number in range(5):
             leader.append(leader.epoch, values(number, 1))
             await nodes.committed(values(0, number + 1))
@@ -74,12 +78,95 @@ def test_a_leader_whose_log_rots_resigns_and_another_voter_serves_the_records(by
         directory.flip_bit(LOG_FILE, position + byte, 2)
         await nodes.start(behind)
         await nodes.until(lambda: leader.metrics()["own-log-damages-total"] > 0, "damage")
-        assert leader.metrics()["own-log-damaged"] == 1
         await nodes.committed(values(0, 5))
         other = await nodes.elected()
-        assert other is not leader
+        assert other.epoch > epoch, "the leader has resigned"
         other.append(other.epoch, values(5, 1))
         await nodes.committed(values(0, 6))
         await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_lone_voter_leads_again_when_a_checkpoint_has_replaced_the_damaged_batch():
+    async def scenario():
+        nodes = RaftNodes(voters=1)
+        await nodes.start(1)
+        leader = await nodes.elected()
+        for number in range(5):
+            leader.append(leader.epoch, values(number, 1))
+            await nodes.committed(values(0, number + 1))
+        directory = nodes.directories[1].subdirectory("__cluster_metadata-0")
+        position = batch_positions(leader._log)[leader.log_end_offset - 3]
+        directory.flip_bit(LOG_FILE, position + 60, 2)
+        await nodes.start(11)
+        await nodes.committed(values(0, 5))
+        await nodes.until(lambda: leader.metrics()["own-log-damaged"] == 0, "a healed log")
+        assert leader.metrics()["own-log-damages-total"] == 1
+        assert (await nodes.elected()) is leader
+        leader.append(leader.epoch, values(5, 1))
+        await nodes.committed(values(0, 6))
+        assert nodes.recorders[11].snapshots_loaded == 1
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+async def checkpoint_of(server, recorder):
+    await server.create_snapshot(recorder.next_offset, list(recorder.values))
+    return server.latest_snapshot
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["one before", "a new one"])
+def test_a_checkpoint_that_rots_at_the_leader_is_not_served(cleaned, caplog):
+    async def scenario():
+        settings = {"metadata.max.retention.bytes": "100"} if cleaned else {}
+        nodes = RaftNodes(voters=1, settings=settings)
+        await nodes.start(1)
+        leader = await nodes.elected()
+        directory = nodes.directories[1].subdirectory("__cluster_metadata-0")
+        for number in range(2):
+            leader.append(leader.epoch, values(10 * number, 10))
+            await nodes.committed(values(0, 10 * number + 10))
+            bad = await checkpoint_of(leader, nodes.recorders[1])
+        if cleaned:
+            await nodes.until(lambda: leader.log_start_offset == bad.end_offset, "a cleaned log")
+        directory.flip_bit(bad.name, directory.size_of(bad.name) // 2, 3)
+        await nodes.start(11)
+        await nodes.committed(values(0, 20))
+        assert nodes.recorders[11].snapshots_loaded == 1
+        assert directory.exists(f"{bad.name}.damaged")
+        assert directory.exists(bad.name) == cleaned, "made again from the image"
+        assert leader.metrics()["checkpoints-damaged-total"] == 1
+        assert leader.epoch == leader.leader_and_epoch.epoch and not leader.fatal.done()
+        assert sum("set aside" in record.message for record in caplog.records) == 1
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_is_verified_once_and_when_a_follower_begins_anew():
+    async def scenario():
+        directory = MemoryDirectory()
+        log = open_log(directory)
+        fill(log, 4)
+        log.update_high_watermark(4)
+        snapshot_id = log.snapshot_id_for(4, 4)
+        writer = log.snapshot_writer(snapshot_id, 1000)
+        writer.append([b"state"])
+        writer.freeze()
+        log.snapshot_frozen(snapshot_id)
+        served = ServedCheckpoints(log)
+        first, later = ReadSnapshot(snapshot_id, 0, 10), ReadSnapshot(snapshot_id, 10, 10)
+        assert served.must_verify(first) and not served.must_verify(later)
+        assert await served.damage(snapshot_id) is None
+        assert not served.must_verify(first)
+        assert served.must_verify(ReadSnapshot(snapshot_id, 0, 10, doubted=True))
+        directory.flip_bit(snapshot_id.name, 100, 1)
+        assert snapshot_id.name in await served.damage(snapshot_id)
+        assert served.must_verify(first)
 
     asyncio.run(scenario())

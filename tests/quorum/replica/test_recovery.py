@@ -12,7 +12,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft.config import RECOVERY_EPOCHS
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
-from quorum.replica.metadata_log import DAMAGED_SUFFIX, METADATA_PARTITION, ReplicatedLog
+from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
 from quorum.replica.quorum_state import QuorumStateStore
 from quorum.replica.recovery import (
     LogState,
@@ -22,6 +22,7 @@ from quorum.replica.recovery import (
     recover,
 )
 from quorum.replica.settings import metadata_log_config
+from snapshot.cleaning import DAMAGED_SUFFIX
 from tests.quorum.replica.servers import RaftNodes
 from tests.quorum.replica.test_voter_changes import add, change, run, voter_ids
 from tidemark.errors import ConfigError, ErrorCode, StorageError

@@ -210,8 +210,8 @@ def test_a_batch_over_8_mib_is_refused_and_leaves_no_trace():
     asyncio.run(scenario())
 
 
-def failed_cleaning(number: int) -> Callable[[int], bool]:
-    def clean(now_ms: int) -> bool:
+def failed_cleaning(number: int) -> Callable[[int, SnapshotId | None], bool]:
+    def clean(now_ms: int, begin_at: SnapshotId | None) -> bool:
         raise storage_error("remove", "a checkpoint", OSError(number, os.strerror(number)))
 
     return clean
