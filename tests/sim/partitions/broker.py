@@ -71,6 +71,7 @@ class DataBroker:
         self.directories = [world.new_directory() for _ in range(directories)]
         self.failed: set[UUID] = set()  # found by the running process
         self.logs: dict[int, ModelLog] = {}
+        self.given_up: dict[int, ModelLog] = {}  # damaged, and not made anew yet
         self.alive = False
         self.life = 0
         self.clean_epoch = -1  # in the file of a clean shutdown
@@ -79,6 +80,8 @@ class DataBroker:
 
     def reset(self) -> None:
         """Drops everything that is in the memory of the process."""
+        self.logs = self.given_up | self.logs
+        self.given_up = {}
         self.epoch: int | None = None
         self.image: MetadataImage | None = None
         self.views: dict[int, BrokerView] = {}
@@ -134,6 +137,22 @@ class DataBroker:
         for index, log in self.logs.items():
             if log.directory == directory:
                 self.cores.pop(index, None)
+
+    def find_damage(self, index: int) -> None:
+        """Finds damage in a replica: it is given up as `Hosting` does, if others are in sync."""
+        core = self.cores.get(index)
+        found = None if self.image is None else dict(self._partitions(self.image)).get(index)
+        if core is None or found is None or self.logs[index].directory in self.failed:
+            return
+        others = core.isr.intersection(found.isr)
+        if core.pending is not None:
+            others &= {member.broker_id for member in core.pending.new_isr}
+        if others - {self.broker_id} and found.directory_of(self.broker_id) != LOST_DIRECTORY:
+            self.world.seen["replica given up"] += 1
+            del self.cores[index]
+            self.given_up[index] = self.logs.pop(index)
+            self.offline[index] = True
+            self._tell_directories()
 
     # --- calls to the controller ------------------------------------------------------------------
 
@@ -296,6 +315,7 @@ class DataBroker:
         if self.broker_id not in found.replicas:
             self.cores.pop(index, None)
             self.logs.pop(index, None)
+            self.given_up.pop(index, None)
             self.offline.pop(index, None)
             return
         core = self.cores.get(index) or self._host(index, found)
@@ -343,6 +363,8 @@ class DataBroker:
         is_old = known is not None or not self.saw_image or index in self.offline
         may_hold_data = is_old and found.counts_on(self.broker_id)
         name = TopicPartition(TOPIC, index)
+        if index in self.given_up and (may_hold_data or known != LOST_DIRECTORY):
+            raise StorageError("damaged")
         log = self.logs.get(index)
         if log is not None:
             if log.directory in self.failed:
@@ -354,6 +376,7 @@ class DataBroker:
             name, places, preferred=None, assigned=assigned, may_hold_data=may_hold_data, homes=()
         )
         log = self.logs[index] = ModelLog(home.directory_id)
+        self.world.seen["replica copied anew"] += self.given_up.pop(index, None) is not None
         return log
 
     # --- leading ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class Faults:
         self.switches = rng.random() < 0.4
         self.loses_power = self.elr and not self.switches and rng.random() < 0.7
         self.replaces = rng.random() < 0.4
+        self.damages = world.seed % 4 == 3
         if self.elr:
             self._feature(1)
 
@@ -55,6 +56,8 @@ class Faults:
         ]
         if self.switches:
             verbs.append((rng.choice([800, 3000]), self._switch_elr))
+        if self.damages:
+            verbs.append((300, self._damage_one))
         for mean_ms, verb in verbs:
             moment_ms = self.world.now_ms
             while (moment_ms := moment_ms + 1 + rng.randrange(2 * mean_ms)) < end_ms:
@@ -130,6 +133,11 @@ class Faults:
             self.world.seen["directory failed"] += 1
             broker.fail_directory()
             self.world.trace(f"broker {broker.broker_id} loses a directory")
+
+    def _damage_one(self) -> None:
+        broker, index = self._any(), self.world.rng.randrange(2)
+        if broker.alive:
+            broker.find_damage(index)
 
     # --- the administrator ------------------------------------------------------------------------
 

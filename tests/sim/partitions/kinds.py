@@ -21,6 +21,8 @@ DISK = (
     "directories told",
     "log not made anew",
     "log truncated",
+    "replica copied anew",
+    "replica given up",
 )
 CHANGES = (
     "ELR switched",
