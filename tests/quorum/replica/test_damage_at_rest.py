@@ -98,6 +98,15 @@ def test_an_epoch_beyond_quorum_state_is_damage_unless_the_checkpoint_names_it(s
     assert ReplicatedLog(directory, CONFIG, 0).end_offset == 4
 
 
+def test_batches_that_follow_in_an_epoch_beyond_quorum_state_are_kept():
+    directory = whole_log()
+    log = ReplicatedLog(directory, CONFIG, 0)
+    log.append_values([b"d"], 6, 1000)
+    log.close()
+    QuorumStateStore(directory).write(ElectionState(5, 2))
+    assert ReplicatedLog(directory, CONFIG, 0).end_offset == 6
+
+
 def test_the_damaged_segment_is_kept():
     directory = whole_log()
     directory.flip_bit(LOG_FILE, 15, 0)  # the first batch's epoch: 1 becomes 0

@@ -111,6 +111,16 @@ def test_a_failed_fsync_of_the_file_ends_the_process():
         log.bounds.save()
 
 
+def test_while_the_tail_is_lost_the_durable_end_stays_and_a_leader_ends_the_loss():
+    bounds = LogBoundsStore(filled(8))
+    bounds.opened(5)
+    bounds.lower_to(4)
+    bounds.note_durable(9)
+    assert (bounds.lost, bounds.now) == (True, KnownBounds(8, 6))
+    bounds.found_again(5)
+    assert (bounds.lost, bounds.now) == (False, KnownBounds(5, 5))
+
+
 @pytest.mark.parametrize("crash", ["nothing", "everything"])
 def test_a_truncation_lowers_the_bound_first_so_that_no_crash_looks_like_a_loss(crash):
     directory = filled(8)
