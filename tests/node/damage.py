@@ -77,9 +77,9 @@ class Case:
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
             log = disk.subdirectory(f"{TOPIC}-0")
             assert isinstance(log, MemoryDirectory)
-            if self.rng.random() < 0.12:
-                name = self.rng.choice([name for name in CHECKPOINTS if disk.exists(name)])
-                self._damage(disk, name)
+            there = [name for name in CHECKPOINTS if disk.exists(name)]
+            if self.rng.random() < 0.12 and there:
+                self._damage(disk, self.rng.choice(there))
             else:
                 self._damage(log, self.rng.choice(log.list()))
 
