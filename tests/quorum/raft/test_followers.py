@@ -1,6 +1,4 @@
-"""Followers and replicas without a leader, one rule at a time: whom they ask, what they believe of
-an answer, and when a lost tail of the log is found.
-"""
+"""Followers and replicas without a leader: whom they ask, and what they believe of an answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The state of a replica and its transitions: what a restart and a new leader keep, which changes
-of role are refused, and what a change of the voters does to each role.
-"""
+"""The state of a replica: what restarts and new leaders keep, and which roles are refused."""
 
 from __future__ import annotations
 
