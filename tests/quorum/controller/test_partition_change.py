@@ -180,35 +180,42 @@ def broker(*log_dirs: UUID) -> BrokerRegistration:
     return BrokerRegistration(1, 7, UUID(int=3), (), log_dirs=log_dirs)
 
 
-CLEAN = forgotten(broker(HERE, GONE), unclean=False, gone=(GONE,))
-CLEAN_OF_ONE = forgotten(broker(GONE), unclean=False, gone=(GONE,))
-UNCLEAN = forgotten(broker(HERE), unclean=True, gone=())
+def clean_stop() -> Task:
+    return forgotten(broker(HERE, GONE), unclean=False, gone=(GONE,))
+
+
+def clean_of_one() -> Task:
+    return forgotten(broker(GONE), unclean=False, gone=(GONE,))
+
+
+def unclean_stop() -> Task:
+    return forgotten(broker(HERE), unclean=True, gone=())
 
 
 @pytest.mark.parametrize(
     ("task", "partition", "wanted"),
     [
-        (out_of_service(1), part((1, 2), 2), True),
-        (out_of_service(1), part((2,), 1), True),
-        (out_of_service(1), part((2, 3), 2, (1,)), False),
-        (directories_gone(1, (GONE,)), at(GONE, (1, 2), 2), True),
-        (directories_gone(1, (GONE,)), at(GONE, (2,), 1), True),
-        (directories_gone(1, (GONE,)), at(GONE, (2,), 2, (1,)), True),
-        (directories_gone(1, (GONE,)), at(GONE, (2,), 2), False),
-        (directories_gone(1, (GONE,)), at(HERE, (1, 2), 1), False),
-        (CLEAN, at(HERE, (1, 2), 2), True),
-        (CLEAN, at(HERE, (2,), 1), True),
-        (CLEAN, at(HERE, (2,), 2, (1,)), False),
-        (CLEAN, at(GONE, (2,), 2, (1,)), True),
-        (CLEAN, at(GONE, (), None, last_known_elr=(1,)), True),
-        (CLEAN, part((2,), 2, (1,)), True),
-        (CLEAN, at(HERE, (), None, last_known_elr=(1,)), False),
-        (CLEAN, at(GONE, (2,), 2), False),
-        (UNCLEAN, at(HERE, (2,), 2, (1,)), True),
-        (UNCLEAN, at(HERE, (), None, last_known_elr=(1,)), False),
-        (UNCLEAN, at(HERE, (2, 3), 2), False),
-        (in_service(1), part((1,), None), True),
-        (in_service(1), part((1,), 1), False),
+        (lambda: out_of_service(1), part((1, 2), 2), True),
+        (lambda: out_of_service(1), part((2,), 1), True),
+        (lambda: out_of_service(1), part((2, 3), 2, (1,)), False),
+        (lambda: directories_gone(1, (GONE,)), at(GONE, (1, 2), 2), True),
+        (lambda: directories_gone(1, (GONE,)), at(GONE, (2,), 1), True),
+        (lambda: directories_gone(1, (GONE,)), at(GONE, (2,), 2, (1,)), True),
+        (lambda: directories_gone(1, (GONE,)), at(GONE, (2,), 2), False),
+        (lambda: directories_gone(1, (GONE,)), at(HERE, (1, 2), 1), False),
+        (clean_stop, at(HERE, (1, 2), 2), True),
+        (clean_stop, at(HERE, (2,), 1), True),
+        (clean_stop, at(HERE, (2,), 2, (1,)), False),
+        (clean_stop, at(GONE, (2,), 2, (1,)), True),
+        (clean_stop, at(GONE, (), None, last_known_elr=(1,)), True),
+        (clean_stop, part((2,), 2, (1,)), True),
+        (clean_stop, at(HERE, (), None, last_known_elr=(1,)), False),
+        (clean_stop, at(GONE, (2,), 2), False),
+        (unclean_stop, at(HERE, (2,), 2, (1,)), True),
+        (unclean_stop, at(HERE, (), None, last_known_elr=(1,)), False),
+        (unclean_stop, at(HERE, (2, 3), 2), False),
+        (lambda: in_service(1), part((1,), None), True),
+        (lambda: in_service(1), part((1,), 1), False),
         (NEEDLESS_ELR, part((1,), 1, (2,)), True),
         (NEEDLESS_ELR, part((), None, (2,)), False),
         (NEEDLESS_ELR, part((1,), 1), False),
@@ -223,7 +230,8 @@ UNCLEAN = forgotten(broker(HERE), unclean=True, gone=())
 )
 def test_a_task_wants_the_partitions_that_it_changes_and_no_others(task, partition, wanted) -> None:
     image: Any = SimpleNamespace(is_active=(1, 2, 3).__contains__)
-    assert task.wanted(image, partition) is wanted
+    made = task() if callable(task) else task
+    assert made.wanted(image, partition) is wanted
 
 
 def test_a_partition_that_is_gone_or_wanted_no_more_is_not_changed() -> None:
@@ -243,19 +251,19 @@ def test_a_partition_that_is_gone_or_wanted_no_more_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("task", "partition", "unclean", "directories"),
     [
-        (CLEAN, at(HERE, (1, 2), 1), frozenset(), None),
-        (CLEAN, at(GONE, (1, 2), 1), frozenset((1,)), None),
-        (CLEAN, part((1, 2), 1), frozenset((1,)), None),
-        (CLEAN, part((1,), 1), frozenset((1,)), LOST_DIRECTORY),
+        (clean_stop, at(HERE, (1, 2), 1), frozenset(), None),
+        (clean_stop, at(GONE, (1, 2), 1), frozenset((1,)), None),
+        (clean_stop, part((1, 2), 1), frozenset((1,)), None),
+        (clean_stop, part((1,), 1), frozenset((1,)), LOST_DIRECTORY),
         (
-            forgotten(broker(GONE), unclean=False, gone=(GONE,)),
+            clean_of_one,
             part((1,), 1),
             frozenset((1,)),
             GONE,
         ),
-        (UNCLEAN, at(HERE, (1, 2), 1), frozenset((1,)), None),
-        (directories_gone(1, (GONE,)), at(GONE, (1, 2), 1), frozenset((1,)), None),
-        (out_of_service(1), at(HERE, (1, 2), 1), frozenset(), None),
+        (unclean_stop, at(HERE, (1, 2), 1), frozenset((1,)), None),
+        (lambda: directories_gone(1, (GONE,)), at(GONE, (1, 2), 1), frozenset((1,)), None),
+        (lambda: out_of_service(1), at(HERE, (1, 2), 1), frozenset(), None),
     ],
 )
 def test_what_a_broker_may_have_lost_makes_it_not_eligible(
@@ -268,7 +276,7 @@ def test_what_a_broker_may_have_lost_makes_it_not_eligible(
         return made[-1]
 
     rules: Any = SimpleNamespace(builder=builder)
-    task.draft(rules, None, 0, partition)
+    task().draft(rules, None, 0, partition)
     assert made[0].unclean_shutdown == unclean
     assert made[0].target_isr == tuple(r for r in partition.isr if r != 1)
     found = made[0].target_directories

@@ -15,7 +15,7 @@ from quorum.raft.roles import Leader
 from quorum.raft.voters import ReplicaKey
 from snapshot import SnapshotId
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
-from tests.quorum.raft.test_rules import KEYS, FakeLog, ask, replica
+from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, ask, replica
 from tidemark.errors import ErrorCode
 
 CHECKPOINT = SnapshotId(2, 1)
@@ -69,7 +69,7 @@ def test_who_does_not_lead_answers_no_fetch(request_) -> None:
     follower = replica(state=ElectionState(EPOCH, 3))
     response, _ = ask(follower, request_)
     assert response.header.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert response.header.leader_id == 3
+    assert (response.header.leader_id, response.header.leader_endpoint) == (3, ENDPOINTS[3])
 
 
 # --- what is answered -----------------------------------------------------------------------------

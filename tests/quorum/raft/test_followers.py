@@ -190,6 +190,14 @@ def test_only_a_checkpoint_that_is_newer_and_not_below_the_high_watermark_is_fet
     assert (effects.remote_fault is None) == begins
 
 
+def test_the_checkpoint_that_is_here_is_not_fetched_again() -> None:
+    here = SnapshotId(20, 4)
+    follower = FollowerOf3(FakeLog([(4, 0)], 30, 20, [here]))
+    effects = follower.answer(m.FetchResponse(header(), 25, snapshot_id=here))
+    assert follower.replica.role.download is None
+    assert effects.remote_fault is not None
+
+
 # --- reports of checkpoints -----------------------------------------------------------------------
 
 HERE = SnapshotId(30, 4)
