@@ -13,6 +13,7 @@ durable. A contradiction between the two is never resolved in favour of less dat
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from tidemark.errors import StorageError
 
@@ -42,6 +43,18 @@ def check_end(path: str, end: int, recovery_point: int | None) -> None:
             " another replica is in sync. If there is none, stop the broker and restore the files"
             f" of {path}. To continue without the missing records, keep a copy of {path}, and"
             " remove recovery-point-offset-checkpoint before the start"
+        )
+
+
+def check_indexes(path: str, without_segment: Collection[str]) -> None:
+    """Raises RecordsMissingError if indexes of a log that was closed cleanly have no segment."""
+    if without_segment:
+        name = min(without_segment)
+        raise RecordsMissingError(
+            f"{path} has {name} without its segment, although it was closed cleanly: the segment"
+            " is gone. The log is copied anew from its leader as soon as another replica is in"
+            f" sync. If there is none, stop the broker and restore the files of {path}; to continue"
+            " without these records, remove the indexes"
         )
 
 

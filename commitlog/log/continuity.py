@@ -16,7 +16,7 @@ has a checksum. A batch that agrees with its neighbours against the lineage is b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,19 +37,9 @@ GAPS_FILE = "gaps"
 """Its existence notes that segments of another program left gaps in the log."""
 
 
-def has_gaps(segments: Sequence[Segment], without_segment: Collection[int] = ()) -> bool:
-    """Whether segments of another program left gaps between them.
-
-    `without_segment`: base offsets of indexes that had no segment. Segments are removed at either
-    end of a log, so such an index in a gap shows that its segment was lost.
-    """
-    found = False
-    for one, following in pairwise(segments):
-        gap = range(one.next_offset, following.base_offset)
-        if any(base in gap for base in without_segment):
-            return False
-        found = found or bool(gap)
-    return found
+def has_gaps(segments: Sequence[Segment]) -> bool:
+    """Whether a segment ends before the next one begins."""
+    return any(one.next_offset < following.base_offset for one, following in pairwise(segments))
 
 
 def note_gaps(directory: Directory) -> None:

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
-from commitlog.log.claims import check_end
+from commitlog.log.claims import check_end, check_indexes
 from commitlog.log.continuity import (
     Gap,
     Tail,
@@ -85,10 +85,10 @@ class Loaded:
     recovered_segments: int
 
 
-def remove_leftovers(directory: Directory) -> tuple[list[str], set[int]]:
-    """Removes temporary files of the last run, and finishes swaps.
+def remove_leftovers(directory: Directory, clean: bool) -> list[str]:
+    """Removes temporary files of the last run, and finishes swaps; returns the remaining names.
 
-    Returns the remaining names, and the base offsets of indexes that had no segment.
+    Raises RecordsMissingError if an index has no segment after a clean stop.
     """
     names = directory.list()
     if any(name.endswith(_LEFTOVERS) for name in names):  # rarely: one listing is enough otherwise
@@ -97,16 +97,17 @@ def remove_leftovers(directory: Directory) -> tuple[list[str], set[int]]:
             if name.endswith((DELETED_SUFFIX, ".tmp")):
                 directory.remove(name)
         names = directory.list()
-    known, left = set(names), []
-    without_segment = set()
-    for name in names:
-        stem = name[:20]
-        if name.endswith(_INDEXES) and stem.isdigit() and stem + LOG_SUFFIX not in known:
-            directory.remove(name)
-            without_segment.add(int(stem))
-        else:
-            left.append(name)
-    return left, without_segment
+    known = set(names)
+    alone = {
+        name
+        for name in names
+        if name.endswith(_INDEXES) and name[:20].isdigit() and name[:20] + LOG_SUFFIX not in known
+    }
+    if clean:
+        check_indexes(directory.path, alone)
+    for name in alone:
+        directory.remove(name)
+    return [name for name in names if name not in alone]
 
 
 def load_segments(
@@ -119,9 +120,9 @@ def load_segments(
     now_ms: int,
 ) -> Loaded:
     """Performs steps 1 to 3, and updates `epochs` from the recovered batches. `recovery_point`:
-    None if unknown. Raises RecordsMissingError if the log would end below it.
+    None if unknown. Raises RecordsMissingError if the log would end below it, or lacks a segment.
     """
-    names, without_segment = remove_leftovers(directory)
+    names = remove_leftovers(directory, clean)
     segments = [
         Segment(
             directory,
@@ -140,7 +141,7 @@ def load_segments(
     if clean and segments[-1].fault is None and not pretends(segments[-1], recovery_point):
         check_end(directory.path, segments[-1].next_offset, recovery_point)
         _find_epochs(epochs, segments)
-        if recovery_point is None and has_gaps(segments, without_segment):
+        if recovery_point is None and has_gaps(segments):
             note_gaps(directory)
         return Loaded(segments, 0, 0, 0)
     first = len(segments) - 1

@@ -139,13 +139,14 @@ def test_a_checkpoint_of_epochs_that_is_damaged_is_found_again() -> None:
 
 
 def test_leftovers_of_deletion_and_cleaning_go_and_swaps_are_finished() -> None:
+    """A crash leaves them. A clean stop leaves none."""
     directory, records = closed_log()
     first = min(n for n in directory.list() if n.endswith(".log"))
     directory.rename(first, first + ".swap")
     for name in ("00000000000000000900.log.deleted", "00000000000000000901.log.cleaned"):
         directory.write_atomic(name, b"x")
     directory.write_atomic("00000000000000000950.index", b"")
-    log = open_log(directory, SETTINGS, clean=True)
+    log = open_log(directory, SETTINGS, clean=False)
     assert_serves(log, records)
     assert not [n for n in directory.list() if n.startswith("000000000000000009")]
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.claims import RecordsMissingError
 from commitlog.log.log import Log
 from commitlog.types import CorruptLogError
 from tests.commitlog.builders import NOW, batch, config, open_log, records_of
@@ -190,11 +191,26 @@ def test_exchanged_files_are_an_error(clean: bool) -> None:
 def test_a_segment_that_is_gone_is_an_error() -> None:
     directory, records, epochs = written()
     _, middle, *_ = sorted({name for name, _ in places(directory)})
-    directory.remove(middle)
+    for suffix in (".log", ".index", ".timeindex"):
+        directory.remove(middle.replace(".log", suffix))
     log = open_log(directory, SETTINGS, clean=True, recovery_point=len(records))
     reader = Reader(log, records, epochs)
     reader.read_all()
     assert reader.errors
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_index_without_its_segment_after_a_clean_stop_shows_that_records_are_missing(
+    number: int,
+) -> None:
+    """Without the first segment the log would begin later, and its followers would follow."""
+    directory, records, _ = written()
+    log_file = sorted({name for name, _ in places(directory)})[number]
+    directory.remove(log_file)
+    before = directory.list()
+    with pytest.raises(RecordsMissingError, match=log_file.removesuffix(".log")):
+        open_log(directory, SETTINGS, clean=True, recovery_point=len(records))
+    assert directory.list() == before
 
 
 def test_the_error_names_file_and_position() -> None:
