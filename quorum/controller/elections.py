@@ -8,7 +8,7 @@ records on every node. A task of one broker looks at that broker's partitions on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -117,14 +117,6 @@ class Task:
         if partition is None or not self.wanted(rules.image, partition):
             return None
         return self.draft(rules, topic, index, partition).build()
-
-    def changes(self, rules: ElectionRules) -> Iterator[pb.MetadataRecord]:
-        """All changes at once."""
-        for topic in rules.image.topics.ordered():
-            for index in self.chosen(rules.image, topic):
-                record = self.change(rules, topic, index)
-                if record is not None:
-                    yield record
 
 
 def has_leaderships(image: MetadataImage, broker_id: int) -> bool:
