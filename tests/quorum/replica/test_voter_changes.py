@@ -16,6 +16,7 @@ from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
 
 WAIT_MS = 20_000
+RETRIABLE = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS)
 
 
 def add(nodes, node_id, *, timeout_ms=WAIT_MS, key=None):
@@ -29,14 +30,16 @@ def remove(nodes, node_id, *, key=None):
 
 
 async def change(nodes, request):
-    """Sends a request to the current leader, and again while the leadership changes."""
+    """Sends a request to the current leader. Repeats it as a client does, while the leadership
+    changes or a voter looks silent.
+    """
     while True:
         leader = await nodes.elected()
         response = await leader.handle(request)
         busy = response.header.error == ErrorCode.REQUEST_TIMED_OUT and "try again" in (
             response.message
         )
-        if response.header.error != ErrorCode.NOT_LEADER_OR_FOLLOWER and not busy:
+        if response.header.error not in RETRIABLE and not busy:
             return response.header.error
         await asyncio.sleep(0.01)
 
