@@ -86,6 +86,10 @@ _NOTHING = _nothing()
 """A cancelled handle, which the loop skips."""
 
 
+class _DefaultExecutor:
+    """The executor of `asyncio.to_thread`."""
+
+
 class ServerLoop(VirtualTimeLoop):
     """`run_in_executor` runs the work after a delay, one job at a time per executor."""
 
@@ -93,6 +97,7 @@ class ServerLoop(VirtualTimeLoop):
         super().__init__()
         self._ready = _Ready(self._ready)
         self._busy_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self._threads = _DefaultExecutor()
         self.set_task_factory(self._task_of_life)
 
     def take_back(self, handles: list[asyncio.Handle]) -> None:
@@ -112,6 +117,7 @@ class ServerLoop(VirtualTimeLoop):
         future: asyncio.Future[Any] = self.create_future()
         life = _LIFE.get()
         assert life is not None, "disk work belongs to a node"
+        executor = executor or self._threads
         begin_s = max(self.time(), self._busy_until_s.get(executor, 0.0))
         end_s = begin_s + life.disk_delay_s()
         self._busy_until_s[executor] = end_s

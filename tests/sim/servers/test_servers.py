@@ -48,7 +48,7 @@ def outcome_of(seed: int) -> ServerOutcome:
 def test_no_acknowledged_change_is_lost_and_all_images_are_equal(seed):
     outcome = outcome_of(seed)
     assert outcome.elections > 0
-    assert outcome.answers["NONE"] > 0
+    assert any(answer.endswith("NONE") for answer in outcome.answers)  # topics, settings, moves
 
 
 def test_the_seeds_meet_what_they_are_for():
