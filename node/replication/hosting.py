@@ -157,7 +157,7 @@ class Hosting:
             return
         isr_before = hosted.core.isr
         new_epoch = hosted.core.apply(
-            _registration(registration), hosted.log.log_end_offset, self._clock.mono_ms()
+            registration_of(registration), hosted.log.log_end_offset, self._clock.mono_ms()
         )
         try:
             if hosted.is_leader:
@@ -282,7 +282,7 @@ class Hosting:
         It is reported as lost: others lead, and the ISR continues without it. Once the metadata
         says so and does not count on it, `_host` copies it anew from the leader.
         """
-        registration = self._registration(hosted.topic_partition)
+        registration = self._known(hosted.topic_partition)
         core = hosted.core
         others = frozenset(() if registration is None else registration.isr) & core.isr
         if core.pending is not None:
@@ -304,11 +304,11 @@ class Hosting:
         self._partitions.remove(topic_partition)
         self._partitions.offline[topic_partition] = str(error)
         self._logs.refuse(topic_partition, StorageError(str(error)))
-        registration = self._registration(topic_partition)
+        registration = self._known(topic_partition)
         if registration is not None:
             self._report_lost(identity, registration, error)
 
-    def _registration(self, topic_partition: TopicPartition) -> PartitionRegistration | None:
+    def _known(self, topic_partition: TopicPartition) -> PartitionRegistration | None:
         topic = self._cluster.image.topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
@@ -325,7 +325,7 @@ class Hosting:
             if hosted is None or home is None:
                 continue
             self._offline(hosted, home.state.offline())
-            known = self._registration(topic_partition)
+            known = self._known(topic_partition)
             if home.directory_id is not None and (
                 known is None or known.directory_of(node_id) != home.directory_id
             ):
@@ -457,7 +457,8 @@ class Hosting:
             hosted.stop()
 
 
-def _registration(found: PartitionRegistration) -> Registration:
+def registration_of(found: PartitionRegistration) -> Registration:
+    """Returns the facts of the metadata that a partition's core applies."""
     return Registration(
         found.replicas,
         found.isr,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from node.partition.core import AlterResult, BrokerView, IsrProposal, Partition, Role
-from node.replication.hosting import _registration
+from node.replication.hosting import registration_of
 from quorum.controller.core import ControllerCore
 from quorum.image import LeaderRecoveryState, MetadataImage
 from quorum.image.image import ELR_VERSION
@@ -318,7 +318,7 @@ class History:
             found = topic.partitions[0]
             old = None if before is None else before.topics.get(name)
             if old is None or old.partitions[0] != found:
-                core.apply(_registration(found), len(log), self.s.now_ms)
+                core.apply(registration_of(found), len(log), self.s.now_ms)
                 self.propose(broker, name, core.maybe_recover())
                 core.maybe_advance_high_watermark(self.s.now_ms)
             core.min_insync_replicas = broker.least_isr(name)

@@ -19,9 +19,9 @@ from node.partition.core import (
     BrokerView,
     IsrProposal,
     Partition,
-    Registration,
     Role,
 )
+from node.replication.hosting import registration_of
 from quorum.controller.configs import TopicSettings
 from quorum.image import MetadataImage, PartitionRegistration
 from quorum.image.types import LOST_DIRECTORY
@@ -38,19 +38,6 @@ LAG_MAX_MS = 900
 RETRY_MS = 250
 HEARTBEAT_MS = 250
 FETCHED_MAX = 8
-
-
-def registration_of(found: PartitionRegistration) -> Registration:
-    return Registration(
-        found.replicas,
-        found.isr,
-        found.leader,
-        found.leader_epoch,
-        found.partition_epoch,
-        found.adding,
-        bool(found.leader_recovery_state),
-        found.elr,
-    )
 
 
 @dataclass(frozen=True)
