@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.virtual_time import run
 from tidemark import wire
-from tidemark.wire.exchange import Exchange, answer_in_order
+from tidemark.wire.exchange import _ASKED_MAX, Exchange, answer_in_order
 
 Answer = Callable[[bytes], bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]]
 
@@ -210,3 +211,103 @@ def test_nobody_listens() -> None:
         await channel.close(None)
 
     asyncio.run(main())
+
+
+class FakeCall:
+    """A call in this process; it is its own channel."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.answers: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.write_error: BaseException | None = None
+        self.is_cancelled = False
+
+    def stream_stream(self, *_: Any) -> Callable[[], FakeCall]:
+        return lambda: self
+
+    async def write(self, message: bytes) -> None:
+        await self.may_write.wait()
+        if self.write_error is not None:
+            raise self.write_error
+        self.written.append(message)
+
+    async def read(self) -> bytes:
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.mark.parametrize("where", ["write", "read", "answer that nobody asked for"])
+def test_an_end_that_nobody_foresaw_closes_the_call_and_fails_what_waits(where: str) -> None:
+    async def main() -> None:
+        call = FakeCall()
+        exchange = Exchange(call, "/t.T/Ask")
+        if where == "write":
+            call.write_error = RuntimeError("no memory")
+        waiting = [asyncio.ensure_future(exchange.ask(b"%d" % n, 60)) for n in range(3)]
+        await asyncio.sleep(0)
+        if where == "read":
+            call.answers.put_nowait(RuntimeError("not a message"))
+        elif where.startswith("answer"):
+            for _ in range(4):
+                call.answers.put_nowait(b"a")
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        if where.startswith("answer"):
+            assert results == [b"a"] * 3
+            await asyncio.sleep(0)
+        else:
+            codes = [error.code() for error in results]  # type: ignore[union-attr]
+            assert codes == [grpc.StatusCode.UNAVAILABLE] * 3
+        assert not exchange.is_open
+        assert call.is_cancelled
+        with pytest.raises(grpc.aio.AioRpcError):
+            await exchange.ask(b"later", 60)
+        assert asyncio.get_running_loop().time() < 1, "before the requests' own time is up"
+
+    run(main())
+
+
+def test_requests_that_no_longer_wait_are_not_sent_and_keep_no_memory() -> None:
+    async def main() -> None:
+        call = FakeCall()
+        call.may_write.clear()  # the node hangs: it takes nothing
+        exchange = Exchange(call, "/t.T/Ask")
+        for _ in range(3 * _ASKED_MAX):
+            with pytest.raises(grpc.aio.AioRpcError) as found:
+                await exchange.ask(b"stale", 1)
+            assert found.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert len(exchange._outgoing) + len(exchange._waiting) == 1, "the one that is being sent"
+        call.may_write.set()
+        fresh = asyncio.ensure_future(exchange.ask(b"fresh", 1))
+        await asyncio.sleep(0.1)
+        assert call.written == [b"stale", b"fresh"]
+        call.answers.put_nowait(b"of the stale one")
+        call.answers.put_nowait(b"of the fresh one")
+        assert await fresh == b"of the fresh one"
+        exchange.close()
+
+    run(main())
+
+
+def test_requests_beyond_the_limit_are_refused_at_once() -> None:
+    async def main() -> None:
+        call = FakeCall()
+        exchange = Exchange(call, "/t.T/Ask")
+        waiting = [asyncio.ensure_future(exchange.ask(b"x", 60)) for _ in range(_ASKED_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await exchange.ask(b"one more", 60)
+        assert found.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        call.answers.put_nowait(b"a")
+        assert await waiting[0] == b"a"
+        assert exchange.is_open
+        exchange.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(main())

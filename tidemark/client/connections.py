@@ -53,10 +53,19 @@ def parse_bootstrap_servers(bootstrap_servers: str | Sequence[str]) -> tuple[End
     return found
 
 
+# Details of statuses that gRPC itself makes of a broken call. A write to a node that dies ends with
+# the first. HTTP/2's RST_STREAM is INTERNAL for most of its codes. A handler's error is UNKNOWN
+# with other details.
+_BROKEN_CALL = ("Internal error from Core", "Received RST_STREAM", "RST_STREAM", "Stream removed")
+_MADE_BY_TRANSPORT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
 def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiError:
-    """The error of the table for a failed call."""
+    """The error of the table for a failed call; a call that broke is a NetworkError."""
     text = f"{address}: {details or code.name}"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED):
+        return NetworkError(text)
+    if code in _MADE_BY_TRANSPORT and details.startswith(_BROKEN_CALL):
         return NetworkError(text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return RequestTimedOutError(text)

@@ -12,6 +12,7 @@ Importing this module imports gRPC.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,24 +20,32 @@ from typing import Any
 import grpc
 import grpc.aio
 
+logger = logging.getLogger(__name__)
+
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
-_UNDER_WAY_MAX = 64
+_UNDER_WAY_MAX = 64  # that a node works on
+_ASKED_MAX = 1024  # that a call takes from its client before it refuses more
 
 
 class Exchange:
     """The requesting side of one call; belongs to one event loop.
 
     After a failure it stays failed: all requests under way, and all later ones, raise the error
-    that ended the call. The caller limits the number of requests under way.
+    that ended the call. Any end of one of its two tasks is such a failure, foreseen or not.
+    At most `_ASKED_MAX` requests are without an answer; a further one is refused. A request that
+    nobody waits for any more is not sent.
     """
 
     def __init__(self, channel: Any, path: str) -> None:
         # No serializers: requests and answers are bytes.
         self._call = channel.stream_stream(path, None, None)()
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._outgoing: deque[_Outgoing] = deque()  # not written yet
+        self._has_outgoing = asyncio.Event()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()  # written, not answered yet
         self._error: grpc.aio.AioRpcError | None = None
         self._tasks = [asyncio.ensure_future(self._send()), asyncio.ensure_future(self._receive())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     @property
     def is_open(self) -> bool:
@@ -47,23 +56,44 @@ class Exchange:
 
         A request that times out or is cancelled does not end the call: its answer is dropped when
         it comes. Raises grpc.aio.AioRpcError; its code is DEADLINE_EXCEEDED after `timeout_s`
-        seconds.
+        seconds, and RESOURCE_EXHAUSTED if too many requests have no answer yet.
         """
         if self._error is not None:
             raise self._error
+        if len(self._outgoing) + len(self._waiting) >= _ASKED_MAX:
+            text = f"{_ASKED_MAX} requests of this call have no answer yet"
+            raise _status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
-        self._waiting.append(answer)
-        self._outgoing.put_nowait(request)
+        outgoing = _Outgoing(request, answer)
+        self._outgoing.append(outgoing)
+        self._has_outgoing.set()
         limit = loop.call_later(timeout_s, _expire, answer, timeout_s)
         try:
             return await answer
         finally:
             limit.cancel()
+            if not outgoing.is_written and self._error is None:
+                self._outgoing.remove(outgoing)
 
     def close(self) -> None:
         """Ends the call; requests under way raise CANCELLED. Idempotent."""
         self._fail(_status(grpc.StatusCode.CANCELLED, "the exchange was closed"))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Fails the call with the error of the task that ended, if nothing else did before."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._fail(error)
+        elif error is not None:
+            logger.error("an open call failed: %r", error, exc_info=error)
+            self._fail(_status(grpc.StatusCode.UNAVAILABLE, f"the call failed: {error!r}"))
+        elif task is self._tasks[1] or task.cancelled():
+            # Cancelled by `_fail`, or by gRPC: closing a channel cancels its calls.
+            cancelled = task.cancelled()
+            code = grpc.StatusCode.CANCELLED if cancelled else grpc.StatusCode.UNAVAILABLE
+            text = "the call was cancelled" if cancelled else "the node ended the call"
+            self._fail(_status(code, text))
 
     def _fail(self, error: grpc.aio.AioRpcError) -> None:
         if self._error is not None:
@@ -72,31 +102,45 @@ class Exchange:
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
-        for answer in self._waiting:
+        for answer in [*self._waiting, *(outgoing.answer for outgoing in self._outgoing)]:
             if not answer.done():
                 answer.set_exception(error)
         self._waiting.clear()
+        self._outgoing.clear()
 
     async def _send(self) -> None:
         while True:
+            while not self._outgoing:
+                self._has_outgoing.clear()
+                await self._has_outgoing.wait()
+            outgoing = self._outgoing.popleft()
+            outgoing.is_written = True
+            if outgoing.answer.done():
+                continue
+            self._waiting.append(outgoing.answer)
             try:
-                await self._call.write(await self._outgoing.get())
+                await self._call.write(outgoing.request)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the call has ended; `_receive` gets the reason
 
     async def _receive(self) -> None:
-        error = _status(grpc.StatusCode.UNAVAILABLE, "the node ended the call")
-        try:
-            while (message := await self._call.read()) is not _END:
-                answer = self._waiting.popleft()
-                if not answer.done():
-                    answer.set_result(message)
-        except grpc.aio.AioRpcError as ended:
-            error = ended
-        except asyncio.CancelledError:
-            # By `_fail`, or by gRPC: closing a channel cancels its calls.
-            error = _status(grpc.StatusCode.CANCELLED, "the call was cancelled")
-        self._fail(error)
+        while (message := await self._call.read()) is not _END:
+            if not self._waiting:
+                raise _status(grpc.StatusCode.UNAVAILABLE, "an answer without a request")
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_result(message)
+
+
+class _Outgoing:
+    """A request, and the future of its answer."""
+
+    __slots__ = ("answer", "is_written", "request")
+
+    def __init__(self, request: bytes, answer: asyncio.Future[bytes]) -> None:
+        self.request = request
+        self.answer = answer
+        self.is_written = False
 
 
 def _expire(answer: asyncio.Future[bytes], timeout_s: float) -> None:
