@@ -133,6 +133,7 @@ class Partition:
     leader: int | None = None
     leader_epoch: int = -1
     partition_epoch: int = -1
+    leading_since_epoch: int = -1  # the first epoch of this leadership, which may last over several
     leader_epoch_start_offset: int | None = None
     recovering: bool = False
     replicas: tuple[int, ...] = ()
@@ -177,6 +178,8 @@ class Partition:
 
     def _lead(self, new_epoch: bool, removed: frozenset[int], now_ms: int) -> None:
         fresh = new_epoch or self.role is not Role.LEADER
+        if self.role is not Role.LEADER:
+            self.leading_since_epoch = self.leader_epoch
         self.role = Role.LEADER
         if fresh or self.leader_epoch_start_offset is None:
             self.leader_epoch_start_offset = self.log_end_offset
@@ -425,8 +428,12 @@ class Partition:
 
     def ack_state(self, required_offset: int, leader_epoch: int) -> AckState:
         """Whether a produce appended in `leader_epoch`, whose records end at `required_offset`, can
-        be answered."""
-        if self.role is not Role.LEADER or self.leader_epoch != leader_epoch:
+        be answered.
+
+        A higher epoch of the same leader keeps the records where they are, so it waits on. Between
+        two leaderships the log may have been truncated, and the offset may be another record's.
+        """
+        if self.role is not Role.LEADER or leader_epoch < self.leading_since_epoch:
             return AckState(True, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.high_watermark < required_offset:
             return _WAIT
@@ -443,6 +450,7 @@ class Partition:
             assert self.node_id not in self.remotes, "the leader is no remote replica"
             assert set(self.remotes) == set(self.replicas) - {self.node_id}, "remotes and replicas"
             assert self.leader_epoch_start_offset is not None, "a leader knows where it began"
+            assert self.leading_since_epoch <= self.leader_epoch, "leads since a later epoch"
         else:
             assert self.pending is None, "only a leader proposes"
             assert not self.remotes, "only a leader tracks replicas"

@@ -115,7 +115,7 @@ class HostedPartition:
         _wake(self.data_waiters)
 
     def role_changed(self) -> None:
-        """Wakes all waiters; produces of an older epoch fail."""
+        """Wakes all waiters; produces fail unless this node leads on."""
         self.answer_acks()
         _wake(self.data_waiters)
         _wake(self.commit_waiters)

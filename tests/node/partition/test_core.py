@@ -342,6 +342,32 @@ def test_acks_wait_for_the_watermark_and_fail_with_the_leadership() -> None:
     assert leader.core.ack_state(10, 5) == (True, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
+def test_acks_wait_on_over_epochs_of_the_same_leader_until_replicas_have_the_records() -> None:
+    leader = Leader(min_isr=2)
+    leader.append(10)
+    leader.fetch(2, 10)
+    for epoch in (6, 7):
+        leader.core.apply(Registration((1, 2, 3), (1, 2, 3), 1, epoch, 2 + epoch), 10, 0)
+        assert not leader.core.ack_state(10, 5).done
+    leader.fetch(2, 10)
+    assert not leader.core.ack_state(10, 5).done, "3 has not fetched in the new epoch"
+    leader.fetch(3, 10)
+    assert leader.core.ack_state(10, 5) == (True, ErrorCode.NONE)
+
+
+def test_acks_of_an_earlier_leadership_fail_whatever_is_committed_at_their_offset() -> None:
+    leader = Leader()
+    leader.append(10)
+    leader.core.apply(Registration((1, 2, 3), (1, 2, 3), 2, 6, 8), 10, 0)
+    leader.core.on_truncate(4, 0)
+    leader.core.on_append(12, 0)  # other records, of node 2
+    leader.core.apply(Registration((1, 2, 3), (1,), 1, 7, 9), 12, 0)
+    leader.core.maybe_advance_high_watermark(0)
+    assert leader.core.high_watermark == 12
+    assert leader.core.ack_state(10, 5) == (True, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert leader.core.ack_state(12, 7) == (True, ErrorCode.NONE)
+
+
 def test_a_followers_watermark_stays_within_its_log() -> None:
     core = Partition(IDENTITY, 2, dict)
     core.apply(Registration((1, 2), (1, 2), 1, 0, 0), 4, 0)

@@ -172,6 +172,47 @@ def test_a_parked_fetch_ends_empty_when_its_time_is_over() -> None:
     scenario(test)
 
 
+def test_a_waiting_produce_waits_on_while_the_leader_stays_and_its_epoch_rises() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        await cluster.settle()
+        cluster.cut |= {(2, 1), (3, 1)}
+        produced = asyncio.ensure_future(cluster.nodes[1].produce("x", timeout_ms=60_000))
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            cluster.change(leader=1)
+            await asyncio.sleep(0.1)
+            assert not produced.done()
+        assert cluster.partition.leader_epoch == 2
+        cluster.cut.clear()
+        result = await produced
+        assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
+        await cluster.settle()
+        assert await cluster.nodes[1].read_all() == ["x"]
+
+    scenario(test)
+
+
+def test_a_produce_of_a_leader_that_was_away_is_refused_and_its_truncated_record_is_gone() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic()
+        await cluster.settle()
+        cluster.cut |= {(2, 1), (3, 1)}
+        produced = asyncio.ensure_future(cluster.nodes[1].produce("x", timeout_ms=60_000))
+        await asyncio.sleep(0.1)
+        cluster.change(leader=2)
+        await asyncio.sleep(0)
+        assert produced.done(), "at once"
+        cluster.cut.clear()
+        assert (await cluster.nodes[2].produce("y")).base_offset == 0
+        cluster.change(leader=1)
+        await cluster.settle()
+        assert produced.result().error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await cluster.nodes[1].read_all() == ["y"]
+
+    scenario(test)
+
+
 def test_a_parked_fetch_and_a_waiting_produce_end_when_the_leadership_moves() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.create_topic()
