@@ -79,7 +79,7 @@ def transactional_log(log: Log, rng: random.Random) -> None:
                 transactional=True,
             )
             sequences[producer] += 5
-            log.append_as_leader(batch, 0, NOW_MS)
+            log.append_as_leader(batch, 0, NOW_MS, verified=True)
         for producer in sequences:
             marker = encode_control_batch(
                 [EndTransactionMarker((round_number + producer) % 2 == 0, 3)],

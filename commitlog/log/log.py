@@ -137,12 +137,14 @@ class Log:
         now_ms: int,
         *,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        verified: bool = False,
     ) -> AppendInfo:
         """Appends whole batches, all or none, to one segment; assigns offsets and the leader epoch.
 
-        A batch that an idempotent producer sends again is not written: the result has the offsets
-        of the first time, and `duplicate`. Raises the errors of `validation.prepare_leader` and
-        `producer_checks.check_producers`, and StorageError.
+        A client's transactional batch needs `verified`: its coordinator knows the transaction
+        (KIP-890). A batch that an idempotent producer sends again is not written: the result has
+        the offsets of the first time, and `duplicate`. Raises the errors of
+        `validation.prepare_leader` and `producer_checks.check_producers`, and StorageError.
         """
         prepared = prepare_leader(
             records,
@@ -156,7 +158,7 @@ class Log:
             duplicate = find_duplicate(prepared, self.producers, self._log_start_offset, origin)
             if duplicate is not None:
                 return duplicate
-            check_producers(prepared, self.producers, origin)
+            check_producers(prepared, self.producers, origin, verified=verified)
         with self._lock:
             return self._append(prepared, now_ms)
 

@@ -41,7 +41,11 @@ def find_duplicate(
 
 
 def check_producers(
-    prepared: Prepared, producers: ProducerStateManager, origin: AppendOrigin
+    prepared: Prepared,
+    producers: ProducerStateManager,
+    origin: AppendOrigin,
+    *,
+    verified: bool = False,
 ) -> None:
     """Raises if a leader must not append these batches; changes nothing. Only clients count
     sequences: batches that a coordinator writes for a producer (offsets committed in its
@@ -49,8 +53,9 @@ def check_producers(
 
     Raises InvalidProducerEpochError for an epoch older than the producer's, and
     OutOfOrderSequenceNumberError for a gap. Raises InvalidTxnStateError for a batch outside of the
-    open transaction. Raises TransactionCoordinatorFencedError for a marker of an older coordinator
-    than the last one's.
+    open transaction, and for a client's transactional batch that is not `verified`. Nobody would
+    end its transaction: read_committed readers, the tier and the cleaner would stop there. Raises
+    TransactionCoordinatorFencedError for a marker of an older coordinator than the last one's.
     """
     staged: dict[int, ProducerEntry] = {}
     for header, source in zip(prepared.headers, prepared.sources, strict=True):
@@ -59,7 +64,7 @@ def check_producers(
         known = staged.get(header.producer_id) or producers.producers.get(header.producer_id)
         known = known or ProducerEntry(header.producer_id)
         ended = end_transaction(source, header.position) if header.is_control else None
-        _check_one(header, known, ended, sequences=origin is AppendOrigin.CLIENT)
+        _check_one(header, known, ended, of_client=origin is AppendOrigin.CLIENT, verified=verified)
         if len(prepared.headers) > 1:
             staged[header.producer_id] = _after(header, known, ended)
 
@@ -70,7 +75,12 @@ def add_one(sequence: int) -> int:
 
 
 def _check_one(
-    header: Header, known: ProducerEntry, ended: EndTransactionMarker | None, *, sequences: bool
+    header: Header,
+    known: ProducerEntry,
+    ended: EndTransactionMarker | None,
+    *,
+    of_client: bool,
+    verified: bool,
 ) -> None:
     who, epoch = f"producer {header.producer_id}", known.producer_epoch
     if header.producer_epoch < epoch:
@@ -82,7 +92,12 @@ def _check_one(
                 f" of {known.coordinator_epoch}"
             )
         return
-    if sequences and epoch >= 0:
+    if of_client and header.is_transactional and not verified:
+        raise InvalidTxnStateError(
+            f"{who}: the batch is part of no transaction that a coordinator knows; send it without"
+            " a transaction"
+        )
+    if of_client and epoch >= 0:
         is_new = header.producer_epoch != epoch
         if is_new and header.base_sequence != 0:
             raise OutOfOrderSequenceNumberError(

@@ -89,7 +89,7 @@ class CompactionMachine(RuleBasedStateMachine):
             options = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": self.sequence}
             self.sequence += len(pairs)
         data = encode_batch(records, compression=codec, transactional=transactional, **options)
-        self.log.append_as_leader(data, 1, self.now)
+        self.log.append_as_leader(data, 1, self.now, verified=transactional)
         self.log.update_high_watermark(self.log.log_end_offset)
         return list(range(first, first + len(pairs)))
 

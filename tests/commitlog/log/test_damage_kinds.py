@@ -35,7 +35,8 @@ def written() -> MemoryDirectory:
         producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": number * 2}
         log.append_as_leader(batch(2, timestamp=NOW + number, **producer), 1 + number // 3, NOW)
         ours = {"producer_id": 6, "producer_epoch": 0, "base_sequence": number}
-        log.append_as_leader(batch(1, transactional=True, **ours), 2 if number > 2 else 1, NOW)
+        epoch = 2 if number > 2 else 1
+        log.append_as_leader(batch(1, transactional=True, **ours), epoch, NOW, verified=True)
     marker = encode_control_batch(
         [EndTransactionMarker(False, 1)],
         base_offset=0,

@@ -447,9 +447,8 @@ def test_a_clean_restart_replays_nothing_and_an_unclean_one_finds_the_same() -> 
 
 def test_a_coordinator_may_write_markers() -> None:
     log = open_log()
-    log.append_as_leader(
-        batch(2, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True), 1, NOW
-    )
+    sent = batch(2, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+    log.append_as_leader(sent, 1, NOW, verified=True)
     log.update_high_watermark(2)
     assert (log.first_unstable_offset, log.last_stable_offset) == (0, 0)
     log.append_as_leader(marker(committed=False), 1, NOW, origin=AppendOrigin.COORDINATOR)

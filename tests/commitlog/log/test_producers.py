@@ -115,15 +115,35 @@ def test_a_coordinator_of_an_older_epoch_is_fenced_as_by_kafka() -> None:
 def test_nothing_is_sent_outside_of_an_open_transaction_as_by_kafka() -> None:
     log = open_log()
     fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
-    log.append_as_leader(batch(2, base_sequence=0, transactional=True, **fields), 1, NOW)
+    first = batch(2, base_sequence=0, transactional=True, **fields)
+    log.append_as_leader(first, 1, NOW, verified=True)
     with pytest.raises(InvalidTxnStateError, match="open since offset 0"):
         log.append_as_leader(batch(1, base_sequence=2, **fields), 1, NOW)
     pair = batch(1, base_sequence=2, transactional=True, **fields)
     with pytest.raises(InvalidTxnStateError):
-        log.append_as_leader(pair + batch(1, base_sequence=3, **fields), 1, NOW)
+        log.append_as_leader(pair + batch(1, base_sequence=3, **fields), 1, NOW, verified=True)
     assert log.log_end_offset == 2
     end(log, True, coordinator=0)
     log.append_as_leader(batch(1, base_sequence=2, **fields), 1, NOW)
+
+
+def test_a_client_writes_into_no_transaction_that_its_coordinator_does_not_know() -> None:
+    """Nobody would end it: the last stable offset would stand still for ever (KIP-890)."""
+    log = open_log()
+    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+    sent = batch(2, base_sequence=0, transactional=True, **fields)
+    after = batch(2, base_sequence=1, transactional=True, **fields)
+    for refused in (sent, batch(1, base_sequence=0, **fields) + after):
+        with pytest.raises(InvalidTxnStateError, match="no transaction that a coordinator knows"):
+            log.append_as_leader(refused, 1, NOW)
+    assert (log.log_end_offset, log.producers.producers) == (0, {})
+    log.append_as_leader(sent, 1, NOW, verified=True)
+    assert log.append_as_leader(sent, 1, NOW).duplicate
+    with pytest.raises(InvalidTxnStateError):
+        log.append_as_leader(batch(1, base_sequence=2, transactional=True, **fields), 1, NOW)
+    followed = open_log()
+    followed.append_as_follower(log.read(0, 1000).records, NOW)
+    assert followed.first_unstable_offset == 0
 
 
 def test_only_clients_count_sequences_as_in_kafka() -> None:
@@ -136,7 +156,7 @@ def test_only_clients_count_sequences_as_in_kafka() -> None:
         )
     assert [b.last_sequence for b in log.producers.producers[7].batches] == [5, 5, 90]
     with pytest.raises(OutOfOrderSequenceNumberError):
-        log.append_as_leader(batch(1, base_sequence=92, **fields), 1, NOW)
+        log.append_as_leader(batch(1, base_sequence=92, **fields), 1, NOW, verified=True)
 
 
 def test_silent_producers_are_forgotten() -> None:

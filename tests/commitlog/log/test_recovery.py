@@ -111,7 +111,8 @@ def fill(log: Log, rounds: int) -> None:
     for number in range(rounds):
         for producer in (7, 8):
             options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
-            log.append_as_leader(batch(2, transactional=True, **options), number, NOW)
+            sent = batch(2, transactional=True, **options)
+            log.append_as_leader(sent, number, NOW, verified=True)
         sequence += 2
         for producer in (7, 8):
             log.append_as_leader(

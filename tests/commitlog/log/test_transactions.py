@@ -13,7 +13,7 @@ from tidemark.records import EndTransactionMarker, encode_control_batch
 
 def send(log: Log, producer: int, sequence: int) -> None:
     options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
-    log.append_as_leader(batch(1, transactional=True, **options), 1, NOW)
+    log.append_as_leader(batch(1, transactional=True, **options), 1, NOW, verified=True)
 
 
 def end(log: Log, producer: int, *, committed: bool) -> None:

@@ -226,7 +226,7 @@ def test_flags_that_no_client_sets_go_when_a_batch_is_compressed_anew() -> None:
         21,
         0x0250,
     )
-    log.append_as_leader(odd, 1, NOW)
+    log.append_as_leader(odd, 1, NOW, verified=True)
     assert read_header(stored(log)).attributes == 0x13
 
 

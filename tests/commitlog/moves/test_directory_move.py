@@ -75,7 +75,7 @@ def test_producers_transactions_and_unstable_offsets_move_along() -> None:
             base_sequence=sequence,
             transactional=transactional,
         )
-        log.append_as_leader(data, 1, NOW)
+        log.append_as_leader(data, 1, NOW, verified=transactional)
         return data
 
     sent = [write(7, sequence, False) for sequence in range(20)]

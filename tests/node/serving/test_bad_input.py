@@ -10,6 +10,7 @@ from tests.node.cluster import Cluster, batch
 from tests.node.fakes import WALL_START_MS
 from tests.node.replication.test_replication import scenario
 from tidemark.errors import ErrorCode
+from tidemark.records import EndTransactionMarker, encode_control_batch
 from tidemark.v1 import log_pb2
 from tidemark.wire import PartitionProduceData
 
@@ -22,7 +23,23 @@ def corrupt() -> bytes:
     return bytes(raw)
 
 
+def marker() -> bytes:
+    return encode_control_batch(
+        [EndTransactionMarker(False, 0)],
+        base_offset=0,
+        timestamp_ms=WALL_START_MS,
+        partition_leader_epoch=-1,
+        producer_id=7,
+        producer_epoch=0,
+    )
+
+
 BAD_BATCHES = {
+    "of no transaction": (
+        batch("a", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True),
+        ErrorCode.INVALID_TXN_STATE,
+    ),
+    "a transaction's end": (marker(), ErrorCode.INVALID_RECORD),
     "corrupt CRC": (corrupt(), ErrorCode.CORRUPT_MESSAGE),
     "cut short": (batch("a")[:-3], ErrorCode.CORRUPT_MESSAGE),
     "nothing": (b"", ErrorCode.CORRUPT_MESSAGE),
@@ -51,7 +68,8 @@ def test_a_bad_batch_is_refused_and_leaves_no_trace(name: str) -> None:
         assert result.error_code == code, result
         assert result.base_offset == -1
         assert result.error_message
-        assert cluster.nodes[1].hosted().log.log_end_offset == 0
+        log = cluster.nodes[1].hosted().log
+        assert (log.log_end_offset, log.first_unstable_offset) == (0, None)
         assert (await cluster.nodes[1].produce("good")).base_offset == 0
 
     scenario(test, nodes=(1,))

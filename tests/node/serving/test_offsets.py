@@ -73,7 +73,8 @@ def test_read_committed_sees_no_further_than_the_first_open_transaction() -> Non
     offsets = finder(visible=4)
     log = offsets._partitions.get("t", 0).log
     options = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
-    log.append_as_leader(batch(1, timestamp=NOW + 200, transactional=True, **options), 1, NOW)
+    begun = batch(1, timestamp=NOW + 200, transactional=True, **options)
+    log.append_as_leader(begun, 1, NOW, verified=True)
     log.append_as_leader(batch(1, timestamp=NOW + 300), 1, NOW)
     log.update_high_watermark(6)
     hosted: Any = offsets._partitions.get("t", 0)
