@@ -53,7 +53,6 @@ from quorum.services.controller_client import ControllerClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
-from tidemark.wire import CHANNEL_OPTIONS
 from tiering.manager import RemoteLogManager
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class BrokerServer:
         self._loader = loader
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
-        self._client = ControllerClient(raft.leader_endpoint, channel_options=CHANNEL_OPTIONS)
+        self._client = ControllerClient(raft.leader_endpoint)
         self._logs = self._log_manager(clock)
         self._tier = make_tier(config, clock, storage)
         self._tier_reads = TierReads(

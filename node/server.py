@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import random
 import signal
 import sys
 
@@ -26,6 +25,7 @@ from quorum.replica.server import RaftServer
 from quorum.services.controller_server import ControllerServer
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
+from tidemark.surroundings import surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Server:
             cluster_id=storage.cluster_id,
             directory=reserve.guard(),
             directory_id=directory_id,
-            rng=random.Random(),
+            rng=surroundings().make_rng(),
             now_ms=self._clock.wall_ms,
         )
         self.raft.fatal.add_done_callback(self._raft_failed)

@@ -5,7 +5,8 @@
 `Producer`, `Consumer` and `Admin` block; `AsyncProducer`, `AsyncConsumer` and `AsyncAdmin` are
 their asyncio counterparts. `errors` has the exceptions, named after Kafka's error table. Programs
 import other names from `tidemark.client`, `tidemark.errors` and `tidemark.types`, and generated
-messages from `tidemark.v1`. The remaining packages serve Tidemark itself.
+messages from `tidemark.v1`. The remaining packages serve Tidemark itself; every room may ask
+`surroundings` for clocks, randomness and network.
 
 `import tidemark` loads nothing heavy. A name is resolved when it is first used (PEP 562), so a
 program that only needs `TopicPartition` loads neither gRPC nor Arrow nor numba. No module of this

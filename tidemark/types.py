@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
+
+from tidemark.surroundings import surroundings
 
 ZERO_UUID = UUID(int=0)
 ONE_UUID = UUID(int=1)  # Kafka's METADATA_TOPIC_ID; as a directory id: LOST
@@ -125,8 +126,9 @@ def random_uuid() -> UUID:
     """A random id that is none of Kafka's reserved ones and does not begin with '-' in text
     form.
     """
+    random_bytes = surroundings().random_bytes
     while True:
-        candidate = UUID(bytes=os.urandom(16), version=4)
+        candidate = UUID(bytes=random_bytes(16), version=4)
         if candidate.int > 100 and not uuid_to_text(candidate).startswith("-"):
             return candidate
 

@@ -17,11 +17,12 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from commitlog.disk.files import Directory
-from commitlog.disk.os_files import OsDirectory
+from commitlog.disk.os_files import open_directory
 from commitlog.log.log import Log
 from commitlog.types import TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
+from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentState
@@ -57,12 +58,12 @@ class RemoteLogManager:
         self._config = config
         self._storage = storage
         self._metadata = metadata
-        self._random = rng or random.Random()
+        self._random = rng or surroundings().make_rng()
         self._hosted: dict[TopicIdPartition, TieredPartition] = {}
         self._running = False
         self.metrics = metrics = RemoteMetrics()
         if cache_directory is None:
-            cache_directory = OsDirectory(config.log_dirs[0]).subdirectory(DIRECTORY_NAME)
+            cache_directory = open_directory(config.log_dirs[0]).subdirectory(DIRECTORY_NAME)
         self._index_cache = RemoteIndexCache(
             cache_directory,
             config.remote_log_index_file_cache_total_size_bytes,

@@ -25,6 +25,7 @@ from commitlog.disk.files import (
 )
 from commitlog.disk.open_files import OPEN_FILES
 from tidemark.errors import StorageError
+from tidemark.surroundings import surroundings
 
 _IOV_MAX = 1024
 
@@ -366,3 +367,15 @@ class OsDirectory:
         except OSError as error:
             raise storage_error("read the usage of", self._path, error) from error
         return DiskUsage(total, free)
+
+
+def open_directory(path: str, *, create: bool = True) -> Directory:
+    """The directory at `path` on this machine, or on the disks of the surroundings.
+
+    Raises StorageError if it cannot be made, or without `create` if it is missing.
+    """
+    elsewhere = surroundings().open_directory
+    if elsewhere is not None:
+        found: Directory = elsewhere(path, create=create)
+        return found
+    return OsDirectory(path, create=create)

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tidemark.surroundings import surroundings
+
 T = TypeVar("T")
 
 
 def work_off(
     queues: Sequence[Sequence[T]], work: Callable[[T], None], threads: int, name: str
 ) -> None:
-    """Calls `work` with every item, `threads` at a time of each queue; in the calling thread if one
-    is enough. Raises the first error, and starts no further item after it.
+    """Calls `work` with every item, `threads` at a time of each queue. Uses the calling thread if
+    one is enough, or if the surroundings have no others. Raises the first error, and starts no
+    further item after it.
     """
     waiting = [deque(queue) for queue in queues if queue]
     failed = False
@@ -36,7 +39,7 @@ def work_off(
                 failed = True
                 raise
 
-    if len(waiting) * threads <= 1:
+    if len(waiting) * threads <= 1 or not surroundings().has_threads:
         for queue in waiting:
             drain(queue)
         return

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -48,7 +48,7 @@ from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.moves.future_log import MOVES_FILE
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
 from tidemark.errors import StorageError
-from tidemark.types import TopicPartition, uuid_to_text
+from tidemark.types import TopicPartition, random_uuid, uuid_to_text
 
 logger = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ class LogManager:
         home = self._registry.damaged_in(topic_partition)
         if home is None:
             return
-        name = unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX)
+        name = unique_name(topic_partition, random_uuid().hex, STRAY_SUFFIX)
         logger.warning(
             "%s is damaged, and set aside as %s/%s: the metadata does not count on it",
             topic_partition,
@@ -403,7 +403,7 @@ class LogManager:
         self.moves.cancel(topic_partition)
         self.moves.forget(topic_partition)
         home = self._registry.remove(topic_partition)
-        name = unique_name(topic_partition, uuid4().hex, suffix)
+        name = unique_name(topic_partition, random_uuid().hex, suffix)
         # Without the sync the log would come back after a crash, under a deleted topic. In a failed
         # directory it may come back with the directory: it is set aside then.
         with suppress(LogDirectoryOfflineError):

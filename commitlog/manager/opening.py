@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -35,7 +35,7 @@ from commitlog.manager.placement import Found, KnownReplica, current_of
 from commitlog.manager.registry import LogRegistry
 from tidemark.config import TopicConfig
 from tidemark.errors import FatalError, StorageError, TidemarkError
-from tidemark.types import METADATA_TOPIC, TopicPartition
+from tidemark.types import METADATA_TOPIC, TopicPartition, random_uuid
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Opening:
         try:
             return opened(None)
         except StartsBehindEndError as error:
-            aside = unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX)
+            aside = unique_name(topic_partition, random_uuid().hex, STRAY_SUFFIX)
             logger.warning("%s; its files are set aside in %s", error, aside)
         metadata = PartitionMetadata.read(directory.subdirectory(name))
         directory.rename(name, aside)
@@ -214,6 +214,6 @@ class Opening:
             self.set_aside(topic_partition)
             return True
         logger.warning("%s in %s is not current: set aside", topic_partition, directory.path)
-        directory.rename(name, unique_name(topic_partition, uuid4().hex, STRAY_SUFFIX))
+        directory.rename(name, unique_name(topic_partition, random_uuid().hex, STRAY_SUFFIX))
         directory.fsync()
         return False

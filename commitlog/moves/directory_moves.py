@@ -29,7 +29,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -43,7 +43,7 @@ from commitlog.log.log import Log
 from commitlog.moves.future_log import MOVES_FILE, FutureLog, Lineage
 from commitlog.segment.segment import Segment
 from tidemark.errors import StorageError, TidemarkError
-from tidemark.types import METADATA_TOPIC, TopicPartition
+from tidemark.types import METADATA_TOPIC, TopicPartition, random_uuid
 
 logger = logging.getLogger(__name__)
 
@@ -386,7 +386,7 @@ def _rename_away(
     home: LogDirectory, name: str, topic_partition: TopicPartition, suffix: str
 ) -> str:
     """Durably gives a directory a name that no log has; returns the name."""
-    renamed = unique_name(topic_partition, uuid4().hex, suffix)
+    renamed = unique_name(topic_partition, random_uuid().hex, suffix)
     home.rename(name, renamed)
     home.fsync()
     return renamed

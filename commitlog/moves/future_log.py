@@ -18,7 +18,6 @@ the log is rebuilt, and the `Log` object continues in the new directory (`Log.mo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from uuid import uuid4
 
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, format_epochs
 from commitlog.disk.files import Directory
@@ -29,7 +28,7 @@ from commitlog.segment.names import snapshot_name
 from commitlog.segment.segment import Segment
 from tidemark.errors import CorruptMessageError, StorageError, TidemarkError
 from tidemark.records.header import HEADER_BYTES, read_header, whole_header
-from tidemark.types import TopicPartition
+from tidemark.types import TopicPartition, random_uuid
 
 MOVES_FILE = "moves"
 PIECE_BYTES = 4 << 20
@@ -200,11 +199,11 @@ class FutureLog:
     def begin(cls, current: Log, home: Directory) -> FutureLog:
         """Makes an empty copy in a durable directory. Raises StorageError if it cannot be made."""
         future = cls(
-            current, home, unique_name(current.topic_partition, uuid4().hex, FUTURE_SUFFIX)
+            current, home, unique_name(current.topic_partition, random_uuid().hex, FUTURE_SUFFIX)
         )
         lineage = Lineage.read(current.directory)
         if lineage is None:
-            lineage = Lineage(uuid4().hex, 0)
+            lineage = Lineage(random_uuid().hex, 0)
             lineage.write(current.directory)
         lineage.after(1).write(future.directory)
         home.fsync()

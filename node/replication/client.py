@@ -18,16 +18,15 @@ from tidemark.errors import NetworkError, raise_for
 from tidemark.types import Endpoint
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire import (
-    CHANNEL_OPTIONS,
     REPLICA_FETCH_STREAM,
     FetchResponse,
     decode_fetch_response,
 )
 from tidemark.wire.exchange import Exchange
+from tidemark.wire.network import open_channel
 
 # A peer that returns is found within a second; gRPC's default backoff grows to two minutes.
 _OPTIONS = [
-    *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -64,7 +63,7 @@ class GrpcReplicationClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
+        self._channel = open_channel(endpoint.address, _OPTIONS)
         self._fetches: Exchange | None = None
         self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _mono_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+from tidemark.surroundings import surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +13,5 @@ class Clock:
     """`wall_ms` stamps records and ages segments; `mono_ms` measures lag and sessions. Tests pass
     their own clocks."""
 
-    wall_ms: Callable[[], int] = _wall_ms
-    mono_ms: Callable[[], int] = _mono_ms
+    wall_ms: Callable[[], int] = field(default_factory=lambda: surroundings().wall_ms)
+    mono_ms: Callable[[], int] = field(default_factory=lambda: surroundings().mono_ms)

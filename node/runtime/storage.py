@@ -18,9 +18,9 @@ from pathlib import Path
 from uuid import UUID
 
 from commitlog.disk.checkpoints import META_PROPERTIES, CleanShutdown, MetaProperties
-from commitlog.disk.files import DirectoryLock, DiskError, storage_error
+from commitlog.disk.files import Directory, DirectoryLock, DiskError, storage_error
 from commitlog.disk.log_directory import LogDirectory
-from commitlog.disk.os_files import OsDirectory
+from commitlog.disk.os_files import OsDirectory, open_directory
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.bootstrap import (
     parse_initial_controllers,
@@ -102,9 +102,9 @@ def format_storage(
     """
     if not cluster_id or any(c.isspace() for c in cluster_id):
         raise StorageError(f"cluster id {cluster_id!r} is empty or has blanks in it")
-    plan: list[tuple[str, OsDirectory, bool]] = []
+    plan: list[tuple[str, Directory, bool]] = []
     for path in directory_paths(config):
-        directory = OsDirectory(path)
+        directory = open_directory(path)
         found = MetaProperties.read(directory)
         if found is not None:
             found.check(path, cluster_id=cluster_id, node_id=config.node_id)
@@ -135,7 +135,7 @@ class NodeStorage:
     """The checked directories of a node, by path as configured."""
 
     cluster_id: str
-    directories: dict[str, OsDirectory]
+    directories: dict[str, Directory]
     directory_ids: dict[str, UUID]
     unusable: dict[str, str] = field(default_factory=dict)  # of log.dirs, with the reason
     locks: list[DirectoryLock] = field(default_factory=list)
@@ -182,7 +182,7 @@ class NodeStorage:
                 found.add(-1)
         return found.pop() if len(found) == 1 else -1
 
-    def metadata(self, config: ServerConfig) -> tuple[OsDirectory, UUID]:
+    def metadata(self, config: ServerConfig) -> tuple[Directory, UUID]:
         """The directory of `__cluster_metadata-0` and its id."""
         path = config.metadata_directory
         return self.directories[path], self.directory_ids[path]
@@ -191,7 +191,7 @@ class NodeStorage:
         """The feature levels of an empty log. Raises FatalError if their file cannot be used."""
         return read_first_levels(self.directories[config.metadata_directory])
 
-    def first_usable(self, config: ServerConfig) -> OsDirectory:
+    def first_usable(self, config: ServerConfig) -> Directory:
         """The first usable directory of log.dirs; there always is one."""
         return next(self.directories[p] for p in config.log_dirs if p in self.directories)
 
@@ -236,11 +236,11 @@ def open_storage(config: ServerConfig) -> NodeStorage:
     return replace(storage, cluster_id=cluster_id)
 
 
-def _look_at(path: str) -> tuple[OsDirectory, MetaProperties]:
+def _look_at(path: str) -> tuple[Directory, MetaProperties]:
     """Opens a directory and reads its meta.properties. Raises StorageError if it is missing,
     unreadable or not formatted."""
     try:
-        directory = OsDirectory(path, create=False)
+        directory = open_directory(path, create=False)
     except StorageError as error:
         raise StorageError(
             f"{error}: run `tidemark storage format -c server.properties` first"

@@ -12,7 +12,7 @@ from node.serving.log_service import LogService, RequestHandlers
 from node.serving.request_memory import RequestMemory
 from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.listening import bind
-from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.network import make_server
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class BrokerListeners:
     async def start(self) -> None:
         """Serves on every listener; health says NOT_SERVING until `set_serving`."""
         for name, endpoint in self._admin.config.broker_listeners().items():
-            server = grpc.aio.server(options=CHANNEL_OPTIONS)
+            server = make_server()
             service = self._log_service(name)
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())

@@ -32,6 +32,7 @@ from commitlog.types import CorruptLogError
 from commitlog.verify import BatchRun, Finding, check_batches, verify_index
 from tidemark.config import ServerConfig
 from tidemark.errors import StorageError
+from tidemark.surroundings import surroundings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Scrubber:
         self._logs = logs
         self._on_damage = on_damage
         self._executor = executor
-        self._rng = rng or random.Random()
+        self._rng = rng or surroundings().make_rng()
         self.passes = 0
         self.scrubbed_bytes = 0
         self.damaged_segments = 0

@@ -20,8 +20,8 @@ from quorum.replica import voters_codec as voters
 from tidemark.errors import ErrorCode, NetworkError, code_of
 from tidemark.types import Endpoint
 from tidemark.v1 import raft_pb2, raft_pb2_grpc
-from tidemark.wire import CHANNEL_OPTIONS
 from tidemark.wire.exchange import Exchange
+from tidemark.wire.network import open_channel
 
 FETCH_STREAM = "/tidemark.v1.Raft/FetchStream"
 
@@ -44,12 +44,11 @@ class _Peer:
     def __init__(self, endpoint: Endpoint) -> None:
         # Reconnect quickly to a node that restarts: no long backoff of the channel.
         options = [
-            *CHANNEL_OPTIONS,
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
         ]
-        self.channel = grpc.aio.insecure_channel(endpoint.address, options=options)
+        self.channel = open_channel(endpoint.address, options)
         self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
         self._fetches: Exchange | None = None
         self._streams = True  # an older node may not know FetchStream

@@ -12,7 +12,7 @@ gets TOPIC_ALREADY_EXISTS. Modelled on Kafka's NodeToControllerChannelManager (K
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from tidemark.errors import ErrorCode, InvalidRequestError, RequestTimedOutError, error_for
 from tidemark.types import Endpoint
-from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.network import open_channel
 from tidemark.wire.rpcs import ADMIN, CONTROLLER, Rpc, rpcs_of
 
 FORWARDED = ("tidemark-forwarded", "1")
@@ -55,12 +55,10 @@ class ControllerClient:
         self,
         leader: Callable[[], Endpoint | None],
         *,
-        channel_options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS,
         backoff_ms: int = _BACKOFF_MS,
         attempt_ms_max: int = _ATTEMPT_MS_MAX,
     ) -> None:
         self._leader = leader
-        self._options = list(channel_options)
         self._backoff_ms = backoff_ms
         self._attempt_ms_max = attempt_ms_max
         self._endpoint: Endpoint | None = None
@@ -158,7 +156,7 @@ class ControllerClient:
             return self._channel
         self._retire()
         self._endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint.address, options=self._options)
+        self._channel = open_channel(endpoint.address)
         return self._channel
 
     def _drop(self, endpoint: Endpoint) -> None:

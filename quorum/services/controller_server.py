@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -30,8 +29,9 @@ from quorum.services.controller_registration import ControllerRegistrar
 from quorum.services.listening import bind
 from quorum.services.serving import Context, add_service, answered
 from tidemark.config import ServerConfig
+from tidemark.surroundings import surroundings
 from tidemark.v1 import controller_pb2
-from tidemark.wire import CHANNEL_OPTIONS
+from tidemark.wire.network import make_server
 from tidemark.wire.rpcs import CONTROLLER, Rpc
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,6 @@ class ServedRaftClient(RaftClient, Protocol):
     """A Raft client that also answers other replicas on a gRPC server: `RaftServer`."""
 
     def add_to_server(self, server: grpc.aio.Server) -> None: ...
-
-
-def _monotonic_ms() -> int:
-    """Monotonic time (ms): sessions must not end because the wall clock is set."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class ControllerServer:
@@ -65,7 +60,7 @@ class ControllerServer:
         loader: MetadataLoader,
         *,
         cluster_id: str,
-        now_ms: Callable[[], int] = _monotonic_ms,
+        now_ms: Callable[[], int] | None = None,
         rng: random.Random | None = None,
         first_levels: Mapping[str, int] = FIRST_LEVELS,
     ) -> None:
@@ -76,11 +71,12 @@ class ControllerServer:
         core = ControllerCore(
             config,
             cluster_id,
-            rng or random.Random(),
+            rng or surroundings().make_rng(),
             first_levels=first_levels,
             voters=lambda: [voter.replica_id for voter in raft.describe().voters],
         )
-        self.controller = QuorumController(raft, loader, core, now_ms)
+        # Monotonic: sessions must not end because the wall clock is set.
+        self.controller = QuorumController(raft, loader, core, now_ms or surroundings().mono_ms)
         self._client = ControllerClient(raft.leader_endpoint)
         self.registrar = ControllerRegistrar(config, cluster_id, self._register)
         self._server: grpc.aio.Server | None = None
@@ -100,7 +96,7 @@ class ControllerServer:
         """Binds the listener and serves; raises FatalError if the address is not available."""
         listeners = self._config.listener_endpoints()
         names = [name for name in self._config.controller_listener_names if name in listeners]
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = make_server()
         self._raft.add_to_server(server)
         add_service(server, CONTROLLER, self._serve_controller)
         node = AdminNode(

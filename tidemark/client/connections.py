@@ -28,6 +28,7 @@ from tidemark.errors import (
 )
 from tidemark.types import Endpoint
 from tidemark.wire.exchange import Exchange
+from tidemark.wire.network import open_channel
 
 T = TypeVar("T")
 
@@ -104,8 +105,7 @@ class Connections:
             raise ClientClosedError("the client is closed")
         found = self._channels.get(address)
         if found is None:
-            options = [*wire.CHANNEL_OPTIONS, *_RECONNECT_OPTIONS]
-            found = self._channels[address] = grpc.aio.insecure_channel(address, options=options)
+            found = self._channels[address] = open_channel(address, _RECONNECT_OPTIONS)
         return found
 
     async def call(

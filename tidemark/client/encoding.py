@@ -6,7 +6,6 @@ may run it; the kernels of `tidemark.records` release the interpreter lock meanw
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch, Stamp
 from tidemark.client.models import Header
 from tidemark.errors import InvalidRecordError
 from tidemark.records.header import HEADER_BYTES, read_header, signed
+from tidemark.surroundings import surroundings
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -165,7 +165,7 @@ def _binary(column: Any) -> Any:
 
 def _timestamps(column: Any, value: Any) -> Any:
     """Timestamps as int64 ms; a missing one is the current time."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = surroundings().wall_ms()
     if column is None:
         return pa.array(np.full(len(value), now_ms, np.int64))
     if pa.types.is_timestamp(column.type):

@@ -9,7 +9,6 @@ of its first answer (KIP-899's rebootstrap).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -55,8 +54,8 @@ class TopicMetadata:
 
 
 def monotonic_ms() -> float:
-    """The default clock of clients, in ms."""
-    return time.monotonic() * 1000
+    """The default clock of clients, in ms: that of the running event loop."""
+    return asyncio.get_running_loop().time() * 1000
 
 
 class MetadataCache:

@@ -9,7 +9,6 @@ every acknowledged record is in the log exactly once, in order.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from random import Random
@@ -32,6 +31,7 @@ from tidemark.errors import (
     MessageTooLargeError,
     TidemarkError,
 )
+from tidemark.surroundings import surroundings
 from tidemark.types import TopicPartition
 
 _ACKS = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
@@ -93,8 +93,8 @@ class AsyncProducer(AsyncCloses):
         _check_limits(
             batch_size, max_request_size, buffer_memory, max_in_flight_requests_per_connection
         )
-        bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._loop = asyncio.get_running_loop()
+        self._wall_ms = surroundings().wall_ms
         self._batch_size = batch_size
         self._linger_ms = linger_ms
         self._max_request_size = max_request_size
@@ -105,7 +105,7 @@ class AsyncProducer(AsyncCloses):
         self._connections = Connections(request_timeout_ms=request_timeout_ms)
         self._metadata = MetadataCache(
             self._connections,
-            bootstrap,
+            parse_bootstrap_servers(bootstrap_servers),
             retry=retry,
             rng=self._rng,
             metadata_max_age_ms=metadata_max_age_ms,
@@ -180,7 +180,7 @@ class AsyncProducer(AsyncCloses):
         if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
             raise TypeError("key and value are bytes or None")
         if timestamp_ms is None:
-            timestamp_ms = time.time_ns() // 1_000_000
+            timestamp_ms = self._wall_ms()
         known = self._topics.get(topic)
         if (
             known is None

@@ -31,6 +31,7 @@ from tidemark.client.models import (
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
 from tidemark.errors import TidemarkError
+from tidemark.surroundings import surroundings
 from tidemark.types import TopicPartition
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class _Face(Closes):
     """The part that the three classes share."""
 
     def __init__(self, make: Any) -> None:
-        self._thread = shared_loop()
+        self._thread: LoopThread = surroundings().loop_thread or shared_loop()
 
         async def on_loop() -> Any:
             return make()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, FatalError, TidemarkError
 from tidemark.records import murmur2
+from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteResourceNotFoundError,
@@ -95,7 +96,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
     ) -> None:
         self._topic = topic
         self._consume_wait_ms = consume_wait_ms
-        self._random = rng or random.Random()
+        self._random = rng or surroundings().make_rng()
         self._partition_count = 0  # 0: unknown
         self._assigned: set[TopicIdPartition] = set()
         self._followed: dict[int, _MetadataPartition] = {}
