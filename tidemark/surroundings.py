@@ -1,7 +1,8 @@
 """The world that a process takes for granted: clocks, randomness, network, disks, threads.
 
 A running node or client has the machine's. A simulation gives each of its processes another one, by
-context: code that runs in the context of `use(...)` finds that here. Objects ask once, when they are made, so nothing is looked up on a hot path.
+context: code that runs in the context of `use(...)` finds that here. Objects ask once, when they
+are made, so nothing is looked up on a hot path.
 
 `network` and `open_directory` of None stand for gRPC (`tidemark.wire.network`) and the file system
 (`commitlog.disk.os_files`), which know their own types.
