@@ -1,0 +1,1 @@
+"""Rules over histories, and the workload that writes them."""
