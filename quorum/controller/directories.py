@@ -80,8 +80,7 @@ def _assign(
     )
     if lost or partition.leader is None:
         moved = partition._replace(directories=directories)
-        without = broker.broker_id if lost else None
-        builder = rules.builder(topic, asked.partition_index, moved, without=without)
+        builder = rules.builder(topic, asked.partition_index, moved)
         if lost:
             builder.target_isr = tuple(r for r in partition.isr if r != broker.broker_id)
             builder.unclean_shutdown = frozenset((broker.broker_id,))

@@ -177,3 +177,45 @@ def test_a_forgotten_broker_leads_nothing_and_is_in_no_isr(s: Scenario) -> None:
     s.heartbeat(1)
     s.alter("a", (1, 2))
     assert s.partition("a").isr == (1, 2)
+
+
+def test_a_partition_named_twice_or_an_id_of_another_length_is_refused(s: Scenario) -> None:
+    topic = s.image.topics.get("a")
+    assert topic is not None
+    request = controller_pb2.AssignReplicasToDirsRequest(broker_id=1, broker_epoch=s.epochs[1])
+    for directory in (B.bytes, A.bytes):
+        request.directories.add(id=directory).partitions.add(topic_id=topic.topic_id.bytes)
+    answers = s.ask(request).partitions
+    assert [a.error_code for a in answers] == [0, ErrorCode.INVALID_REQUEST]
+    assert s.partition("a").directory_of(1) == B
+    request = controller_pb2.AssignReplicasToDirsRequest(broker_id=1, broker_epoch=s.epochs[1])
+    request.directories.add(id=b"short").partitions.add(topic_id=topic.topic_id.bytes)
+    assert s.ask(request).partitions[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_a_follower_of_a_leaderless_partition_is_where_its_broker_says() -> None:
+    s = Scenario()
+    s.start_brokers(1)
+    s.register(2, log_dirs=(A, B))
+    s.heartbeat(2)
+    s.create("c", (1, 2))
+    s.alter("c", (1,))
+    s.keep_alive(18_000, 2)
+    assert s.partition("c").leader is None
+    for directory in (A, LOST_DIRECTORY):
+        assert assign(s, directory, "c", broker_id=2) == 0
+        p = s.partition("c")
+        assert (p.leader, p.isr, p.directory_of(2)) == (None, (1,), directory)
+
+
+def test_a_replica_that_is_found_again_leads_though_eligible_ones_are_kept_by_now(
+    s: Scenario,
+) -> None:
+    s.create("c", (1,))
+    assert assign(s, LOST_DIRECTORY, "c") == 0
+    assert s.set_feature(ELR_VERSION, 1) == 0
+    p = s.partition("c")
+    assert (p.leader, p.isr) == (None, (1,))
+    assert assign(s, A, "c") == 0
+    p = s.partition("c")
+    assert (p.leader, p.isr, p.leader_recovery_state) == (1, (1,), 0)

@@ -7,9 +7,11 @@ import random
 import pytest
 
 from quorum.controller.core import ControllerCore
+from quorum.controller.result import ControllerResult
 from quorum.image import features
 from quorum.image.features import SUPPORTED, LevelRange, check_supported, first_levels
 from quorum.image.image import ELR_VERSION, METADATA_VERSION
+from quorum.image.records import feature_record
 from quorum.services import admin_answers
 from tests.quorum.controller.scenario import CLUSTER_ID, Scenario
 from tidemark.errors import (
@@ -225,3 +227,63 @@ def test_eligible_replicas_are_kept_in_new_clusters_and_an_existing_one_keeps_it
 
 def test_a_range_holds_both_its_ends() -> None:
     assert [LevelRange(1, 2).supports(level) for level in range(4)] == [False, True, True, False]
+
+
+def test_a_feature_named_twice_is_refused_each_time() -> None:
+    s = Scenario()
+    request = Request()
+    for _ in range(2):
+        request.updates.add(feature=ELR_VERSION, level=1)
+    answers = s.ask(request).results
+    assert [a.error_code for a in answers] == [ErrorCode.INVALID_REQUEST] * 2
+    assert s.written == []
+
+
+def test_an_update_that_is_only_checked_writes_nothing() -> None:
+    s = Scenario()
+    request = Request(validate_only=True)
+    request.updates.add(feature=ELR_VERSION, level=1)
+    assert s.ask(request).results[0].error_code == 0
+    assert s.written == []
+    request.validate_only = False
+    assert s.ask(request).results[0].error_code == 0
+    assert s.image.elr_enabled
+
+
+def test_the_minimum_of_the_cluster_is_written_by_eligible_replicas_switched_on_alone() -> None:
+    s = Scenario(level=1)
+    assert s.set_feature(METADATA_VERSION, 2) == 0
+    assert [r.WhichOneof("record") for r in s.written] == ["feature_level"]
+    s.apply(ControllerResult.atomic([feature_record(ELR_VERSION, 1)], None))
+    assert s.set_feature(ELR_VERSION, 0, Request.SAFE_DOWNGRADE) == 0
+    assert [r.WhichOneof("record") for r in s.written] == ["feature_level"]
+    assert s.set_feature(ELR_VERSION, 1) == 0
+    assert [r.WhichOneof("record") for r in s.written] == ["feature_level", "config"]
+
+
+def test_the_level_in_effect_can_be_set_whoever_stands_in_the_way_of_others() -> None:
+    s = Scenario(voters=(1, 2))
+    assert s.set_feature(METADATA_VERSION, 2) == 0
+    assert s.written == []
+    assert s.set_feature(ELR_VERSION, 1) == ErrorCode.INVALID_UPDATE_VERSION
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(5, "5 is not"), (6, "and 1 more")])
+def test_a_refusal_names_five_nodes_and_counts_the_others(nodes: int, told: str) -> None:
+    s = Scenario(voters=tuple(range(1, nodes + 1)))
+    s.register_controller(9)
+    assert s.set_feature(ELR_VERSION, 1) == ErrorCode.INVALID_UPDATE_VERSION
+    assert told in s.message
+    assert ("more" in s.message) == (nodes > 5)
+    assert s.message.count("not registered") == 5
+
+
+def test_a_level_that_has_records_for_controllers_forgets_none() -> None:
+    s = Scenario(voters=(1,))
+    s.register_controller(1, features={METADATA_VERSION: (1, 3)})
+    assert s.set_feature(METADATA_VERSION, 2, Request.SAFE_DOWNGRADE) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(SUPPORTED, METADATA_VERSION, LevelRange(1, 3))  # type: ignore[index]
+        assert s.set_feature(METADATA_VERSION, 3) == 0
+        assert s.set_feature(METADATA_VERSION, 2, Request.SAFE_DOWNGRADE) == 0
+    assert sorted(s.image.controllers) == [1]

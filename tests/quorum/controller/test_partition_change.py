@@ -146,6 +146,16 @@ def test_a_replica_that_is_removed_leaves_the_isr_and_ends_the_epoch() -> None:
     assert (state.replicas, new_epoch) == ((1, 2, 3, 4), False)
 
 
+def test_a_replica_that_is_removed_is_not_eligible_either() -> None:
+    before = part((1, 3), 1, (2,))
+    change = {"elr_enabled": True, "min_isr": 2, "target_replicas": (1, 2)}
+    state, _ = after(before, (1, 2, 3), **change)
+    assert (state.isr, state.elr) == ((1,), (2,))
+    before = part((1,), 1, (3,))
+    state, _ = after(before, (1, 2, 3), **change)
+    assert (state.isr, state.elr) == ((1,), ())
+
+
 @pytest.mark.parametrize(
     ("isr", "adding", "removing", "replicas"),
     [

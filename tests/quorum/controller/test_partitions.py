@@ -164,3 +164,26 @@ def test_a_pass_of_preferred_elections_has_a_limit_and_goes_on_at_once(
         if sum(passes) == 5:
             break
     assert passes == [2, 2, 1]
+
+
+def test_a_leader_that_recovers_is_alone_in_its_isr() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("t", (1, 2), unclean_leader_election_enable="true")
+    s.alter("t", (1,))
+    s.keep_alive(18_000, 2)
+    s.heartbeat(1)
+    p = s.partition("t")
+    assert (p.leader, p.isr, p.leader_recovery_state) == (2, (2,), 1)
+    both = s.alter("t", (2, 1), leader_recovery_state=1)
+    assert both.error_code == ErrorCode.INVALID_REQUEST
+    assert s.partition("t") == p
+    alone = s.alter("t", (2,), leader_recovery_state=1)
+    assert (alone.error_code, alone.leader_recovery_state, s.written) == (0, 1, [])
+    assert s.alter("t", (2, 1)).error_code == 0, "once it has recovered"
+
+
+def test_a_broker_that_is_not_registered_joins_no_isr(s: Scenario) -> None:
+    s.alter("t", (1, 2))
+    s.unregister(3)
+    assert s.alter("t", (1, 2, 3)).error_code == ErrorCode.INELIGIBLE_REPLICA
