@@ -13,6 +13,7 @@ from quorum.raft.effects import (
     ElectionState,
     LogAppended,
     LogFlushed,
+    RecordsRefused,
     RequestFailed,
     ResponseReceived,
     Shutdown,
@@ -20,7 +21,13 @@ from quorum.raft.effects import (
     SnapshotRejected,
     Tick,
 )
-from quorum.raft.log_view import NO_BOUNDS, KnownBounds
+from quorum.raft.log_view import (
+    NO_BOUNDS,
+    Diverging,
+    KnownBounds,
+    Valid,
+    validate_offset_and_epoch,
+)
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Follower, SnapshotDownload, Unattached
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
@@ -28,7 +35,7 @@ from snapshot import SnapshotId
 from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, replica
 from tests.quorum.raft.test_wrong_answers import FollowerOf3, diverging, header
 from tidemark.errors import ErrorCode
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, Listener
 
 FOLLOWS_3 = ElectionState(5, 3)
 
@@ -292,3 +299,104 @@ def test_a_node_is_reached_at_its_voters_address_or_at_a_newer_one() -> None:
     assert voters.reachable_endpoint(9, None) is None
     assert not VoterSet.static({1: ENDPOINTS[1]}).is_only_voter(KEYS[2])
     assert replica(voters=(2,)).state.is_voter is False
+
+
+# --- what else counts -----------------------------------------------------------------------------
+
+
+def test_only_one_server_is_asked_for_the_leader_at_a_time() -> None:
+    found, effects = made(state=ElectionState(5))
+    assert len(effects.sends) == 1
+    assert found.step(Tick(), 1).sends == []
+
+
+def test_a_tail_that_was_not_lost_is_not_found() -> None:
+    follower = FollowerOf3()
+    effects = follower.answer(m.FetchResponse(header(), 25))
+    assert not effects.tail_found
+
+
+def test_a_lost_tail_is_not_found_while_the_log_changes() -> None:
+    found, _ = made(bounds=KnownBounds(40, 5))
+    found.role.leader_high_watermark, found.state.awaiting_log = 7, True
+    assert not found.step(Tick(), 1).tail_found
+    assert found.state.lost_tail
+    assert found.step(LogAppended(), 2).tail_found
+
+
+@pytest.mark.parametrize(("sent", "begins"), [(20, False), (24, False), (25, True), (28, True)])
+def test_a_checkpoint_below_what_an_earlier_life_knew_as_committed_is_not_fetched(
+    sent, begins
+) -> None:
+    found, effects = made(bounds=KnownBounds(30, 25))
+    assert found.high_watermark is None
+    response = m.FetchResponse(header(), 25, snapshot_id=SnapshotId(sent, 4))
+    effects = found.step(ResponseReceived(effects.sends[0].correlation_id, response), 1)
+    assert (found.role.download is not None) == begins
+    assert (effects.remote_fault is None) == begins
+
+
+def test_a_checkpoint_beyond_a_log_that_lost_its_tail_is_fetched() -> None:
+    """What it lost was committed; the log that is left ends below."""
+    found, effects = made(bounds=KnownBounds(40, 38))
+    response = m.FetchResponse(header(), 50, snapshot_id=SnapshotId(35, 4))
+    found.step(ResponseReceived(effects.sends[0].correlation_id, response), 1)
+    assert found.role.download == SnapshotDownload(SnapshotId(35, 4))
+
+
+def test_a_leader_is_followed_at_the_listener_of_the_own_network() -> None:
+    outer = Endpoint("outer", 3)
+    listeners = (Listener("OUTER", *outer), Listener("CONTROLLER", *ENDPOINTS[3]))
+    log = FakeLog([(1, 0), (4, 20)], 30)
+    log.voters = VoterSet(
+        [
+            Voter(KEYS[1], ENDPOINTS[1]),
+            Voter(KEYS[2], ENDPOINTS[2]),
+            Voter(KEYS[3], ENDPOINTS[3], listeners),
+        ]
+    )
+    log.voters_offset, log.kraft_version = 0, 1
+    follower = FollowerOf3(log)
+    follower.answer(m.FetchResponse(m.Header(ErrorCode.NONE, 3, 5, outer), 10))
+    assert follower.replica.role.leader_endpoint == ENDPOINTS[3]
+
+
+def test_records_that_are_refused_after_the_leader_is_gone_are_counted() -> None:
+    found, _ = made(state=ElectionState(5))
+    assert found.step(RecordsRefused("why"), 1).remote_fault == "why"
+    assert found.state.remote_faults == 1
+    assert isinstance(found.role, Unattached)
+
+
+@pytest.mark.parametrize(("damaged", "left"), [(None, None), (22, 22), (24, None), (29, None)])
+def test_a_truncation_heals_only_the_damage_that_it_removes(damaged, left) -> None:
+    follower = FollowerOf3()
+    follower.replica.state.damaged_offset = damaged
+    effects = follower.answer(diverging(4, 24))
+    assert effects.truncate_to == 24
+    assert follower.replica.state.damaged_offset == left
+
+
+class OlderEpochsUnknown(FakeLog):
+    """Answers for an epoch before its first as a log that does not know it: by its end."""
+
+    def end_offset_for_epoch(self, epoch):
+        if epoch < self.entries[0][0]:
+            return self.last_epoch, self.end_offset
+        return super().end_offset_for_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    ("offset", "epoch", "expected"),
+    [
+        (0, 0, Valid()),
+        (0, 3, Valid()),
+        (5, 0, Diverging(3, 10)),
+        (0, 2, Diverging(3, 10)),
+        (5, 3, Valid()),
+    ],
+)
+def test_an_empty_log_may_begin_at_the_start_and_no_other_without_an_epoch(
+    offset, epoch, expected
+) -> None:
+    assert validate_offset_and_epoch(OlderEpochsUnknown([(3, 0)], 10), offset, epoch) == expected

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from quorum.raft import messages as m
+from quorum.raft.config import ReplicaConfig
 from quorum.raft.effects import (
     ElectionState,
     LeaderAndEpoch,
+    OwnLogDamaged,
+    RequestFailed,
     RequestReceived,
     Resign,
     ResponseReceived,
     Shutdown,
     Tick,
 )
+from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader, Resigned
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import VoterSet
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
 from tests.quorum.raft.test_elections import begin, header
-from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, ask, replica, vote
+from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, ask, replica, vote
 from tidemark.errors import ErrorCode
 
 
@@ -76,3 +82,58 @@ def test_a_removed_voter_is_one_since_the_set_in_force_at_an_offset() -> None:
             history.add_voters(offset, VoterSet(()))
     history.truncate_to(0)
     assert history.voters is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "error"),
+    [("c", ErrorCode.NONE), ("", ErrorCode.NONE), ("other", ErrorCode.INCONSISTENT_CLUSTER_ID)],
+)
+def test_a_request_names_this_cluster_or_none(cluster, error) -> None:
+    response, _ = ask(replica(), vote(2, 1, cluster=cluster))
+    assert response.header.error == error
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        m.VoteResponse(header(EPOCH), vote_granted=True),
+        m.FetchSnapshotResponse(header(EPOCH, 3)),
+        m.FetchResponse(m.Header(ErrorCode.UNSUPPORTED_VERSION, 3, EPOCH, ENDPOINTS[3])),
+    ],
+    ids=["a vote", "a piece", "unsupported"],
+)
+def test_an_answer_of_another_kind_or_version_only_pauses_its_sender(response) -> None:
+    found = Replica(
+        ReplicaConfig("c", KEYS[1], VoterSet.static(ENDPOINTS), ENDPOINTS[1]),
+        FakeLog([(1, 0), (4, 20)], 30),
+        ElectionState(EPOCH, 3),
+        random.Random(1),
+    )
+    (send,) = found.start(0).sends
+    found.step(ResponseReceived(send.correlation_id, response), 1)
+    assert found.role.leader_id == 3  # type: ignore[union-attr]
+    if isinstance(response, m.FetchResponse):
+        assert found.state.metrics.pre_votes_unsupported == 0
+    else:
+        assert found.state.requests.is_backing_off(3, 1)
+        assert not found.role.has_fetched  # type: ignore[union-attr]
+
+
+def test_a_wrong_answer_of_another_server_is_no_fault_of_the_leader() -> None:
+    found = replica(FakeLog([(1, 0)], 5), ElectionState(EPOCH, 3))
+    (to_leader,) = found.state.requests._pending.values()
+    sends = found.step(RequestFailed(to_leader.correlation_id), 1).sends
+    (asked,) = sends
+    assert asked.node_id != 3
+    wrong = m.FetchResponse(m.Header(ErrorCode.NONE, -7, EPOCH), 3)
+    effects = found.step(ResponseReceived(asked.correlation_id, wrong), 2)
+    assert effects.remote_fault
+    assert found.role.faults == 0  # type: ignore[union-attr]
+    assert found.state.requests.is_backing_off(asked.node_id, 2)
+
+
+def test_the_later_of_two_damages_counts() -> None:
+    found = replica(FakeLog([(1, 0)], 30), ElectionState(EPOCH, 3))
+    for offset, known in ((20, 20), (10, 20), (25, 25)):
+        found.step(OwnLogDamaged(offset), 1)
+        assert found.state.damaged_offset == known
