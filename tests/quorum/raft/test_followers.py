@@ -337,7 +337,7 @@ def test_a_checkpoint_below_what_an_earlier_life_knew_as_committed_is_not_fetche
 
 
 def test_a_checkpoint_beyond_a_log_that_lost_its_tail_is_fetched() -> None:
-    """What it lost was committed; the log that is left ends below."""
+    """The lost records were committed; the log that is left ends below."""
     found, effects = made(bounds=KnownBounds(40, 38))
     response = m.FetchResponse(header(), 50, snapshot_id=SnapshotId(35, 4))
     found.step(ResponseReceived(effects.sends[0].correlation_id, response), 1)
