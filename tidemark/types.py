@@ -90,6 +90,21 @@ class OffsetSpec(IntEnum):
     EARLIEST_PENDING_UPLOAD = -6
 
 
+class OwnDamage(IntEnum):
+    """Damage on a quorum replica's own disk that nothing has replaced yet. Values as in
+    raft.proto."""
+
+    NONE = 0
+    OTHER = 1
+    LOG = 2
+    LOG_TAIL = 3
+    CHECKPOINT = 4
+
+    @classmethod
+    def _missing_(cls, value: object) -> OwnDamage:
+        return cls.OTHER  # of a newer node
+
+
 class ConfigResourceType(IntEnum):
     """Kinds of owners of settings; Kafka's numbers."""
 

@@ -119,6 +119,13 @@ class OwnLogDamaged:
 
 
 @dataclass(slots=True, frozen=True)
+class OwnCheckpointChecked:
+    """Whether the checkpoint where the log begins is damaged, without another in its place."""
+
+    is_damaged: bool
+
+
+@dataclass(slots=True, frozen=True)
 class LogStartRaised:
     """A whole checkpoint took the place of the first records: the log begins there now."""
 
@@ -147,6 +154,7 @@ Event = (
     | SnapshotInstalled
     | SnapshotRejected
     | OwnLogDamaged
+    | OwnCheckpointChecked
     | LogStartRaised
     | Resign
     | Shutdown

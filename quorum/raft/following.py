@@ -17,7 +17,7 @@ from quorum.raft.messages import (
 )
 from quorum.raft.requests import BOOTSTRAP_ID_FIRST, Pending
 from quorum.raft.roles import Follower, SnapshotDownload, Unattached
-from quorum.raft.state import RaftState
+from quorum.raft.state import RaftState, own_damage
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint
@@ -103,6 +103,7 @@ class Following:
             state.advertised_high_watermark,
             state.config.fetch_wait_ms,
             state.config.fetch_max_bytes,
+            own_damage(state),
         )
 
     def _snapshot_request(self, download: SnapshotDownload) -> FetchSnapshotRequest:

@@ -71,6 +71,7 @@ class Leading:
         before_ms = None
         if progress is not None:
             before_ms, progress.last_fetch_ms = progress.last_fetch_ms, now_ms
+            progress.own_damage = request.own_damage
             progress.acknowledged = True
         if isinstance(position, Diverging | NeedsSnapshot):
             state.reply(token, self._misplaced(position))

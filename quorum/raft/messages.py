@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode
-from tidemark.types import Endpoint, Listener
+from tidemark.types import Endpoint, Listener, OwnDamage
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,6 +63,7 @@ class FetchRequest:
     high_watermark: int | None
     max_wait_ms: int
     max_bytes: int
+    own_damage: OwnDamage = OwnDamage.NONE
 
 
 @dataclass(slots=True, frozen=True)

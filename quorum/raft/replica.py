@@ -19,6 +19,7 @@ from quorum.raft.effects import (
     LogAppended,
     LogFlushed,
     LogStartRaised,
+    OwnCheckpointChecked,
     OwnLogDamaged,
     RecordsRefused,
     RequestFailed,
@@ -64,11 +65,11 @@ from quorum.raft.roles import (
     Role,
     Unattached,
 )
-from quorum.raft.state import RaftInvariantError, RaftState, note_damage
+from quorum.raft.state import RaftInvariantError, RaftState, note_damage, own_damage
 from quorum.raft.voter_changes import VoterChanges
 from quorum.raft.voters import ReplicaKey, VoterSet
 from tidemark.errors import ErrorCode
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, OwnDamage
 
 _MAX_POLLS = 8
 """Limit of role changes in one step: more would be an endless loop."""
@@ -142,6 +143,10 @@ class Replica:
     def remote_faults(self) -> int:
         """Answers of other replicas that were refused because they cannot be right."""
         return self.state.remote_faults
+
+    @property
+    def own_damage(self) -> OwnDamage:
+        return own_damage(self.state)
 
     @property
     def high_watermark(self) -> int | None:
@@ -228,6 +233,8 @@ class Replica:
             case OwnLogDamaged():
                 state.metrics.own_log_damages += 1
                 note_damage(state, max(event.offset, state.damaged_offset or 0), now_ms)
+            case OwnCheckpointChecked():
+                state.checkpoint_damaged = event.is_damaged
             case LogStartRaised():
                 self._note_log_start(now_ms)
             case Resign():

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from quorum.raft.messages import FetchRequest, UpgradeVersionRequest, VoterChangeRequest
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, OwnDamage
 
 
 @dataclass(slots=True)
@@ -116,6 +116,7 @@ class ReplicaProgress:
     acknowledged: bool = False  # it answered BeginQuorumEpoch, or fetched
     sent_offset: int | None = None  # fetch offset of the last answer that had records
     sent_snapshot: SnapshotId | None = None  # checkpoint whose first piece was sent last
+    own_damage: OwnDamage = OwnDamage.NONE  # on its disk, by its last fetch
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from quorum.raft.roles import (
 from quorum.raft.voter_history import BOOTSTRAP_OFFSET
 from quorum.raft.voters import ReplicaKey
 from tidemark.errors import ErrorCode, FatalError
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, OwnDamage
 
 
 class RaftInvariantError(FatalError):
@@ -66,6 +66,8 @@ class RaftState:
         self.damaged_offset: int | None = None
         """A batch of the own log that cannot be read. The replica does not stand for election while
         the log holds it. It votes: where its log ends is known, and so its vote is right."""
+        self.checkpoint_damaged = False
+        """Whether the checkpoint where the log begins is damaged, and none has taken its place."""
         self.left_out = False
         """Whether a recovery of the quorum left this replica out. It neither votes nor stands for
         election: such voters together would depose the recovered leader again and again."""
@@ -431,3 +433,12 @@ def note_damage(state: RaftState, offset: int | None, now_ms: int) -> None:
     if offset is not None and isinstance(state.role, Leader):
         state.become_resigned(now_ms)
     state._follow_right_to_elect(could_elect, now_ms)
+
+
+def own_damage(state: RaftState) -> OwnDamage:
+    """The gravest damage on the own disk. Each fetch reports it to the leader."""
+    if state.damaged_offset is not None:
+        return OwnDamage.LOG
+    if state.lost_tail:
+        return OwnDamage.LOG_TAIL
+    return OwnDamage.CHECKPOINT if state.checkpoint_damaged else OwnDamage.NONE

@@ -17,7 +17,7 @@ from uuid import UUID
 from quorum.raft.effects import LeaderAndEpoch
 from quorum.raft.messages import AnyRequest, Response
 from snapshot.reader import SnapshotReader
-from tidemark.types import Endpoint, Listener
+from tidemark.types import Endpoint, Listener, OwnDamage
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,6 +86,7 @@ class ReplicaInfo:
     last_fetch_timestamp_ms: int | None
     last_caught_up_timestamp_ms: int | None
     listeners: tuple[Listener, ...] = ()
+    own_damage: OwnDamage = OwnDamage.NONE
 
 
 @dataclass(slots=True, frozen=True)

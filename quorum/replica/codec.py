@@ -10,7 +10,7 @@ from quorum.raft import messages as m
 from quorum.raft.voters import ReplicaKey
 from snapshot.names import SnapshotId
 from tidemark.errors import ErrorCode, InvalidRequestError
-from tidemark.types import Endpoint
+from tidemark.types import Endpoint, OwnDamage
 from tidemark.v1 import common_pb2, raft_pb2
 
 CONTROLLER_LISTENER = "CONTROLLER"
@@ -212,6 +212,7 @@ def fetch_request_to_proto(request: m.FetchRequest) -> raft_pb2.QuorumFetchReque
         high_watermark=plain_id(request.high_watermark),
         max_wait_ms=request.max_wait_ms,
         max_bytes=request.max_bytes,
+        own_damage=int(request.own_damage),  # type: ignore[arg-type]
     )
 
 
@@ -225,6 +226,7 @@ def fetch_request_from_proto(request: raft_pb2.QuorumFetchRequest) -> m.FetchReq
         optional_id(request.high_watermark),
         request.max_wait_ms,
         request.max_bytes,
+        OwnDamage(request.own_damage),
     )
 
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from quorum.raft.log_view import LogView
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader, ReplicaProgress
+from quorum.raft.voters import Voter
 from quorum.replica.client import QuorumInfo, ReplicaInfo
+from tidemark.types import OwnDamage
 
 OBSERVER_SESSION_MS = 300_000
 """Observers that have not fetched for so long are not described, in ms (Kafka's constant)."""
+
+
+def _unheard(replica: Replica, voter: Voter) -> ReplicaInfo:
+    """A voter as seen by a replica that does not lead, which knows its own disk only."""
+    damage = replica.own_damage if voter.key.matches(replica.key) else OwnDamage.NONE
+    key = voter.key
+    return ReplicaInfo(key.replica_id, key.directory_id, None, None, None, voter.listeners, damage)
 
 
 def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> QuorumInfo:
@@ -26,7 +35,8 @@ def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> Quor
         listeners = replica.voters.listeners(key.replica_id)
         if key.replica_id == replica.node_id:
             own, end_offset = replica.key.directory_id, log.end_offset
-            return ReplicaInfo(key.replica_id, own, end_offset, wall_ms, wall_ms, listeners)
+            damage = replica.own_damage
+            return ReplicaInfo(key.replica_id, own, end_offset, wall_ms, wall_ms, listeners, damage)
         return ReplicaInfo(
             key.replica_id,
             key.directory_id,
@@ -34,6 +44,7 @@ def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> Quor
             wall(progress.last_fetch_ms),
             wall(progress.last_caught_up_ms),
             listeners if replica.voters.is_voter(key) else (),
+            progress.own_damage,
         )
 
     def is_current(observer: ReplicaProgress) -> bool:
@@ -50,10 +61,7 @@ def describe(replica: Replica, log: LogView, loop_ms: int, wall_ms: int) -> Quor
         if replica.node_id not in role.voters:  # removed, and leads until that is committed
             observers += (of(ReplicaProgress(replica.key)),)
     else:
-        voters = tuple(
-            ReplicaInfo(v.key.replica_id, v.key.directory_id, None, None, None, v.listeners)
-            for v in replica.voters
-        )
+        voters = tuple(_unheard(replica, voter) for voter in replica.voters)
         observers = ()
     return QuorumInfo(
         leader.leader_id,

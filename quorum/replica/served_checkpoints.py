@@ -43,6 +43,14 @@ class ServedCheckpoints:
             self._whole.discard(snapshot_id)
         return reason
 
+    @property
+    def first_is_missing(self) -> bool:
+        """Whether the checkpoint where the log begins is set aside, and must be made again."""
+        earliest = self._log.earliest_snapshot
+        if earliest is None or self._log.start_offset == 0:
+            return False
+        return file_name(self._log.directory, earliest) is None
+
     async def replacement(self, damaged_offset: int | None) -> SnapshotId | None:
         """Returns a whole checkpoint behind the damaged batch, or behind a first checkpoint that is
         set aside: the log may begin there. None if nothing is damaged, or there is none.
@@ -52,7 +60,7 @@ class ServedCheckpoints:
             return None
         behind = damaged_offset is not None and log.start_offset <= damaged_offset
         behind = behind and latest.end_offset > (damaged_offset or 0)
-        lost = earliest != latest and file_name(log.directory, earliest) is None
+        lost = earliest != latest and self.first_is_missing
         whole = (behind or lost) and await self.damage(latest) is None
         return latest if whole else None
 

@@ -9,12 +9,10 @@ fails: the process must end (RULES.md rule 4).
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from uuid import UUID
 
 import grpc.aio
@@ -29,11 +27,9 @@ from quorum.raft.effects import (
     LogAppended,
     LogFlushed,
     LogStartRaised,
+    OwnCheckpointChecked,
     OwnLogDamaged,
-    ReadRecords,
-    ReadSnapshot,
     RecordsRefused,
-    Reply,
     RequestFailed,
     RequestReceived,
     Resign,
@@ -48,6 +44,7 @@ from quorum.raft.effects import (
 )
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Leader
+from quorum.replica.answers import Answers
 from quorum.replica.appends import Appends
 from quorum.replica.client import QuorumInfo, RaftListener
 from quorum.replica.describe import describe
@@ -55,8 +52,8 @@ from quorum.replica.flusher import Flusher
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import METADATA_PARTITION, ReplicatedLog
 from quorum.replica.metrics import Metric, RaftMeter
-from quorum.replica.own_damage import OwnLogDamagedError, advice, read_records, tail_is_lost
-from quorum.replica.sealing import is_intact, sealed
+from quorum.replica.own_damage import OwnLogDamagedError, advice, tail_is_lost
+from quorum.replica.sealing import is_intact
 from quorum.replica.served_checkpoints import ServedCheckpoints
 from quorum.replica.service import RaftService
 from quorum.replica.settings import metadata_log_config, replica_config
@@ -72,8 +69,6 @@ from tidemark.errors import (
     FatalError,
     NetworkError,
     NotControllerError,
-    OffsetOutOfRangeError,
-    PositionOutOfRangeError,
     SnapshotNotFoundError,
     StorageError,
     ThrottlingQuotaExceededError,
@@ -133,14 +128,15 @@ class RaftServer:
         self._meter = RaftMeter(self._replica, self._log)
         self._queue: deque[Event | Callable[[], Awaitable[None]]] = deque()
         self._wake = asyncio.Event()
-        self._tokens = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[m.Response]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._driver: asyncio.Task[None] | None = None
         self._fatal: asyncio.Future[None] | None = None
         self._flusher: Flusher | None = None
         self._stopped = False
         self._served = ServedCheckpoints(self._log)
+        self._answers = Answers(
+            self._log, self._served, self._spawn, self._on_log_damage, self._on_checkpoint_damage
+        )
         self._left = asyncio.Event()  # set once no voter needs to learn that this node stops
 
     # --- client interface -----------------------------------------------------------------------
@@ -313,7 +309,7 @@ class RaftServer:
         await asyncio.gather(*running, return_exceptions=True)
         if self._flusher is not None:
             await self._flusher.idle()
-        self._fail_waiting()
+        self._answers.end()
         await self._transport.close()
         self._pool.shutdown(wait=True)
         if self._fatal is not None and not self._fatal.done():
@@ -324,21 +320,19 @@ class RaftServer:
         if self._stopped:
             return
         self._stopped = True
-        logger.critical("the Raft replica of node %d stops: %s", self.node_id, error)
+        foreseen = isinstance(error, TidemarkError)  # then its message says all
+        trace = None if foreseen else error
+        logger.critical(
+            "the Raft replica of node %d stops: %s", self.node_id, error, exc_info=trace
+        )
         fatal = error if isinstance(error, FatalError) else FatalError(str(error) or repr(error))
         if fatal is not error:
             fatal.__cause__ = error
         if not self.fatal.done():
             self.fatal.set_exception(fatal)
-        self._fail_waiting()
+        self._answers.end()
         self._left.set()
         self._wake.set()
-
-    def _fail_waiting(self) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(BrokerNotAvailableError("the node is shutting down"))
-        self._waiting.clear()
 
     # --- requests of peers ----------------------------------------------------------------------
 
@@ -346,14 +340,7 @@ class RaftServer:
         """Answers a quorum request. Called by the Raft service and by in-memory transports."""
         if self._stopped or self._driver is None or len(self._queue) >= MAX_QUEUED_EVENTS:
             raise BrokerNotAvailableError("the replica is not running or overloaded")
-        token = next(self._tokens)
-        future: asyncio.Future[m.Response] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
-        self._post(RequestReceived(token, request))
-        try:
-            return await future
-        finally:
-            self._waiting.pop(token, None)
+        return await self._answers.wait(lambda token: self._post(RequestReceived(token, request)))
 
     # --- the driver -----------------------------------------------------------------------------
 
@@ -382,11 +369,7 @@ class RaftServer:
                 self._listeners.deliver()
                 if self._replica.shutdown_complete:
                     self._left.set()
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # the state can no longer be trusted: the process must stop
-            if not isinstance(error, TidemarkError):  # else its message says all
-                logger.exception("the Raft replica failed")
             self._fail(error)
 
     async def _wait(self) -> None:
@@ -421,7 +404,7 @@ class RaftServer:
         if effects.install_snapshot is not None:
             self._spawn(self._install(effects.install_snapshot))
         for reply in effects.replies:
-            self._answer(reply)
+            self._answers.give(reply)
         for send in effects.sends:
             self._spawn(self._call(send))
         if effects.high_watermark is not None:
@@ -475,7 +458,14 @@ class RaftServer:
         task = asyncio.ensure_future(work)
         assert isinstance(task, asyncio.Task)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_ended)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        """Stops the replica if one of its tasks fails in a way that nothing foresaw."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
 
     # --- sends, replies, snapshots --------------------------------------------------------------
 
@@ -496,52 +486,15 @@ class RaftServer:
         else:
             self._post(ResponseDamaged(send.correlation_id))
 
-    def _answer(self, reply: Reply) -> None:
-        future = self._waiting.get(reply.token)
-        if future is None or future.done():
-            return
-        response, read = reply.response, reply.read
-        try:
-            if isinstance(response, m.FetchResponse):
-                records = b""
-                if isinstance(read, ReadRecords):
-                    records = read_records(self._log, read)
-                response = sealed(response, records)
-            elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
-                assert not isinstance(read, ReadRecords)
-                if self._served.must_verify(read):
-                    self._spawn(self._verify_and_answer(reply, read))
-                    return
-                piece = self._log.read_snapshot_piece(
-                    read.snapshot_id, read.position, read.max_bytes
-                )
-                response = replace(response, data=piece)
-        except OffsetOutOfRangeError:
-            logger.info("the log was cleaned under a fetch; it is answered empty")
-            assert isinstance(response, m.FetchResponse)
-            response = sealed(response)
-        except OwnLogDamagedError as error:
-            logger.error("%s", advice(self._log, error))
-            self._post(OwnLogDamaged(error.offset))
-            self._queue.append(self._clean)
-            self._listeners.want_snapshot()
-            header = replace(response.header, error=ErrorCode.KAFKA_STORAGE_ERROR)
-            response = sealed(m.FetchResponse(header))
-        except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
-            header = replace(response.header, error=error.code)
-            response = m.FetchSnapshotResponse(header)
-        future.set_result(response)
+    def _on_log_damage(self, error: OwnLogDamagedError) -> None:
+        logger.error("%s", advice(self._log, error))
+        self._post(OwnLogDamaged(error.offset))
+        self._queue.append(self._clean)
+        self._listeners.want_snapshot()
 
-    async def _verify_and_answer(self, reply: Reply, read: ReadSnapshot) -> None:
-        """Answers the first piece of a checkpoint when the whole is verified."""
-        damage = await self._served.damage(read.snapshot_id)
-        if damage is not None:
-            self._queue.append(lambda: self._set_aside(read.snapshot_id, damage))
-            self._wake.set()
-            header = replace(reply.response.header, error=ErrorCode.SNAPSHOT_NOT_FOUND)
-            self._answer(Reply(reply.token, m.FetchSnapshotResponse(header)))
-        else:
-            self._answer(replace(reply, read=replace(read, doubted=False)))
+    def _on_checkpoint_damage(self, snapshot_id: SnapshotId, damage: str) -> None:
+        self._queue.append(lambda: self._set_aside(snapshot_id, damage))
+        self._wake.set()
 
     async def _set_aside(self, snapshot_id: SnapshotId, damage: str) -> None:
         """Replaces a damaged checkpoint by the one before, or by a new one of the image."""
@@ -553,6 +506,7 @@ class RaftServer:
         self._meter.checkpoint_damaged()
         if not self._log.drop_snapshot(snapshot_id):
             self._listeners.want_snapshot()
+        await self._check_checkpoint()
 
     async def _install(self, snapshot_id: SnapshotId) -> None:
         try:
@@ -583,7 +537,8 @@ class RaftServer:
         assert self._flusher is not None
         await self._flusher.idle()
         await self._on_disk(self._log.bounds.save)
-        begin_at = await self._served.replacement(self._replica.state.damaged_offset)
+        state = self._replica.state
+        begin_at = await self._served.replacement(state.damaged_offset)
         try:
             cleaned = self._log.clean(self._now_ms(), begin_at)
         except DiskError as error:  # any other failure of this directory ends the process
@@ -593,5 +548,12 @@ class RaftServer:
             return
         if cleaned:
             logger.info("the metadata log begins at offset %d now", self._log.start_offset)
-            if self._replica.state.damaged_offset is not None:
+            if state.damaged_offset is not None:
                 await self._step(LogStartRaised())
+        await self._check_checkpoint()
+
+    async def _check_checkpoint(self) -> None:
+        """Tells the replica whether the checkpoint where its log begins is set aside as damaged."""
+        is_damaged = self._served.first_is_missing
+        if is_damaged != self._replica.state.checkpoint_damaged:
+            await self._step(OwnCheckpointChecked(is_damaged))

@@ -152,4 +152,5 @@ def _replica_state(replica: ReplicaInfo) -> raft_pb2.DescribeQuorumResponse.Repl
         listeners=[
             common_pb2.Endpoint(name=e.name, host=e.host, port=e.port) for e in replica.listeners
         ],
+        own_damage=int(replica.own_damage),  # type: ignore[arg-type]
     )

@@ -19,7 +19,12 @@ from tidemark.cli.cluster import broker_problems, partition_problems, quorum_pro
 from tidemark.cli.main import app
 from tidemark.cli.quorum import age_text
 from tidemark.client import sync
-from tidemark.client.models import AlterConfigOp, ConfigResource, PartitionReassignment
+from tidemark.client.models import (
+    AlterConfigOp,
+    ConfigResource,
+    OwnDamage,
+    PartitionReassignment,
+)
 from tidemark.errors import (
     ElectionNotNeededError,
     PreferredLeaderNotAvailableError,
@@ -328,8 +333,8 @@ def test_a_voter_is_removed_by_id_where_that_is_unambiguous(admin: FakeAdmin) ->
 def test_the_quorum_for_people(admin: FakeAdmin) -> None:
     admin.quorum = quorum(1, voter(1, 100), voter(2, 90, NOW_MS - 12_500), voter(3, None, None))
     rows = call("quorum", "describe", "--replication", "--human-readable").splitlines()
-    assert rows[2].split("\t")[2:] == ["90", "10", "12.5 s ago", "12.5 s ago", "Voter"]
-    assert rows[3].split("\t")[2:] == ["none", "none", "never", "never", "Voter"]
+    assert rows[2].split("\t")[2:] == ["90", "10", "12.5 s ago", "12.5 s ago", "Voter", "none"]
+    assert rows[3].split("\t")[2:] == ["none", "none", "never", "never", "Voter", "none"]
     status = call("quorum", "describe", "--status").splitlines()
     assert "MaxFollowerLag:         10" in status
     assert "MaxFollowerLagTimeMs:   unknown" in status
@@ -422,6 +427,34 @@ def test_a_partition_without_a_leader_tells_what_brings_one_back(
     found = json.loads(call("cluster", "health", "--json", exit_code=1))["problems"]
     (detail,) = [p["detail"] for p in found if p["kind"] == "no leader"]
     assert detail.partition("]: ")[2] == way
+
+
+@pytest.mark.parametrize("leader", [1, None])
+@pytest.mark.parametrize("damage", [d for d in OwnDamage if d])
+def test_a_damaged_metadata_log_is_named_by_health_and_describe(
+    leader: int | None, damage: OwnDamage, admin: FakeAdmin
+) -> None:
+    hurt = replace(voter(2, 90), own_damage=damage)
+    described = quorum(leader, voter(1, 100), hurt)
+    admin.quorum = replace(described, observers=(replace(voter(4, 80), own_damage=damage),))
+    found = json.loads(call("cluster", "health", "--json", exit_code=1))["problems"]
+    told = [p for p in found if p["kind"] == "metadata log damaged"]
+    assert [(p["severity"], p["where"]) for p in told] == [
+        ("warning", "controller 2"),
+        ("warning", "node 4"),
+    ]
+    assert "disk" in told[0]["detail"]
+    rows = json.loads(call("quorum", "describe", "--replication", "--json"))
+    assert {row["NodeId"]: row["OwnDamage"] for row in rows} == {
+        1: None,
+        2: damage.name,
+        4: damage.name,
+    }
+    assert call("quorum", "describe", "--replication").count(f"\t{damage.name}\n") == 2
+    status = json.loads(call("quorum", "describe", "--status", "--json"))
+    assert [m["ownDamage"] for m in status["CurrentVoters"]] == [None, damage.name]
+    lines = call("quorum", "describe", "--status").splitlines()
+    assert sum(f"own damage: {damage.name}" in line for line in lines) == 2
 
 
 def test_controllers_and_brokers_that_are_missing() -> None:

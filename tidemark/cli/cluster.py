@@ -2,7 +2,7 @@
 
 critical: records cannot be written or read (no active controller, no leader, an ISR below
 min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
-sync or on a dead disk, a controller that lags).
+sync or on a dead disk). So do a controller that lags and a damaged metadata log.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
     """Problems of the controllers, by the leader's own clock."""
     if quorum.leader_id is None:
         what = "no metadata change is possible until a majority of the controllers runs"
-        return [Problem("critical", "no active controller", "quorum", what)]
+        return [Problem("critical", "no active controller", "quorum", what), *damages(quorum)]
     now_ms = next(
         (r.last_caught_up_timestamp_ms for r in quorum.voters if r.replica_id == quorum.leader_id),
         None,
@@ -110,8 +110,9 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
     if now_ms is None:
         what = "it is said to lead, but does not answer: no metadata change is possible meanwhile"
         where = f"controller {quorum.leader_id}"
-        return [Problem("critical", "active controller is silent", where, what)]
-    found: list[Problem] = []
+        silent = Problem("critical", "active controller is silent", where, what)
+        return [silent, *damages(quorum)]
+    found = damages(quorum)
     for voter in quorum.voters:
         if voter.replica_id == quorum.leader_id:
             continue
@@ -123,6 +124,33 @@ def quorum_problems(quorum: QuorumDescription, max_lag_ms: int) -> list[Problem]
             detail = f"last caught up {behind_ms} ms ago"
             found.append(Problem("warning", "controller lags", where, detail))
     return found
+
+
+def damages(quorum: QuorumDescription) -> list[Problem]:
+    """Nodes whose own metadata log or checkpoint is damaged, and what that means."""
+    from tidemark.client.models import OwnDamage
+
+    meanings = {
+        OwnDamage.LOG: (
+            "a batch of its metadata log cannot be read: it does not lead until a newer checkpoint "
+            "has replaced the batch, or a restart has fetched it anew. Check its disk"
+        ),
+        OwnDamage.LOG_TAIL: (
+            "its disk lost metadata records: it does not vote until it has fetched them from a "
+            "leader. Check its disk"
+        ),
+        OwnDamage.CHECKPOINT: (
+            "the checkpoint where its metadata log begins is damaged, and no new one is made yet: "
+            "nodes that need it cannot join. Check its disk"
+        ),
+        OwnDamage.OTHER: "its own log names the file. Check its disk",
+    }
+    nodes = [("controller", r) for r in quorum.voters] + [("node", r) for r in quorum.observers]
+    return [
+        Problem("warning", "metadata log damaged", f"{what} {r.replica_id}", meanings[r.own_damage])
+        for what, r in nodes
+        if r.own_damage
+    ]
 
 
 def broker_problems(cluster: ClusterDescription) -> list[Problem]:

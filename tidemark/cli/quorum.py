@@ -256,6 +256,13 @@ def lag_time_ms(quorum: QuorumDescription) -> int | None:
     return max((now_ms - time for time in times if time is not None), default=0)
 
 
+def damage_name(replica: QuorumReplica) -> str | None:
+    """Damage on the replica's own disk: LOG, LOG_TAIL, CHECKPOINT or OTHER; None if there is
+    none.
+    """
+    return replica.own_damage.name if replica.own_damage else None
+
+
 def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
     """The fields of --status, by Kafka's names."""
     lags = [lag for r in quorum.voters if (lag := lag_of(quorum, r)) is not None]
@@ -268,6 +275,7 @@ def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
                 "id": r.replica_id,
                 "directoryId": json_of(r.directory_id),
                 "endpoints": _urls(r.listeners) or addresses.get(r.replica_id, []),
+                "ownDamage": damage_name(r),
             }
             for r in replicas
         ]
@@ -287,11 +295,14 @@ def status_of(quorum: QuorumDescription, cluster_id: str) -> dict[str, Any]:
 def _print_status(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         if isinstance(value, list):
-            texts = [
-                " ".join([str(m["id"]), m["directoryId"] or "-", *m["endpoints"]]) for m in value
-            ]
-            value = f"\n{'':24}".join(texts) or "none"
+            value = f"\n{'':24}".join(map(_member_text, value)) or "none"
         print_line(f"{name + ':':24}{'unknown' if value is None else value}")
+
+
+def _member_text(member: dict[str, Any]) -> str:
+    damage = [f"own damage: {member['ownDamage']}"] if member["ownDamage"] else []
+    named = str(member["id"]), member["directoryId"] or "-"
+    return " ".join([*named, *member["endpoints"], *damage])
 
 
 def _with_ages(row: dict[str, Any], now_ms: int | None) -> dict[str, Any]:
@@ -327,6 +338,7 @@ def replication_of(quorum: QuorumDescription) -> list[dict[str, Any]]:
                     "LastFetchTimestamp": replica.last_fetch_timestamp_ms,
                     "LastCaughtUpTimestamp": replica.last_caught_up_timestamp_ms,
                     "Status": "Leader" if replica.replica_id == quorum.leader_id else role,
+                    "OwnDamage": damage_name(replica),
                 }
             )
     return rows

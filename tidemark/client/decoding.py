@@ -19,7 +19,7 @@ from tidemark.client.models import (
     TopicListing,
 )
 from tidemark.errors import ErrorCode
-from tidemark.types import Endpoint, TopicPartition
+from tidemark.types import Endpoint, OwnDamage, TopicPartition
 from tidemark.v1 import admin_pb2, common_pb2, raft_pb2
 
 
@@ -83,6 +83,7 @@ def quorum(message: raft_pb2.DescribeQuorumResponse) -> QuorumDescription:
             _known(state.last_fetch_timestamp_ms),
             _known(state.last_caught_up_timestamp_ms),
             {e.name: Endpoint(e.host, e.port) for e in state.listeners},
+            OwnDamage(state.own_damage),
         )
 
     return QuorumDescription(

@@ -11,6 +11,7 @@ from tidemark.types import ConfigResource as ConfigResource
 from tidemark.types import ConfigResourceType as ConfigResourceType
 from tidemark.types import Endpoint, TopicPartition
 from tidemark.types import OffsetSpec as OffsetSpec
+from tidemark.types import OwnDamage as OwnDamage
 
 Header = tuple[str, bytes | None]
 
@@ -136,7 +137,8 @@ class QuorumReplica:
     """A voter or observer of the metadata quorum, as its leader sees it. None stands for unknown or
     never.
 
-    `listeners` are the endpoints of a voter, by name.
+    `listeners` are the endpoints of a voter, by name. `own_damage` is on the replica's own disk, as
+    of its last fetch.
     """
 
     replica_id: int
@@ -145,6 +147,7 @@ class QuorumReplica:
     last_fetch_timestamp_ms: int | None
     last_caught_up_timestamp_ms: int | None
     listeners: Mapping[str, Endpoint] = field(default_factory=dict)
+    own_damage: OwnDamage = OwnDamage.NONE
 
 
 @dataclass(frozen=True, slots=True)

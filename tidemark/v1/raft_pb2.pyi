@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tidemark.v1 import common_pb2 as _common_pb2
 from tidemark.v1 import errors_pb2 as _errors_pb2
 import builtins as _builtins
@@ -19,6 +20,36 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OwnDamage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OwnDamageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OwnDamage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OWN_DAMAGE_NONE: _OwnDamage.ValueType  # 0
+    OWN_DAMAGE_OTHER: _OwnDamage.ValueType  # 1
+    """of a kind that this version does not know"""
+    OWN_DAMAGE_LOG: _OwnDamage.ValueType  # 2
+    """a batch of its log cannot be read: it does not lead"""
+    OWN_DAMAGE_LOG_TAIL: _OwnDamage.ValueType  # 3
+    """its disk lost records that it acknowledged: it does not vote"""
+    OWN_DAMAGE_CHECKPOINT: _OwnDamage.ValueType  # 4
+    """the checkpoint where its log begins is damaged, without another one"""
+
+class OwnDamage(_OwnDamage, metaclass=_OwnDamageEnumTypeWrapper):
+    """Damage on a replica's own disk that nothing has replaced yet."""
+
+OWN_DAMAGE_NONE: OwnDamage.ValueType  # 0
+OWN_DAMAGE_OTHER: OwnDamage.ValueType  # 1
+"""of a kind that this version does not know"""
+OWN_DAMAGE_LOG: OwnDamage.ValueType  # 2
+"""a batch of its log cannot be read: it does not lead"""
+OWN_DAMAGE_LOG_TAIL: OwnDamage.ValueType  # 3
+"""its disk lost records that it acknowledged: it does not vote"""
+OWN_DAMAGE_CHECKPOINT: OwnDamage.ValueType  # 4
+"""the checkpoint where its log begins is damaged, without another one"""
+Global___OwnDamage: _TypeAlias = OwnDamage  # noqa: Y015
 
 @_typing.final
 class VoteRequest(_message.Message):
@@ -295,6 +326,7 @@ class QuorumFetchRequest(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    OWN_DAMAGE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     replica_id: _builtins.int
     """-1: a reader that is no replica"""
@@ -309,6 +341,8 @@ class QuorumFetchRequest(_message.Message):
     """the fetcher's own, -1: unknown (KIP-1166)"""
     max_wait_ms: _builtins.int
     max_bytes: _builtins.int
+    own_damage: Global___OwnDamage.ValueType
+    """of the fetcher's own disk"""
     def __init__(
         self,
         *,
@@ -321,10 +355,11 @@ class QuorumFetchRequest(_message.Message):
         high_watermark: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        own_damage: Global___OwnDamage.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "current_leader_epoch", b"current_leader_epoch", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "current_leader_epoch", b"current_leader_epoch", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "own_damage", b"own_damage", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,6 +689,7 @@ class DescribeQuorumResponse(_message.Message):
         LAST_FETCH_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
         LAST_CAUGHT_UP_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
         LISTENERS_FIELD_NUMBER: _builtins.int
+        OWN_DAMAGE_FIELD_NUMBER: _builtins.int
         replica_id: _builtins.int
         replica_directory_id: _builtins.bytes
         log_end_offset: _builtins.int
@@ -662,6 +698,8 @@ class DescribeQuorumResponse(_message.Message):
         """wall clock of the leader; -1: never"""
         last_caught_up_timestamp_ms: _builtins.int
         """-1: never"""
+        own_damage: Global___OwnDamage.ValueType
+        """as of its last fetch"""
         @_builtins.property
         def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
             """addresses of a voter"""
@@ -675,10 +713,11 @@ class DescribeQuorumResponse(_message.Message):
             last_fetch_timestamp_ms: _builtins.int = ...,
             last_caught_up_timestamp_ms: _builtins.int = ...,
             listeners: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
+            own_damage: Global___OwnDamage.ValueType = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_caught_up_timestamp_ms", b"last_caught_up_timestamp_ms", "last_fetch_timestamp_ms", b"last_fetch_timestamp_ms", "listeners", b"listeners", "log_end_offset", b"log_end_offset", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_caught_up_timestamp_ms", b"last_caught_up_timestamp_ms", "last_fetch_timestamp_ms", b"last_fetch_timestamp_ms", "listeners", b"listeners", "log_end_offset", b"log_end_offset", "own_damage", b"own_damage", "replica_directory_id", b"replica_directory_id", "replica_id", b"replica_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,14 @@ from quorum.raft.effects import (
     LogAppended,
     LogFlushed,
     LogStartRaised,
+    OwnCheckpointChecked,
     OwnLogDamaged,
+    RequestFailed,
     RequestReceived,
     ResponseReceived,
     Tick,
 )
+from quorum.raft.log_view import KnownBounds
 from quorum.raft.replica import Replica
 from quorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from quorum.raft.voters import ReplicaKey, VoterSet
@@ -25,6 +29,7 @@ from snapshot.names import SnapshotId
 from tests.quorum.raft.leaders import EPOCH, ElectedLeader
 from tests.quorum.raft.test_rules import ENDPOINTS, KEYS, FakeLog, ask, vote
 from tidemark.errors import ErrorCode
+from tidemark.types import OwnDamage
 
 
 def damaged_leader(offset=3):
@@ -167,3 +172,61 @@ def test_a_checkpoint_is_doubted_when_the_same_follower_begins_it_again():
 
     assert [doubted(2, 0), doubted(2, 50), doubted(3, 0)] == [False] * 3
     assert [doubted(2, 0), doubted(2, 50)] == [True, False]
+
+
+# --- told to the leader ---------------------------------------------------------------------------
+
+
+def following(leader_id=3):
+    """A leader that found damage and follows the next one; and what it sends first."""
+    leader, _ = damaged_leader()
+    begin = m.BeginQuorumEpochRequest("c", KEYS[1], leader_id, EPOCH + 2, ENDPOINTS[leader_id])
+    [send] = leader.replica.step(RequestReceived(9, begin), 3).sends
+    return leader, send
+
+
+def test_every_fetch_reports_the_damage_of_the_own_log_until_it_is_healed():
+    leader, send = following()
+    assert send.request.own_damage is OwnDamage.LOG
+    leader.log.snapshots, leader.log.start_offset = [SnapshotId(5, 1)], 5
+    leader.replica.state.high_watermark = 5
+    leader.replica.step(LogStartRaised(), 4)
+    [again] = leader.replica.step(RequestFailed(send.correlation_id), 5).sends
+    assert again.request.own_damage is OwnDamage.NONE
+
+
+def test_the_gravest_damage_is_reported():
+    leader = ElectedLeader()
+    replica, state = leader.replica, leader.replica.state
+    assert replica.own_damage is OwnDamage.NONE
+    leader.replica.step(OwnCheckpointChecked(True), 1)
+    assert replica.own_damage is OwnDamage.CHECKPOINT
+    assert isinstance(leader.replica.role, Leader), "its log is whole"
+    leader.replica.step(OwnLogDamaged(3), 1)
+    assert replica.own_damage is OwnDamage.LOG
+    leader.replica.step(OwnCheckpointChecked(False), 1)
+    state.damaged_offset = None
+    assert replica.own_damage is OwnDamage.NONE
+    bounds = KnownBounds(9, 2)
+    config = leader.config
+    short = Replica(config, FakeLog([(1, 0)], 5), ElectionState(5), random.Random(1), bounds=bounds)
+    assert short.own_damage is OwnDamage.LOG_TAIL
+
+
+def test_the_leader_notes_the_damage_that_a_fetch_reports_even_from_where_logs_diverge():
+    leader = ElectedLeader()
+    replica = leader.replica
+    whole = m.FetchRequest("c", KEYS[2], EPOCH, 6, EPOCH, None, 500, 1000)
+    noted = []
+    for damage, last_epoch in [
+        (OwnDamage.LOG, EPOCH),
+        (OwnDamage.LOG_TAIL, 3),
+        (OwnDamage.NONE, EPOCH),
+    ]:
+        leader.receive(replace(whole, own_damage=damage, last_fetched_epoch=last_epoch), 1)
+        noted.append(leader.role.voters[2].own_damage)
+    assert noted == [OwnDamage.LOG, OwnDamage.LOG_TAIL, OwnDamage.NONE]
+    observer = replace(whole, replica=ReplicaKey(9), own_damage=OwnDamage.LOG_TAIL)
+    leader.receive(observer, 2)
+    assert leader.role.observers[ReplicaKey(9)].own_damage is OwnDamage.LOG_TAIL
+    assert replica.own_damage is OwnDamage.NONE

@@ -13,8 +13,11 @@ from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft.effects import ReadRecords, ReadSnapshot
 from quorum.replica.own_damage import OwnLogDamagedError, read_records
 from quorum.replica.served_checkpoints import ServedCheckpoints
-from tests.quorum.replica.servers import RaftNodes
+from quorum.replica.service import describe_to_proto
+from tests.quorum.replica.servers import RaftNodes, Recorder
 from tests.quorum.replica.test_log_bounds import LOG_FILE, fill, open_log
+from tidemark.client.decoding import quorum as decode
+from tidemark.types import OwnDamage
 
 
 def values(begin, count):
@@ -112,6 +115,44 @@ def test_a_lone_voter_leads_again_when_a_checkpoint_has_replaced_the_damaged_bat
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("grpc", [False, True], ids=["in memory", "over gRPC"])
+def test_the_next_leader_names_the_damaged_replica_until_a_checkpoint_heals_it(grpc, monkeypatch):
+    wanted = []
+    monkeypatch.setattr(Recorder, "handle_snapshot_wanted", lambda self: wanted.append(self))
+
+    async def scenario():
+        nodes = RaftNodes(grpc=grpc)
+        await nodes.start_all(1, 2, 3)
+        leader = await nodes.elected()
+        behind = next(n for n in (1, 2, 3) if n != leader.node_id)
+        await nodes.stop(behind)
+        for number in range(5):
+            leader.append(leader.epoch, values(number, 1))
+            await nodes.committed(values(0, number + 1))
+        directory = nodes.directories[leader.node_id].subdirectory("__cluster_metadata-0")
+        position = batch_positions(leader._log)[leader.log_end_offset - 3]
+        directory.flip_bit(LOG_FILE, position + 60, 2)
+        await nodes.start(behind)
+        await nodes.until(lambda: wanted == [nodes.recorders[leader.node_id]], "damage")
+
+        def told():
+            other = nodes.leader()
+            if other is None:
+                return {}
+            found = decode(describe_to_proto(other.describe())).voters
+            return {voter.replica_id: voter.own_damage for voter in found if voter.own_damage}
+
+        assert leader.describe().voters[leader.node_id - 1].own_damage is OwnDamage.LOG
+        await nodes.until(lambda: told() == {leader.node_id: OwnDamage.LOG}, "its name")
+        await nodes.committed(values(0, 5))
+        healed, recorder = nodes.servers[leader.node_id], nodes.recorders[leader.node_id]
+        await healed.create_snapshot(recorder.next_offset, list(recorder.values))
+        await nodes.until(lambda: nodes.leader() is not None and told() == {}, "a healed log")
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -143,6 +184,37 @@ def test_a_checkpoint_that_rots_at_the_leader_is_not_served(cleaned, caplog):
         assert leader.metrics()["checkpoints-damaged-total"] == 1
         assert leader.epoch == leader.leader_and_epoch.epoch and not leader.fatal.done()
         assert sum("set aside" in record.message for record in caplog.records) == 1
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_names_itself_while_the_checkpoint_where_its_log_begins_is_damaged(monkeypatch):
+    wanted = []
+    monkeypatch.setattr(Recorder, "handle_snapshot_wanted", lambda self: wanted.append(self))
+
+    async def scenario():
+        nodes = RaftNodes(voters=1, settings={"metadata.max.retention.bytes": "100"})
+        await nodes.start(1)
+        leader = await nodes.elected()
+        directory = nodes.directories[1].subdirectory("__cluster_metadata-0")
+        for number in range(2):
+            leader.append(leader.epoch, values(10 * number, 10))
+            await nodes.committed(values(0, 10 * number + 10))
+            bad = await checkpoint_of(leader, nodes.recorders[1])
+        await nodes.until(lambda: leader.log_start_offset == bad.end_offset, "a cleaned log")
+        assert [v.own_damage for v in leader.describe().voters] == [OwnDamage.NONE]
+        directory.flip_bit(bad.name, directory.size_of(bad.name) // 2, 3)
+        await nodes.start(11)
+        await nodes.until(lambda: wanted == [nodes.recorders[1]], "damage")
+
+        def told():
+            return [voter.own_damage for voter in leader.describe().voters]
+
+        await nodes.until(lambda: told() == [OwnDamage.CHECKPOINT], "its name")
+        await checkpoint_of(leader, nodes.recorders[1])
+        await nodes.until(lambda: told() == [OwnDamage.NONE], "a new checkpoint")
+        await nodes.committed(values(0, 20))
         await nodes.stop_all()
 
     asyncio.run(scenario())
