@@ -17,6 +17,7 @@ from tidemark.testing.history import (
     Entry,
     FaultNoted,
     LogEnded,
+    Misbehaved,
     Outcome,
     PollCancelled,
     ProducerMade,
@@ -74,6 +75,9 @@ class Story:
 
     def end_seen(self, name: str, offset: int) -> int:
         return self._add(EndSeen(0, name, "t", 0, offset))
+
+    def misbehaved(self, name: str, what: str) -> int:
+        return self._add(Misbehaved(0, name, what))
 
     def fault(self, what: str) -> int:
         return self._add(FaultNoted(0, what))

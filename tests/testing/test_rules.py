@@ -4,6 +4,7 @@ history without the fault passes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tests.testing.story import Story
@@ -233,11 +234,12 @@ def test_behind_committed_records_that_were_acknowledged_before() -> None:
 
 
 def test_behind_committed_ends_and_records_that_consumers_saw() -> None:
-    for look in (
+    looks: tuple[Callable[[Story], int], ...] = (
         lambda story: story.end_seen("c", 2),
         lambda story: story.read("c", (0, "p/1"), (1, "p/2")),
         lambda story: story.read("c", (0, "p/1"), watermark=2),
-    ):
+    )
+    for look in looks:
         story = Story()
         story.producer("p", 0, idempotent=False)
         story.send("p", 1)
@@ -392,6 +394,9 @@ def test_consumers_reach_the_end_of_every_log_that_has_records() -> None:
     calm = story.calm()
     assert story.broken() == ["the end is reached"]
     assert story.shown("the end is reached") == [(calm,)]
+    story.send("p", 1_000, partition=1_000)  # there is no such log
+    story.refused("p", 1_000)
+    assert story.shown("the end is reached") == [(calm,)]
 
 
 def test_consumers_reach_the_end_and_not_only_a_place_before_it() -> None:
@@ -401,3 +406,10 @@ def test_consumers_reach_the_end_and_not_only_a_place_before_it() -> None:
     read = story.read("c", (0, "p/1"))
     story.log("p/1", "p/2")
     assert story.shown("the end is reached") == [(calm, read)]
+
+
+def test_nothing_unforeseen_happens_to_a_client() -> None:
+    story = written()
+    line = story.misbehaved("p", "close did not return")
+    assert story.broken() == ["nothing unforeseen"]
+    assert story.shown("nothing unforeseen") == [(line,)]

@@ -140,6 +140,14 @@ class EndSeen(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class Misbehaved(Entry):
+    """A client did what none may do: it hung, or raised an error that is no TidemarkError."""
+
+    client: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class FaultNoted(Entry):
     """A fault began or ended; for people who read the history."""
 
@@ -171,6 +179,7 @@ KINDS: dict[str, type[Entry]] = {
     "cancelled": PollCancelled,
     "failed": PollFailed,
     "end": EndSeen,
+    "misbehaved": Misbehaved,
     "fault": FaultNoted,
     "calm": Calmed,
     "log": LogEnded,

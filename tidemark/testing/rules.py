@@ -17,6 +17,7 @@ from tidemark.testing.history import (
     FINAL,
     REFUSED,
     EndSeen,
+    Misbehaved,
     Outcome,
     ReadDone,
     Sent,
@@ -369,11 +370,7 @@ def consumers_reach_the_end(facts: Facts, verdict: Verdict) -> None:
     if facts.calm_line is None:
         return
     wanted = {TopicPartition(*p) for _, made in facts.consumers.values() for p in made.assigned}
-    wanted |= {
-        TopicPartition(sent.topic, sent.partition)
-        for _, sent in facts.sends.values()
-        if sent.partition is not None
-    }
+    wanted |= {place.partition for acks in (-1, 0, 1) for place in facts.acknowledged(acks)}
     for partition in sorted(wanted - facts.bounds.keys()):
         verdict.broken(f"{partition} was not read to its end after the faults", facts.calm_line)
     last: dict[tuple[str, TopicPartition], tuple[int, int]] = {}
@@ -398,6 +395,14 @@ def consumers_reach_the_end(facts: Facts, verdict: Verdict) -> None:
                 )
 
 
+def nothing_unforeseen(facts: Facts, verdict: Verdict) -> None:
+    """No client hangs, and none raises an error that nobody foresaw."""
+    verdict.examined = len(facts.producers) + len(facts.consumers)
+    for line, entry in enumerate(facts.entries, start=1):
+        if isinstance(entry, Misbehaved):
+            verdict.broken(f"{entry.client}: {entry.what}", line)
+
+
 RULES: dict[str, Rule] = {
     "acknowledged": acknowledged,
     "acknowledged by one": acknowledged_by_one,
@@ -409,5 +414,6 @@ RULES: dict[str, Rule] = {
     "positions": positions_go_forward,
     "every delivery ends": every_delivery_ends,
     "the end is reached": consumers_reach_the_end,
+    "nothing unforeseen": nothing_unforeseen,
 }
 """All rules by name."""
