@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import open_directory
 from commitlog.log.log import Log
-from commitlog.types import TimestampOffset
+from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
 from tidemark.surroundings import surroundings
@@ -160,6 +160,14 @@ class RemoteLogManager:
         RemoteStorageNotReadyError, RetriableRemoteStorageError, RequestTimedOutError.
         """
         return await self._reader.read(partition, log, offset, max_bytes)
+
+    async def aborted_transactions(
+        self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
+    ) -> list[AbortedTransaction]:
+        """Finds the aborted transactions with records in [start, end), which `read` returned; their
+        markers may be in the tier or in the local log. Raises as `read`.
+        """
+        return await self._reader.aborted_transactions(partition, log, start_offset, end_offset)
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int

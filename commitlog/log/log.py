@@ -169,15 +169,21 @@ class Log:
         *,
         gaps_allowed: bool = False,
         epoch_max: int | None = None,
+        end_offset: int | None = None,
     ) -> AppendInfo:
         """Appends the leader's batches unchanged; `gaps_allowed` for those that compaction leaves.
-        With `epoch_max` the append ends before a later epoch, or an incomplete batch.
+        With `epoch_max` the append ends before a later epoch, or an incomplete batch. `end_offset`
+        is where the batches end by the leader's word: no CRC covers the offset of the last one.
 
         May fill several segments; an error keeps those filled before it. Raises
         CorruptMessageError, UnexpectedAppendOffsetError, StorageError.
         """
         prepared = prepare_follower(
-            records, self._log_end_offset, gaps_allowed=gaps_allowed, epoch_max=epoch_max
+            records,
+            self._log_end_offset,
+            gaps_allowed=gaps_allowed,
+            epoch_max=epoch_max,
+            end_offset=end_offset,
         )
         used_bytes = self.active_segment.size_bytes
         pieces = split_by_segment(prepared, used_bytes, self._config.segment_bytes)
@@ -265,7 +271,7 @@ class Log:
 
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions with records in [start, end), for read_committed."""
-        return lookup.aborted_transactions(self._segments.all, start_offset, end_offset)
+        return lookup.aborted_transactions(self._segments, start_offset, end_offset)
 
     # --- offsets that move
 

@@ -6,6 +6,7 @@ They decode batches (`tidemark.records`). Appends and reads do not use them.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from commitlog.log.loader import replay_producers
@@ -104,22 +105,19 @@ def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | No
     return None
 
 
-def aborted_transactions(
-    segments: Sequence[Segment], start: int, end: int
-) -> list[AbortedTransaction]:
+def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTransaction]:
     """Returns the aborted transactions with records in [start, end), oldest marker first.
 
     A marker may lie in a later segment than the records. So the search ends at the first entry
     whose last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
     """
     found: list[AbortedTransaction] = []
-    active = segments[-1]
-    for number, segment in enumerate(segments):
-        if segment.next_offset <= start and segment is not active:
-            continue
-        if not segment.txn_index.is_checked:
-            check_transactions(active.directory, list(segments[: number + 1]), replay_producers)
-        for entry in segment.txn_index.entries():
+    known = segments.all
+    for number in range(max(0, bisect_right(segments.bases, start) - 1), len(known)):
+        index = known[number].txn_index
+        if not index.is_checked:
+            check_transactions(known[-1].directory, known[: number + 1], replay_producers)
+        for entry in index.entries() if index.has_entries else ():
             if entry.last_offset >= start and entry.first_offset < end:
                 found.append(entry)
             if entry.last_stable_offset >= end:

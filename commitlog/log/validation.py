@@ -304,13 +304,18 @@ def _check_timestamps(oldest: int, newest: int, config: TopicConfig, now_ms: int
 
 
 def prepare_follower(
-    records: RecordsList, next_offset: int, *, gaps_allowed: bool, epoch_max: int | None = None
+    records: RecordsList,
+    next_offset: int,
+    *,
+    gaps_allowed: bool,
+    epoch_max: int | None = None,
+    end_offset: int | None = None,
 ) -> Prepared:
     """Checks fetched batches: CRC, and offsets that continue the follower's log. With `epoch_max`
     the result ends before a batch of a later epoch, and before an incomplete one.
 
     Raises CorruptMessageError. Raises UnexpectedAppendOffsetError for offsets below the log end,
-    and for a gap unless `gaps_allowed`.
+    for a gap unless `gaps_allowed`, and if all batches do not end at `end_offset`.
     """
     prepared = Prepared()
     for buffer in _buffers(records):
@@ -332,6 +337,10 @@ def prepare_follower(
             prepared.add(header, buffer, view[position:following])
             next_offset = header.base_offset + header.last_offset_delta + 1
             position = following
+    if end_offset is not None and next_offset != end_offset:
+        raise UnexpectedAppendOffsetError(
+            f"the batches end at offset {next_offset}; the leader says {end_offset}"
+        )
     return prepared
 
 

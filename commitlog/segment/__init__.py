@@ -2,7 +2,8 @@
 
 Outsiders import `segment.Segment`, `names` (names and suffixes of a segment's files), and
 `batch_table.BatchTable` where many headers are read at once. Logs also import
-`epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats.
+`epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats
+and that of transaction indexes (`indexes.parse_transactions`).
 
     segment              appends and reads; loads, rebuilds and recovers
     reading              the read of a fetch, checked for the order of its batches

@@ -328,6 +328,18 @@ class TimeIndex(_IndexFile):
             yield timestamp, self.base_offset + relative
 
 
+def parse_transactions(data: bytes, name: str) -> list[AbortedTransaction]:
+    """Parses the content of a transaction index. Raises CorruptIndexError."""
+    if len(data) % TXN_ENTRY.size:
+        raise CorruptIndexError(f"{name} has {len(data)} bytes, no whole entries")
+    found = []
+    for version, *fields in TXN_ENTRY.iter_unpack(data):
+        if version != 0 or fields[1] > fields[2]:
+            raise CorruptIndexError(f"{name} holds an entry of version {version}")
+        found.append(AbortedTransaction(*fields))
+    return found
+
+
 class TransactionIndex:
     """The aborted transactions that ended in a segment. Without any there is no file."""
 
@@ -337,6 +349,15 @@ class TransactionIndex:
         self.is_checked = False  # whether the entries are known to match the batches
         self.is_doubtful = False  # whether a file may be missing
         self._unsynced = True
+        self._has_entries: bool | None = None  # None: the file is not looked at yet
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether a transaction was aborted; without IO after the first call."""
+        if self._has_entries is None:
+            exists = self.directory.exists(self.name)
+            self._has_entries = exists and self.directory.size_of(self.name) > 0
+        return self._has_entries
 
     def take_unsynced(self) -> bool:
         """Whether the file changed since the last call. The caller then syncs it."""
@@ -349,19 +370,11 @@ class TransactionIndex:
         """
         if not self.directory.exists(self.name):
             return []
-        data = self.directory.read(self.name)
-        if len(data) % TXN_ENTRY.size:
-            raise CorruptIndexError(f"{self.name} has {len(data)} bytes, no whole entries")
-        found = []
-        for version, *fields in TXN_ENTRY.iter_unpack(data):
-            if version != 0 or fields[1] > fields[2]:
-                raise CorruptIndexError(f"{self.name} holds an entry of version {version}")
-            found.append(AbortedTransaction(*fields))
-        return found
+        return parse_transactions(self.directory.read(self.name), self.name)
 
     def append(self, aborted: AbortedTransaction) -> None:
         """Adds an aborted transaction. It is written at once, because it is rare."""
-        self._unsynced = True
+        self._unsynced = self._has_entries = True
         file = self.directory.open(self.name, create=True)
         try:
             file.append(
@@ -384,7 +397,7 @@ class TransactionIndex:
             keep = sum(entry.last_offset < offset for entry in self.entries())
         except CorruptIndexError:
             keep = 0
-        self._unsynced = True
+        self._unsynced, self._has_entries = True, None
         file = self.directory.open(self.name)
         file.truncate(keep * TXN_ENTRY.size)
         file.close()
@@ -392,4 +405,4 @@ class TransactionIndex:
     def reset(self) -> None:
         """Removes the file; entries added from now on are known to be right."""
         self.directory.remove(self.name)
-        self.is_checked = True
+        self.is_checked, self._has_entries = True, None

@@ -111,6 +111,10 @@ class ClusterView:
             return None
         return (-1 if found.leader is None else found.leader), found.leader_epoch
 
+    def topic_id(self, topic: str) -> UUID | None:
+        found = self.image.topics.get(topic)
+        return None if found is None else found.topic_id
+
     def topic_name(self, topic_id: UUID) -> str | None:
         topic = self.image.topics.by_id(topic_id)
         return None if topic is None else topic.name

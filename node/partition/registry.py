@@ -8,6 +8,7 @@ from uuid import UUID
 from node.partition.cluster_view import ClusterView
 from node.partition.hosted import HostedPartition
 from tidemark.errors import (
+    ApiError,
     FatalError,
     InconsistentTopicIdError,
     KafkaStorageError,
@@ -53,29 +54,54 @@ class PartitionRegistry:
 
         - UnknownTopicOrPartitionError or UnknownTopicIdError if the metadata has no such partition,
         - NotLeaderOrFollowerError if only other nodes host it,
-        - InconsistentTopicIdError if the topic of that name has another id,
+        - InconsistentTopicIdError if the topic of that name has another id: it was deleted and made
+          anew, or this node has not learned of that yet,
         - KafkaStorageError if its disk failed.
         """
-        if not topic and topic_id:
-            known = len(topic_id) == 16
-            named = self._cluster.topic_name(UUID(bytes=bytes(topic_id))) if known else None
-            if named is None:
-                raise UnknownTopicIdError("this node knows no topic of that id (yet)")
-            topic = named
         key = TopicPartition(topic, partition)
         hosted = self._hosted.get(key)
+        if topic_id and (hosted is None or hosted.topic_id.bytes != topic_id):
+            key = TopicPartition(self._named(topic, topic_id), partition)
+            hosted = self._hosted.get(key)
         if hosted is None:
             if key in self.offline:
                 raise KafkaStorageError(f"{key} is offline: {self.offline[key]}")
             if self._cluster.leader_of(key) is None:
                 raise UnknownTopicOrPartitionError(f"{key}: no such topic or partition (yet)")
             raise NotLeaderOrFollowerError(f"node {self._node_id} holds no replica of {key}")
-        if topic_id and bytes(topic_id) != hosted.topic_id.bytes:
-            raise InconsistentTopicIdError(f"{key} has another topic id here")
         if hosted.offline:
             raise KafkaStorageError(hosted.offline)
         return hosted
 
-    def leader_of(self, topic: str, partition: int) -> tuple[int, int] | None:
+    def _named(self, topic: str, topic_id: bytes) -> str:
+        """Returns the name of the topic with this id; `topic`, if it is given, has to be it. An id
+        of zeros is none, as in Kafka.
+        """
+        if not any(topic_id):
+            return topic
+        known = self._cluster.topic_id(topic)
+        if known is not None and known.bytes == topic_id:
+            return topic
+        named = self._cluster.topic_name(UUID(bytes=topic_id)) if len(topic_id) == 16 else None
+        if topic and (known is not None or named is not None):
+            raise InconsistentTopicIdError(
+                f"{topic} has another topic id here: it was made anew, or this node does not know"
+                " that yet; refresh the metadata"
+            )
+        if named is None:
+            raise UnknownTopicIdError(
+                "this node knows no topic of that id: it was deleted, or is not known here yet;"
+                " refresh the metadata"
+            )
+        return named
+
+    def leader_of(
+        self, topic: str, partition: int, topic_id: bytes = b""
+    ) -> tuple[int, int] | None:
         """(leader, epoch) as this node knows them, for answers that redirect the caller."""
+        if topic_id:
+            try:
+                topic = self._named(topic, topic_id)
+            except ApiError:
+                return None
         return self._cluster.leader_of(TopicPartition(topic, partition))

@@ -39,7 +39,11 @@ def append(
         _make_room(hosted, payload, request_epoch, now_ms)
         # A log that was ever compacted keeps its gaps, whatever its policy is now.
         info = hosted.log.append_as_follower(
-            payload, now_ms, gaps_allowed=True, epoch_max=request_epoch
+            payload,
+            now_ms,
+            gaps_allowed=True,
+            epoch_max=request_epoch,
+            end_offset=answer.next_offset or None,
         )
         appended = info.size_bytes
     core = hosted.core

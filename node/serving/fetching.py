@@ -15,13 +15,13 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from commitlog.types import CorruptLogError
+from commitlog.types import CorruptLogError, FetchResult
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.serving.fetch_session import FetchContext, FetchingReplica, FetchPartition, set_positions
-from node.serving.tier_reads import TierReads
+from node.serving.tier_reads import TierReads, named
 from tidemark.errors import (
     ApiError,
     FatalError,
@@ -92,6 +92,8 @@ class FetchHandler:
         answers = []
         for item in items:
             answer = FetchPartitionData(item.topic, item.partition)
+            if not item.topic:  # named by its id alone
+                answer.topic_id = item.topic_id
             answers.append(answer)
             try:
                 self._read_one(params, context, item, answer, found, acknowledge)
@@ -111,7 +113,9 @@ class FetchHandler:
     ) -> None:
         answer.error_code = int(code_of(error))
         answer.error_message = str(error)
-        answer.current_leader = self._partitions.leader_of(item.topic, item.partition)
+        answer.current_leader = self._partitions.leader_of(
+            item.topic, item.partition, item.topic_id
+        )
         found.answer_now = True
 
     def _read_one(
@@ -125,7 +129,7 @@ class FetchHandler:
     ) -> None:
         hosted = self._partitions.get(item.topic, item.partition, item.topic_id)
         core, local = hosted.core, hosted.log
-        if not item.topic:  # named by its id alone
+        if not item.topic:
             answer.topic = hosted.topic_partition.topic
         core.check_leader_epoch(item.current_leader_epoch)
         core.check_leader()
@@ -165,7 +169,8 @@ class FetchHandler:
                 if hosted.found_damage(error):  # another replica will answer
                     raise KafkaStorageError(hosted.offline) from error
                 raise
-            answer.records = (result.records,)
+            if result.records:
+                _fill(answer, hosted, params, item.fetch_offset, result)
             found.size_bytes += len(result.records)
         elif item.fetch_offset < limit:
             context.look_again(item)  # the next answer has room for it
@@ -207,12 +212,31 @@ class FetchHandler:
                 for _, hosted, item in found.remote
             ],
             has_other_data=found.size_bytes > 0,
+            read_committed=params.read_committed,
         )
         for (answer, _, item), outcome in zip(found.remote, outcomes, strict=True):
             if isinstance(outcome, ApiError):
                 self._failed(answer, item, outcome, found)
             elif outcome is not None:
-                answer.records = (outcome,)
+                answer.records = (outcome.records,)
+                answer.next_offset = outcome.next_offset
+                answer.aborted_transactions = outcome.aborted
+
+
+def _fill(
+    answer: FetchPartitionData,
+    hosted: HostedPartition,
+    params: FetchParams,
+    fetch_offset: int,
+    result: FetchResult,
+) -> None:
+    """Adds what was read; for read_committed with the aborted transactions that have records in
+    it."""
+    answer.records = (result.records,)
+    answer.next_offset = result.next_offset
+    if params.read_committed:
+        found = hosted.log.aborted_transactions(fetch_offset, result.next_offset)
+        answer.aborted_transactions = named(found)
 
 
 def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from node.serving.fetching import FetchHandler, FetchParams
 from node.serving.metadata_answers import metadata_response
 from node.serving.offsets import OffsetFinder
 from node.serving.plain_records import to_plain
-from node.serving.produce import ProduceHandler, ProduceResult
+from node.serving.produce import ProduceHandler, ProduceResult, result_of
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
@@ -145,10 +145,9 @@ class LogService:
         try:
             taken = await self._memory.acquire(size_bytes, request.timeout_ms)
         except ApiError as error:
-            failed = [
-                ProduceResult(item.topic, item.index, code_of(error), str(error))
-                for item in request.partition_data
-            ]
+            failed = [result_of(item) for item in request.partition_data]
+            for result in failed:
+                result.error_code, result.error_message = code_of(error), str(error)
             return _produce_response(failed)
         finally:
             self._later.discard(task)
@@ -403,6 +402,7 @@ def _produce_response(results: Sequence[ProduceResult]) -> bytes:
     for result in results:
         answer = response.responses.add(
             topic=result.topic,
+            topic_id=result.topic_id,
             index=result.index,
             error_code=int(result.error_code),
             error_message=result.error_message,

@@ -32,20 +32,26 @@ def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
 
 
 def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
-    """Replaces the batches of an answer by their records from `fetch_offset` on; skips control
-    batches."""
+    """Replaces the batches of an answer by their records from `fetch_offset` on, without control
+    records and those of the aborted transactions that it names (KIP-98)."""
     payload = answer.payload
     plain: list[common_pb2.Record] = []
+    waiting = sorted(answer.aborted_transactions, key=lambda one: -one[1])
+    aborted: set[int] = set()  # producers whose transaction at this offset was aborted
     try:
         for position, header in iter_batches(payload):
-            if not header.is_control:
+            while waiting and waiting[-1][1] <= header.last_offset:
+                aborted.add(waiting.pop()[0])
+            if header.is_control:
+                aborted.discard(header.producer_id)  # the end of its transaction
+            elif not (header.is_transactional and header.producer_id in aborted):
                 found = decode_batch(payload, position)
                 plain.extend(_plain(r) for r in found if r.offset >= fetch_offset)
     except TidemarkError as error:
         answer.error_code = int(code_of(error))
         answer.error_message = str(error)
         plain = []
-    answer.records = ()
+    answer.records = answer.aborted_transactions = ()
     answer.plain_records = tuple(plain)
 
 

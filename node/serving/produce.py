@@ -50,6 +50,15 @@ class ProduceResult:
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     current_leader: tuple[int, int] | None = None
+    topic_id: bytes = b""  # of a request that names no topic
+
+
+def result_of(item: PartitionProduceData) -> ProduceResult:
+    """An answer that names the partition as the request does."""
+    result = ProduceResult(item.topic, item.index)
+    if not item.topic:
+        result.topic_id = item.topic_id
+    return result
 
 
 class Produced:
@@ -137,7 +146,7 @@ class ProduceHandler:
 
     def begin(self, acks: int, data: Sequence[PartitionProduceData]) -> Produced:
         """Appends; the result is not done while it waits for replicas."""
-        results = [ProduceResult(item.topic, item.index) for item in data]
+        results = [result_of(item) for item in data]
         produced = Produced(results)
         if acks not in _ACKS:
             for result in results:
@@ -163,7 +172,9 @@ class ProduceHandler:
             _fail(result, KafkaStorageError(str(error)))
         except ApiError as error:
             _fail(result, error)
-            result.current_leader = self._partitions.leader_of(item.topic, item.index)
+            result.current_leader = self._partitions.leader_of(
+                item.topic, item.index, item.topic_id
+            )
         except (OSError, StorageError) as error:
             logger.error("append to %s-%d failed: %s", item.topic, item.index, error)
             _fail(result, KafkaStorageError(f"{item.topic}-{item.index}: {error}"))

@@ -69,6 +69,7 @@ FETCH = st.builds(
             topic_id=SMALL,
             plain_records=PLAINS,
             error_message=TEXT,
+            next_offset=INT64,
         ),
         max_size=4,
     ),
@@ -113,6 +114,7 @@ def fetch_message(response: FetchResponse) -> log_pb2.FetchResponse:
             records=bytes(item.payload),
             plain_records=item.plain_records,
             error_message=item.error_message,
+            next_offset=item.next_offset,
         )
         if item.diverging_epoch is not None:
             epoch, end_offset = item.diverging_epoch

@@ -328,6 +328,7 @@ class FetchResponse(_message.Message):
         RECORDS_FIELD_NUMBER: _builtins.int
         PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
         ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+        NEXT_OFFSET_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         topic_id: _builtins.bytes
         partition_index: _builtins.int
@@ -339,14 +340,20 @@ class FetchResponse(_message.Message):
         records: _builtins.bytes
         """may begin below fetch_offset, and end with a part of a batch"""
         error_message: _builtins.str
+        next_offset: _builtins.int
+        """the offset to fetch next, behind all that was read, also what plain_records leave out; 0: nothing was read"""
         @_builtins.property
         def diverging_epoch(self) -> _common_pb2.EpochEndOffset: ...
         @_builtins.property
         def current_leader(self) -> _common_pb2.LeaderIdAndEpoch: ...
         @_builtins.property
-        def aborted_transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.AbortedTransaction]: ...
+        def aborted_transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.AbortedTransaction]:
+            """with isolation_level 1: those with records among these; plain_records are without them"""
+
         @_builtins.property
-        def plain_records(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Record]: ...
+        def plain_records(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Record]:
+            """without control records; with isolation_level 1 without those of aborted transactions"""
+
         def __init__(
             self,
             *,
@@ -363,10 +370,11 @@ class FetchResponse(_message.Message):
             records: _builtins.bytes = ...,
             plain_records: _abc.Iterable[_common_pb2.Record] | None = ...,
             error_message: _builtins.str = ...,
+            next_offset: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_transactions", b"aborted_transactions", "current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "error_message", b"error_message", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "partition_index", b"partition_index", "plain_records", b"plain_records", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_transactions", b"aborted_transactions", "current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "error_message", b"error_message", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "partition_index", b"partition_index", "plain_records", b"plain_records", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

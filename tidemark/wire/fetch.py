@@ -35,7 +35,7 @@ class FetchPartitionData:
 
     `diverging_epoch` is (epoch, end offset); `current_leader` is (leader id, leader epoch);
     `aborted_transactions` are pairs of (producer id, first offset). -1 stands for an unknown
-    offset.
+    offset. `next_offset` is the offset behind all that was read, to fetch next; 0 if nothing was.
     """
 
     topic: str
@@ -51,6 +51,7 @@ class FetchPartitionData:
     topic_id: bytes = b""
     plain_records: tuple[common_pb2.Record, ...] = ()
     error_message: str = ""
+    next_offset: int = 0
 
     @property
     def payload(self) -> bytes | bytearray | memoryview:
@@ -89,6 +90,8 @@ def encode_fetch_response(response: FetchResponse) -> bytes:
         tail = plain_fields(12, item.plain_records)
         if item.error_message:
             tail.append(string_field(13, item.error_message))
+        if item.next_offset:
+            tail.append(int_field(14, item.next_offset))
         total = len(head) + size + sum(map(len, tail))
         parts += (_PARTITION_TAG, varint(total), head, *buffers, *tail)
     parts.append(int_field(4, response.throttle_time_ms))
@@ -151,7 +154,7 @@ def _decode_partition(data: bytes, view: memoryview, position: int, end: int) ->
     plain: list[common_pb2.Record] = []
     while position < end:
         number, wire_type, position = read_tag(data, position, end)
-        if wire_type == VARINT and 3 <= number <= 7:
+        if wire_type == VARINT and (3 <= number <= 7 or number == 14):
             value, position = read_varint(data, position, end)
             _set_number(result, number, value)
         elif wire_type == LENGTH_DELIMITED and (number in (1, 2) or 8 <= number <= 13):
@@ -187,6 +190,8 @@ def _set_number(result: FetchPartitionData, number: int, value: int) -> None:
         result.last_stable_offset = int64(value)
     elif number == 7:
         result.log_start_offset = int64(value)
+    elif number == 14:
+        result.next_offset = int64(value)
     elif number == 3:
         result.partition_index = int32(value)
     else:

@@ -5,6 +5,7 @@
 - `order`: checks of batches against the metadata of their segment (pure).
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.
 - `remote_indexes`: look-ups in the index files (pure).
+- `transactions`: the aborted transactions of a range.
 
 Outsiders import only the name of the cache's directory, from `index_cache`; `tiering.manager` uses
 the rest.

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from commitlog.disk.checkpoints import parse_epochs
 from commitlog.log.log import Log
-from commitlog.types import TimestampOffset
+from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import decode_batch
@@ -34,6 +34,7 @@ from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, Remo
 from tiering.metrics import RemoteMetrics
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.segment_reader import SegmentReader
+from tiering.reading.transactions import RemoteTransactions
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks import planner
 
@@ -78,6 +79,7 @@ class RemoteReader:
         self._timeout_ms = config.remote_log_reader_timeout_ms
         self._pending_max = config.remote_log_reader_max_pending_tasks
         self.segments = SegmentReader(config, storage, index_cache, metrics)
+        self._transactions = RemoteTransactions(storage, metadata, self.segments.run)
 
     async def close(self) -> None:
         """Cancels the work under way."""
@@ -89,6 +91,13 @@ class RemoteReader:
         """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
         work = self._read(partition, log, offset, max_bytes)
         return await self._bounded(f"remote read of {partition} at {offset}", work)
+
+    async def aborted_transactions(
+        self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
+    ) -> list[AbortedTransaction]:
+        """Finds the aborted transactions with records in [start, end)."""
+        work = self._transactions.aborted(partition, log, start_offset, end_offset)
+        return await self._bounded(f"aborted transactions of {partition} at {start_offset}", work)
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from commitlog.types import UnexpectedAppendOffsetError
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.errors import CorruptMessageError
 
@@ -66,3 +67,28 @@ def test_an_append_that_fills_several_segments_is_summed_up() -> None:
     assert len(log.segments) > 2
     assert (info.first_offset, info.last_offset, info.batches) == (0, 5, 6)
     assert (info.max_timestamp_ms, info.size_bytes) == (NOW + 50, log.size_bytes)
+
+
+@pytest.mark.parametrize("taken", [PLAIN, PLAIN + NEXT, ANSWER])
+def test_a_gap_before_the_last_batch_is_believed_only_where_the_leader_says_the_same(
+    taken: bytes,
+) -> None:
+    """No CRC covers the base offset, and nothing behind the last batch contradicts it."""
+    end = {len(PLAIN): 2, len(PLAIN + NEXT): 5, len(ANSWER): 6}[len(taken)]
+    start = {len(PLAIN): 0, len(PLAIN + NEXT): len(PLAIN), len(ANSWER): len(PLAIN + NEXT)}
+    for bit in range(8 * 8 - 1):
+        damaged = bytearray(taken)
+        damaged[start[len(taken)] + 7 - bit // 8] ^= 1 << bit % 8
+        log = open_log(settings=SETTINGS)
+        with pytest.raises(UnexpectedAppendOffsetError):
+            log.append_as_follower(damaged, NOW, gaps_allowed=True, epoch_max=6, end_offset=end)
+        assert log.log_end_offset == 0
+    log = open_log(settings=SETTINGS)
+    info = log.append_as_follower(taken, NOW, gaps_allowed=True, epoch_max=6, end_offset=end)
+    assert info.last_offset + 1 == log.log_end_offset == end
+
+
+def test_a_part_that_is_taken_needs_not_to_end_where_the_whole_answer_does() -> None:
+    log = open_log(settings=SETTINGS)
+    log.append_as_follower(ANSWER, NOW, gaps_allowed=True, epoch_max=4, end_offset=6)
+    assert log.log_end_offset == 5

@@ -9,7 +9,7 @@ from typing import Any
 
 from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
-from commitlog.types import TimestampOffset
+from commitlog.types import AbortedTransaction, TimestampOffset
 from node.serving.fetch_session import FetchingReplica
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
@@ -32,6 +32,7 @@ class FakeTier:
         self.read_time_s = 0.0
         self.failing = 0
         self.nudges = 0
+        self.aborted: list[AbortedTransaction] = []
 
     def archive(self, log: Log, now_ms: int) -> None:
         """Copies all rolled segments to the tier; local retention then deletes them."""
@@ -69,6 +70,11 @@ class FakeTier:
         if not found:
             raise OffsetOutOfRangeError(f"offset {offset} is not in the tier")
         return found
+
+    async def aborted_transactions(
+        self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
+    ) -> list[AbortedTransaction]:
+        return [a for a in self.aborted if a.last_offset >= start_offset]
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
