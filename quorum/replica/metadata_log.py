@@ -24,6 +24,7 @@ from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.appends import MAX_BATCH_BYTES, Appends
 from quorum.replica.client import CommittedBatch
+from quorum.replica.damaged_start import begin_behind_damage, segment_bases
 from quorum.replica.log_bounds import LogBoundsStore
 from quorum.replica.log_checks import RestCheck, check_continuation
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
@@ -98,6 +99,9 @@ class ReplicatedLog:
             logger.info("removed the unfinished checkpoint %s/%s", directory.path, name)
         self._snapshots = self._load_snapshots()
         starts = self._noted_epochs()
+        latest = self.latest_snapshot
+        if latest is not None and (bases := segment_bases(directory)):
+            begin_behind_damage(directory, latest, self._rest_check(bases[0], starts))
         self._log = open_log(
             directory,
             METADATA_PARTITION,
@@ -107,7 +111,6 @@ class ReplicatedLog:
             recovery_point=0,  # the whole log is checked: a gap in it is a loss
         )
         self._cut_at_damage(starts, now_ms)
-        latest = self.latest_snapshot
         self.bounds.opened(max(self.end_offset, latest.end_offset if latest is not None else 0))
         self._align_with_snapshots(now_ms)
         self.bounds.note_durable(self.end_offset)
@@ -126,13 +129,15 @@ class ReplicatedLog:
             return {}
         return {start: epoch for epoch, start in entries}
 
+    def _rest_check(self, begin: int, starts: dict[int, int]) -> RestCheck:
+        known = self.directory.exists(QUORUM_STATE_FILE)
+        return RestCheck(begin, starts, self.quorum_state.read().epoch if known else None)
+
     def _cut_at_damage(self, starts: dict[int, int], now_ms: int) -> None:
         """Ends the log before a batch whose offset or epoch cannot be right, which no CRC shows.
         The segments from there on are kept as `.damaged` copies."""
-        state = self.quorum_state
-        epoch_max = state.read().epoch if self.directory.exists(QUORUM_STATE_FILE) else None
         offset = self._log.segments[0].base_offset
-        check, damage = RestCheck(offset, starts, epoch_max), None
+        check, damage = self._rest_check(offset, starts), None
         while damage is None and offset < self._log.log_end_offset:
             records = self._log.read(max(offset, self._log.log_start_offset), HISTORY_READ_BYTES)
             damage, offset = check.damage_in(records.records), records.next_offset

@@ -20,6 +20,7 @@ from quorum.raft.config import RECOVERY_EPOCHS
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
+from quorum.replica.damaged_start import find_batch, segment_bases, segment_name
 from quorum.replica.log_checks import check_continuation
 from quorum.replica.metadata_log import METADATA_PARTITION, MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
@@ -35,8 +36,6 @@ from tidemark.records.header import (
     read_header,
     verify_crc,
 )
-
-_LOG_SUFFIX = ".log"
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,20 +113,22 @@ class _LogReader:
             note(self._history, snapshot_id.end_offset - 1, message, self._names)
 
     def _batches(self) -> Iterator[tuple[BatchHeader, bytes]]:
-        bases = {
-            int(name.removesuffix(_LOG_SUFFIX)): name
-            for name in self._directory.list()
-            if name.endswith(_LOG_SUFFIX) and name.removesuffix(_LOG_SUFFIX).isdigit()
-        }
-        order = sorted(bases)
+        order = segment_bases(self._directory)
         for base, following in zip(order, [*order[1:], None], strict=True):
             if following is None or following > self._end_offset:
-                yield from self._batches_of(bases[base])
+                yield from self._batches_of(segment_name(base), self._first_position(base))
 
-    def _batches_of(self, name: str) -> Iterator[tuple[BatchHeader, bytes]]:
+    def _first_position(self, base: int) -> int:
+        """Position in a segment from which on it is read: the checkpoint holds what is before."""
+        begin = SnapshotId(self._end_offset, self._last_epoch)
+        if base >= begin.end_offset:
+            return 0
+        return find_batch(self._directory.read(segment_name(base)), begin) or 0
+
+    def _batches_of(self, name: str, position: int) -> Iterator[tuple[BatchHeader, bytes]]:
         file = self._directory.open_read_only(name)
         try:
-            position, size = 0, file.size
+            size = file.size
             while position < size:
                 head = file.pread(HEADER_BYTES, position)
                 length = claimed_size(head) if len(head) == HEADER_BYTES else size

@@ -1,0 +1,180 @@
+"""A start of a log that is damaged below its newest whole checkpoint: no record behind the
+checkpoint is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from commitlog.disk.memory_files import MemoryDirectory
+from quorum.raft.effects import ElectionState, LeaderChange
+from quorum.replica.damaged_start import segment_bases, segment_name
+from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
+from quorum.replica.recovery import read_state
+from snapshot.cleaning import DAMAGED_SUFFIX
+from snapshot.names import SnapshotId
+from tests.quorum.replica.servers import RaftNodes
+from tests.quorum.replica.test_log_bounds import LOG_FILE
+from tests.quorum.replica.test_own_damage import batch_positions, values
+from tests.sim.disk_faults import copy_disk
+
+ONE_SEGMENT = MetadataLogConfig(segment_bytes=16_000)
+MANY_SEGMENTS = MetadataLogConfig(segment_bytes=300)
+CHECKPOINT, END = 5, 9
+
+
+def begin_epoch(log, epoch):
+    log.append_leader_change(LeaderChange(1, epoch, (1, 2, 3), (1, 2)), 1000)
+
+
+def log_with_checkpoint(config, end=END, at=CHECKPOINT, epoch=6):
+    """A log of epochs 1 and 6 in `inner`, all committed and durable, and its checkpoint."""
+    outer = MemoryDirectory()
+    directory = outer.subdirectory("__cluster_metadata-0")
+    log = ReplicatedLog(directory, config, 0)
+    log.quorum_state.write(ElectionState(7, 2))
+    begin_epoch(log, 1)
+    for number in range(1, end):
+        if number == 3:
+            begin_epoch(log, 6)
+        else:
+            log.append_values([b"value %d" % number], log.last_epoch, 1000)
+    log.flush()
+    log.update_high_watermark(log.end_offset)
+    snapshot_id = SnapshotId(at, epoch)
+    writer = log.snapshot_writer(snapshot_id, 1000)
+    writer.append([b"state"])
+    writer.freeze()
+    log.snapshot_frozen(snapshot_id)
+    log.close()
+    return outer, snapshot_id
+
+
+def inner(outer):
+    return outer.subdirectory("__cluster_metadata-0")
+
+
+def contents(log, begin):
+    return b"".join(log.read(offset, 1) for offset in range(begin, log.end_offset))
+
+
+@pytest.fixture
+def quiet_logs():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("config", [ONE_SEGMENT, MANY_SEGMENTS], ids=["one segment", "many"])
+def test_no_flipped_bit_below_the_checkpoint_loses_a_record_behind_it(config, quiet_logs):
+    source, snapshot_id = log_with_checkpoint(config)
+    whole = ReplicatedLog(inner(copy_disk(source, 1)), config, 0)
+    kept = contents(whole, CHECKPOINT)
+    assert whole.start_offset == 0, "a whole log keeps what is before the checkpoint"
+    lost = []
+    for offset in range(CHECKPOINT):
+        size = len(whole.read(offset, 1))
+        base = max(base for base in segment_bases(inner(source)) if base <= offset)
+        position = sum(len(whole.read(n, 1)) for n in range(base, offset))
+        for bit in range(8 * size):
+            outer = copy_disk(source, 1)
+            inner(outer).flip_bit(segment_name(base), position + bit // 8, bit % 8)
+            state = read_state(outer)
+            log = ReplicatedLog(inner(outer), config, 0)
+            found = (log.start_offset, log.end_offset, log.bounds.lost, log.last_epoch)
+            if found != (CHECKPOINT, END, False, 6) or contents(log, CHECKPOINT) != kept:
+                lost.append((offset, bit, found))
+            elif state.position != (6, END):
+                lost.append((offset, bit, state))
+    assert not lost
+    assert log.latest_snapshot == snapshot_id
+    log.append_values([b"more"], 6, 1000)
+    log.close()
+    assert ReplicatedLog(inner(outer), config, 0).end_offset == END + 1
+
+
+def damaged(config=ONE_SEGMENT, **checkpoint):
+    outer, _ = log_with_checkpoint(config, **checkpoint)
+    inner(outer).flip_bit(LOG_FILE, 60, 2)
+    return outer
+
+
+def test_the_damaged_segments_are_kept():
+    outer = damaged()
+    before = inner(outer).read(LOG_FILE)
+    ReplicatedLog(inner(outer), ONE_SEGMENT, 0)
+    assert inner(outer).read(f"{LOG_FILE}{DAMAGED_SUFFIX}") == before
+    assert not inner(outer).exists(LOG_FILE)
+
+
+def test_a_start_that_crashed_after_the_copy_is_repeated():
+    outer = damaged()
+    copied = copy_disk(outer, 1)
+    ReplicatedLog(inner(copied), ONE_SEGMENT, 0)
+    name = f"{CHECKPOINT:020d}.log"
+    inner(outer).write_atomic(name, inner(copied).read(name))
+    log = ReplicatedLog(inner(outer), ONE_SEGMENT, 0)
+    assert (log.start_offset, log.end_offset, log.bounds.lost) == (CHECKPOINT, END, False)
+    assert not inner(outer).exists(LOG_FILE)
+
+
+def test_where_nothing_follows_the_checkpoint_the_log_restarts_there():
+    log = ReplicatedLog(inner(damaged(at=END)), ONE_SEGMENT, 0)
+    assert (log.start_offset, log.end_offset, log.bounds.lost) == (END, END, False)
+
+
+def test_records_of_an_older_lineage_are_not_kept_behind_a_checkpoint():
+    """A fetched checkpoint may be frozen while the log still holds other records there."""
+    outer, _ = log_with_checkpoint(ONE_SEGMENT, epoch=7)
+    directory = inner(outer)
+    directory.flip_bit(LOG_FILE, 60, 2)
+    log = ReplicatedLog(directory, ONE_SEGMENT, 0)
+    assert (log.start_offset, log.end_offset) == (CHECKPOINT, CHECKPOINT)
+
+
+def test_damage_behind_the_checkpoint_still_ends_the_log_and_is_a_lost_tail():
+    outer, _ = log_with_checkpoint(ONE_SEGMENT)
+    log = ReplicatedLog(inner(copy_disk(outer, 1)), ONE_SEGMENT, 0)
+    inner(outer).flip_bit(LOG_FILE, batch_positions(log)[CHECKPOINT + 2] + 60, 2)
+    log = ReplicatedLog(inner(outer), ONE_SEGMENT, 0)
+    assert (log.start_offset, log.end_offset, log.bounds.lost) == (0, CHECKPOINT + 2, True)
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["clean", "killed"])
+@pytest.mark.parametrize("voters", [1, 3])
+def test_a_voter_whose_damage_was_healed_starts_again_with_everything(voters, end):
+    async def scenario():
+        nodes = RaftNodes(voters=voters)
+        await nodes.start_all(*range(1, voters + 1))
+        leader = await nodes.elected()
+        hurt = leader.node_id
+        for number in range(5):
+            leader.append(leader.epoch, values(number, 1))
+            await nodes.committed(values(0, number + 1))
+        directory = nodes.directories[hurt].subdirectory("__cluster_metadata-0")
+        position = batch_positions(leader._log)[leader.log_end_offset - 3]
+        directory.flip_bit(LOG_FILE, position + 60, 2)
+        await nodes.start(11)  # fetches it, and doubts it
+        await nodes.until(lambda: leader.metrics()["own-log-damages-total"] == 1, "damage")
+        await nodes.until(lambda: leader.metrics()["own-log-damaged"] == 0, "a healed log")
+        for number in range(5, 8):
+            other = await nodes.elected()
+            other.append(other.epoch, values(number, 1))
+            await nodes.committed(values(0, number + 1))
+        assert leader.log_start_offset > 0
+        await (nodes.stop(hurt) if end == "clean" else nodes.kill(hurt))
+        again = await nodes.start(hurt)
+        assert not again._log.bounds.lost
+        await nodes.committed(values(0, 8))
+        other = await nodes.elected()
+        other.append(other.epoch, values(8, 1))
+        await nodes.committed(values(0, 9))
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
