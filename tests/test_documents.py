@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,3 +23,13 @@ def test_the_python_of_a_document_runs_as_printed(document: str) -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, document, "exec"), {})
+
+
+def test_the_test_in_the_readme_passes() -> None:
+    (block,) = [text for text in blocks_of("README.md") if "def test_" in text]
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()

@@ -55,6 +55,11 @@ def surroundings() -> Surroundings:
     return _CURRENT.get()
 
 
+def settle(world: Surroundings) -> None:
+    """Makes `world` that of the running context from now on."""
+    _CURRENT.set(world)
+
+
 @contextlib.contextmanager
 def use(world: Surroundings) -> Iterator[None]:
     """Makes `world` that of everything called or started inside."""

@@ -120,6 +120,17 @@ class MemoryDisk:
         return journal[:kept]
 
 
+def _copy_of(node: _DirectoryNode) -> _DirectoryNode:
+    """A copy of a tree after a crash: everything in it is durable."""
+    copy = _DirectoryNode()
+    for name, child in node.entries.items():
+        if isinstance(child, _DirectoryNode):
+            copy.entries[name] = _copy_of(child)
+        else:
+            copy.entries[name] = _FileNode(bytearray(child.data), [], child.modified_ms)
+    return copy
+
+
 def _used(node: _DirectoryNode) -> int:
     total = 0
     for child in node.entries.values():
@@ -386,6 +397,19 @@ class MemoryDirectory:
         faults.
         """
         self.disk.crash(keep)
+
+    def after_crash(self, keep: Keep = "random") -> MemoryDirectory:
+        """Simulates a loss of power, as `crash`. Returns the root of the disk that comes back; code
+        of the dead process still holds this one, and changes nothing there any more.
+        """
+        self.disk.crash(keep)
+        disk = MemoryDisk(0, self.disk.capacity_bytes)
+        disk.random = self.disk.random
+        disk.root = _copy_of(self.disk.root)
+        disk.used_bytes = self.disk.used_bytes
+        disk.now_ms = self.disk.now_ms
+        disk.lost_changes, disk.torn_appends = self.disk.lost_changes, self.disk.torn_appends
+        return MemoryDirectory(self._path, disk=disk)
 
     def fail_fsync(self, pattern: str = "*") -> None:
         """Makes fsyncs of files and directories with matching paths fail until the next crash."""

@@ -133,7 +133,8 @@ class QuorumController:
             done = self._pending.popleft()
             if not done.future.done():
                 done.future.set_result(done.response)
-        self._core.adopt(image)
+        if not self._pending and self._core.is_active:
+            self._core.adopt(image)
 
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Begins or ends the time of this node as the active controller."""
