@@ -12,6 +12,7 @@ from quorum.raft import messages as m
 from quorum.replica import codec as wire
 from quorum.replica import voters_codec as voters
 from quorum.replica.client import QuorumInfo, ReplicaInfo
+from quorum.replica.unforeseen import UnforeseenErrors
 from tidemark.errors import ErrorCode, code_of
 from tidemark.v1 import common_pb2, raft_pb2, raft_pb2_grpc
 
@@ -31,6 +32,7 @@ class RaftService(raft_pb2_grpc.RaftServicer):
     ) -> None:
         self._handle = handle
         self._describe = describe
+        self._unforeseen = UnforeseenErrors()
 
     async def _answer(
         self, decode: Callable[[P], m.Request], message: P, response: Callable[[m.Header], R]
@@ -41,6 +43,7 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         try:
             answer: Any = await self._handle(decode(message))
         except Exception as error:
+            self._unforeseen.log(type(message).__name__, error)
             return response(m.Header(code_of(error), None, -1))
         answered: R = answer
         return answered
@@ -99,6 +102,7 @@ class RaftService(raft_pb2_grpc.RaftServicer):
         try:
             response = await self._handle(request())
         except Exception as error:  # becomes the response's error code
+            self._unforeseen.log("change of voters", error)
             response = m.VoterChangeResponse(m.Header(code_of(error), None, -1), str(error))
         assert isinstance(response, m.VoterChangeResponse)
         return voters.response_to_proto(response)
