@@ -1,0 +1,436 @@
+"""Polls of the asyncio consumer in virtual time: given up, failing, and beside a pump that trips.
+
+The nodes are in this process. Decoding takes a second of virtual time where a test says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests import virtual_time
+from tests.client.consuming.harness import A, B, FakeLog
+from tidemark import wire
+from tidemark.client import AsyncConsumer, CorruptBatchError
+from tidemark.client.connections import Connections
+from tidemark.client.consuming import reading
+from tidemark.client.metadata import METADATA
+from tidemark.errors import ErrorCode, RequestTimedOutError
+from tidemark.records.arrow import warm_up
+from tidemark.records.header import HEADER_BYTES
+from tidemark.types import TopicPartition
+from tidemark.v1 import log_pb2
+
+NODE_1, NODE_2 = "n:1", "n:2"
+
+
+class Nodes(Connections):
+    """Two nodes that share logs; `trip` may raise, or wait, in any call."""
+
+    def __init__(self) -> None:
+        super().__init__(request_timeout_ms=30_000)
+        self.logs = {A: FakeLog(), B: FakeLog()}
+        self.leaders = {A: 1, B: 1}
+        self.hung: set[str] = set()
+        self.calls: list[tuple[str, str]] = []
+        self.trip: Callable[[str, str], None] = lambda address, name: None
+        self.throttle_time_ms = 0
+
+    async def call(
+        self,
+        address: str,
+        path: str,
+        request: Any,
+        decode: Callable[[bytes], Any],
+        *,
+        timeout_ms: float | None = None,
+    ) -> Any:
+        name = path.rpartition("/")[2]
+        self.calls.append((address, name))
+        if address in self.hung:
+            await asyncio.sleep((timeout_ms or self.request_timeout_ms) / 1000)
+            raise RequestTimedOutError(address)
+        self.trip(address, name)
+        if path == METADATA:
+            return self._metadata()
+        if path == wire.FETCH:
+            return await self._fetch(request)
+        answer = log_pb2.ListOffsetsResponse()
+        for item in request.partitions:
+            log = self.logs[TopicPartition(item.topic, item.partition_index)]
+            answer.partitions.add(
+                topic=item.topic,
+                partition_index=item.partition_index,
+                offset=log.end if item.timestamp == -1 else log.start,
+                leader_epoch=-1,
+            )
+        return answer
+
+    def _metadata(self) -> log_pb2.MetadataResponse:
+        answer = log_pb2.MetadataResponse()
+        for number in (1, 2):
+            answer.brokers.add(node_id=number, host="n", port=number)
+        topic = answer.topics.add(name="t", topic_id=b"i" * 16)
+        for partition, leader in self.leaders.items():
+            topic.partitions.add(partition_index=partition.partition, leader_id=leader)
+        return answer
+
+    async def _fetch(self, request: log_pb2.FetchRequest) -> wire.FetchResponse:
+        found = []
+        for item in request.partitions:
+            log = self.logs[TopicPartition(item.topic, item.partition)]
+            data = wire.FetchPartitionData(item.topic, item.partition, high_watermark=log.end)
+            data.records = log.read(item.fetch_offset, item.partition_max_bytes)
+            found.append(data)
+        if not any(data.records for data in found):
+            await asyncio.sleep(request.max_wait_ms / 1000)
+        return wire.FetchResponse(found, throttle_time_ms=self.throttle_time_ms)
+
+    def fetches(self, address: str = NODE_1) -> int:
+        return self.calls.count((address, "Fetch"))
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    warm_up()
+    yield
+
+
+def run(
+    scenario: Callable[[Nodes, AsyncConsumer], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    **settings: Any,
+) -> None:
+    nodes = Nodes()
+    monkeypatch.setattr("tidemark.client.consumer.Connections", lambda **_: nodes)
+
+    async def main() -> None:
+        chosen = {"random_seed": 1, "max_partition_fetch_bytes": 1} | settings
+        async with AsyncConsumer(f"{NODE_1},{NODE_2}", **chosen) as consumer:
+            consumer.assign([A, B])
+            for partition in (A, B):
+                consumer.seek(partition, 0)
+            await scenario(nodes, consumer)
+
+    virtual_time.run(main())
+
+
+def slow_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each hop to a thread take a second."""
+    monkeypatch.setattr(reading, "_INLINE_BYTES", -1)
+    loop = asyncio.get_running_loop()
+
+    def in_a_second(_: object, work: Callable[[], Any]) -> Awaitable[Any]:
+        async def later() -> Any:
+            await asyncio.sleep(1)
+            return work()
+
+        return asyncio.ensure_future(later())
+
+    monkeypatch.setattr(loop, "run_in_executor", in_a_second)
+
+
+def fill(nodes: Nodes, batches: int = 10, each: int = 3) -> None:
+    for log in nodes.logs.values():
+        for _ in range(batches):
+            log.append(each)
+
+
+Poll = Callable[[AsyncConsumer], Awaitable[list[tuple[int, int]]]]
+
+
+async def by_record(consumer: AsyncConsumer) -> list[tuple[int, int]]:
+    return [(r.partition, r.offset) for r in await consumer.poll(5_000, max_records=7)]
+
+
+async def by_arrow(consumer: AsyncConsumer) -> list[tuple[int, int]]:
+    found = await consumer.poll_arrow(5_000)
+    return [(p.partition, o) for p, batch in found.items() for o in batch["offset"].to_pylist()]
+
+
+async def by_batch(consumer: AsyncConsumer) -> list[tuple[int, int]]:
+    found = await consumer.fetch_batches(5_000)
+    return [
+        (raw.topic_partition.partition, offset)
+        for raw in found
+        for offset in range(raw.first_offset, raw.next_offset)
+    ]
+
+
+POLLS = pytest.mark.parametrize("poll", [by_record, by_arrow, by_batch])
+
+
+async def timed_out(poll: Poll, consumer: AsyncConsumer, after_s: float) -> list[tuple[int, int]]:
+    try:
+        async with asyncio.timeout(after_s):
+            return await poll(consumer)
+    except TimeoutError:
+        return []
+
+
+async def in_a_task_group(
+    poll: Poll, consumer: AsyncConsumer, after_s: float
+) -> list[tuple[int, int]]:
+    async def fail() -> None:
+        await asyncio.sleep(after_s)
+        raise ValueError("another task of the group")
+
+    polled: asyncio.Task[list[tuple[int, int]]] | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            polled = group.create_task(poll(consumer))  # type: ignore[arg-type]
+            group.create_task(fail())
+    except* ValueError:
+        pass
+    assert polled is not None
+    return [] if polled.cancelled() else polled.result()
+
+
+@POLLS
+@pytest.mark.parametrize("give_up", [timed_out, in_a_task_group])
+def test_a_poll_given_up_at_any_moment_loses_no_record_and_moves_no_position(
+    poll: Poll, give_up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        slow_decoding(monkeypatch)
+        fill(nodes)
+        found: dict[int, list[int]] = {0: [], 1: []}
+        given_up = attempts = 0
+        while sum(map(len, found.values())) < 60:
+            attempts += 1
+            got = await give_up(poll, consumer, 0.1 * (attempts % 37))
+            given_up += not got
+            for partition, offset in got:
+                found[partition].append(offset)
+            for partition in (A, B):
+                assert await consumer.position(partition) == len(found[partition.partition])
+        assert found == {0: list(range(30)), 1: list(range(30))}
+        assert given_up >= 3
+
+    run(scenario, monkeypatch)
+
+
+@POLLS
+def test_a_corrupt_batch_is_raised_until_a_seek_and_others_go_on(
+    poll: Poll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes)
+        first, last, batch = nodes.logs[A].batches[2]
+        changed = bytearray(batch)
+        changed[HEADER_BYTES + 3] ^= 1
+        nodes.logs[A].batches[2] = (first, last, bytes(changed))
+        found: dict[int, list[int]] = {0: [], 1: []}
+        raised = 0
+        while len(found[1]) < 30 or raised < 5:
+            before = {p: await consumer.position(p) for p in (A, B)}
+            try:
+                got = await poll(consumer)
+            except CorruptBatchError as error:
+                raised += 1
+                assert (error.topic_partition, error.offset) == (A, 6)
+                assert before == {p: await consumer.position(p) for p in (A, B)}
+            else:
+                assert got, "no poll ends with nothing while a partition is stopped"
+                for partition, offset in got:
+                    found[partition].append(offset)
+        assert found == {0: list(range(6)), 1: list(range(30))}
+        began = asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError):
+                await poll(consumer)
+        assert asyncio.get_running_loop().time() >= began + 5, "the second waited for others"
+        consumer.seek(A, 9)
+        while len(found[0]) < 27:
+            found[0] += [offset for _, offset in await poll(consumer)]
+        assert found[0] == [*range(6), *range(9, 30)]
+
+    run(scenario, monkeypatch)
+
+
+def test_without_check_crcs_a_flipped_bit_of_a_value_is_not_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        batch = bytearray(nodes.logs[A].append(1))
+        at = batch.rindex(b"0")
+        batch[at] = ord("7")
+        nodes.logs[A].batches[0] = (0, 0, bytes(batch))
+        assert [r.value for r in await consumer.poll(5_000)] == [b"7"]
+        consumer.seek(A, 0)
+        assert len(await consumer.fetch_batches(5_000)) == 1
+
+    run(scenario, monkeypatch, check_crcs=False)
+
+
+def test_a_poll_that_got_some_of_a_batch_may_be_followed_by_one_for_the_raw_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        nodes.logs[A].append(5)
+        assert len(await consumer.poll(5_000, max_records=2)) == 2
+        (raw,) = await consumer.fetch_batches(5_000)
+        assert (raw.first_offset, raw.next_offset) == (2, 5)
+        assert await consumer.position_and_epoch(A) == (5, 0)
+
+    run(scenario, monkeypatch)
+
+
+# The pump.
+
+
+@pytest.mark.parametrize("error", [RuntimeError("?"), ValueError("?"), KeyError("t")])
+def test_a_refresh_that_fails_in_a_way_nobody_foresaw_is_followed_by_another(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        left = 7
+
+        def trip(address: str, name: str) -> None:
+            nonlocal left
+            if name == "Metadata" and left:
+                left -= 1
+                raise error
+
+        nodes.trip = trip
+        fill(nodes)
+        assert await consumer.poll(20_000)
+        assert left == 0
+        assert "metadata" in caplog.text
+
+    run(scenario, monkeypatch)
+
+
+def test_a_metadata_answer_that_can_not_be_used_is_one_nodes_affair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        whole = nodes._metadata
+
+        def malformed() -> log_pb2.MetadataResponse:
+            answer = whole()
+            if nodes.calls[-1][0] == NODE_1:
+                answer.topics[0].topic_id = b"short"
+            return answer
+
+        monkeypatch.setattr(nodes, "_metadata", malformed)
+        fill(nodes)
+        assert await consumer.poll(5_000)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_fetch_that_fails_in_a_way_nobody_foresaw_is_told_and_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        left = 1
+
+        def trip(address: str, name: str) -> None:
+            nonlocal left
+            if name == "Fetch" and left:
+                left -= 1
+                raise RuntimeError("no memory")
+
+        nodes.trip = trip
+        fill(nodes, batches=1)
+        errors, found = 0, 0
+        while found < 6:
+            try:
+                found += len(await consumer.poll(5_000))
+            except Exception as error:
+                assert "no memory" in str(error)
+                errors += 1
+        assert errors == 2, "one for each partition of the request"
+
+    run(scenario, monkeypatch)
+
+
+def test_a_pump_that_trips_runs_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        core = consumer._fetcher.core
+        step, left = core.step, 3
+
+        def trip(now_ms: float) -> Any:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise RuntimeError("a bug")
+            return step(now_ms)
+
+        monkeypatch.setattr(core, "step", trip)
+        fill(nodes)
+        assert await consumer.poll(20_000)
+        assert "pump failed" in caplog.text
+
+    run(scenario, monkeypatch)
+
+
+def test_a_partition_that_leaves_a_hung_node_is_read_while_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        assert not await consumer.poll(1_000)
+        nodes.hung.add(NODE_1)
+        await asyncio.sleep(1)
+        fill(nodes)
+        nodes.leaders[A] = 2  # and B stays where nobody answers
+        began = asyncio.get_running_loop().time()
+        (first, *_) = await consumer.poll(60_000)
+        assert first.partition == 0
+        assert asyncio.get_running_loop().time() - began < 12, "not request.timeout.ms"
+
+    run(scenario, monkeypatch)
+
+
+def test_a_node_that_throttles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        nodes.throttle_time_ms = 10_000
+        fill(nodes, batches=100)
+        await consumer.poll(1_000)
+        asked = nodes.fetches()
+        for _ in range(9):
+            await consumer.poll(1_000)
+        assert nodes.fetches() == asked
+        await consumer.poll(5_000)
+        assert nodes.fetches() > asked
+
+    run(scenario, monkeypatch, max_partition_fetch_bytes=1000)
+
+
+def test_a_deleted_topic_is_asked_for_once_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        await consumer.poll(1_000)
+        whole = nodes._metadata
+
+        def gone() -> log_pb2.MetadataResponse:
+            answer = whole()
+            del answer.topics[0].partitions[:]
+            answer.topics[0].error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION  # type: ignore[assignment]
+            return answer
+
+        async def unknown(request: log_pb2.FetchRequest) -> wire.FetchResponse:
+            return wire.FetchResponse(
+                [
+                    wire.FetchPartitionData(
+                        item.topic, item.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    )
+                    for item in request.partitions
+                ]
+            )
+
+        monkeypatch.setattr(nodes, "_metadata", gone)
+        monkeypatch.setattr(nodes, "_fetch", unknown)
+        await consumer.poll(10_000)
+        asked = len(nodes.calls)
+        await consumer.poll(60_000)
+        assert 40 <= len(nodes.calls) - asked <= 140, "two partitions, once a second each at most"
+
+    run(scenario, monkeypatch)
