@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -49,6 +51,43 @@ def test_records_there_and_back(cluster: FakeCluster) -> None:
         consumer.seek(ONE, 500)
         assert consumer.poll_arrow(10_000)[ONE].column("value").to_pylist() == [b"a", b"b"]
         assert consumer.end_offsets([ONE]) == {ONE: 502}
+
+
+class InterruptedWait:
+    """A future whose waiter is interrupted at the worst moment: when the result is there."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self.future = future
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.future.result(timeout)
+        raise KeyboardInterrupt
+
+    def cancel(self) -> bool:
+        return self.future.cancel()
+
+
+@pytest.mark.parametrize("poll", ["poll", "poll_arrow", "fetch_batches"])
+def test_an_interrupted_poll_loses_no_record_and_moves_no_position(
+    cluster: FakeCluster, poll: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send("t", b"%d" % number)
+    whole = asyncio.run_coroutine_threadsafe
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        consumer.assign([ONE])
+        consumer.seek(ONE, 0)
+        for _ in range(3):
+            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+                patched.setattr(
+                    "tidemark.client.sync.asyncio.run_coroutine_threadsafe",
+                    lambda *arguments: InterruptedWait(whole(*arguments)),
+                )
+                getattr(consumer, poll)(10_000)
+            assert consumer.position(ONE) == 0
+        assert getattr(consumer, poll)(10_000)
+        assert consumer.position(ONE) == 10
 
 
 def test_errors_reach_the_caller(cluster: FakeCluster) -> None:

@@ -27,6 +27,7 @@ class FakePartition:
     batches: list[bytes] = field(default_factory=list)
     log_start_offset: int = 0
     log_end_offset: int = 0
+    diverging: tuple[int, int] | None = None  # (epoch, end offset), told to fetches beyond it
 
     def append(self, records: Sequence[Record], **options: Any) -> None:
         """Appends one batch at the end, or at the first record's offset if that is higher."""
@@ -105,7 +106,9 @@ class FakeLog(log_pb2_grpc.LogServicer):
                 last_stable_offset=log.log_end_offset,
                 log_start_offset=log.log_start_offset,
             )
-            if log.log_start_offset <= asked.fetch_offset <= log.log_end_offset:
+            if log.diverging is not None and asked.fetch_offset > log.diverging[1]:
+                found.diverging_epoch.epoch, found.diverging_epoch.end_offset = log.diverging
+            elif log.log_start_offset <= asked.fetch_offset <= log.log_end_offset:
                 found.records = log.read(asked.fetch_offset)
             else:
                 found.error_code = ErrorCode.OFFSET_OUT_OF_RANGE

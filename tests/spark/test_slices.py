@@ -98,6 +98,13 @@ def test_a_log_that_ends_before_the_slice_is_loss(fake: FakeLog) -> None:
     assert rows_of(fake, 60, 80, failOnDataLoss="false").num_rows == 0
 
 
+def test_a_log_that_was_truncated_below_what_was_read_is_loss(fake: FakeLog) -> None:
+    """The offsets are there, but of other records: they are not mixed with those read before."""
+    fake.partitions[TP].diverging = (0, 35)
+    with pytest.raises(DataLossError, match="truncated"):
+        rows_of(fake, 10, 90)
+
+
 def test_a_partition_that_stays_silent_times_out(fake: FakeLog) -> None:
     with pytest.raises(RequestTimedOutError, match="nothing came at offset 100"):
         rows_of(fake, 90, 101, **{"kafkaConsumer.pollTimeoutMs": "1"})

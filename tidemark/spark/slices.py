@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemark.client import Consumer, RawBatches
+from tidemark.client import Consumer, LogTruncationError, RawBatches
 from tidemark.client.records import without_aborted
 from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import decode_arrow, iter_batches
@@ -85,6 +85,11 @@ def _after_loss(
     DataLossError if the loss is not tolerated.
     """
     tp = offsets.topic_partition
+    if isinstance(error, LogTruncationError) and options.fail_on_data_loss:
+        raise DataLossError(
+            f"{error}; records of {offsets.start} to {offsets.end - 1} that were read are no longer"
+            " in the log; failOnDataLoss=false reads what there is"
+        ) from error
     first, last = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
     if first <= position < last:
         return position
@@ -100,7 +105,9 @@ def _arrow_of(
     raw: RawBatches, offsets: OffsetRange, position: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     for timestamp_type, buffer in _by_timestamp_type(memoryview(without_aborted(raw))):
-        batch = decode_arrow(buffer, min_offset=position, max_offset=offsets.end)
+        batch = decode_arrow(  # the consumer has checked the CRCs
+            buffer, min_offset=position, max_offset=offsets.end, check_crcs=False
+        )
         if batch.num_rows:
             yield to_spark(batch, offsets.topic, offsets.partition, timestamp_type, schema)
 
