@@ -32,6 +32,7 @@ class FakePartition:
     def append(self, records: Sequence[Record], **options: Any) -> None:
         """Appends one batch at the end, or at the first record's offset if that is higher."""
         base = max(records[0].offset, self.log_end_offset)
+        options = {"partition_leader_epoch": 0} | options
         self.batches.append(encode_batch(records, base_offset=base, **options))
         self.log_end_offset = base + len(records)
 
@@ -106,7 +107,8 @@ class FakeLog(log_pb2_grpc.LogServicer):
                 last_stable_offset=log.log_end_offset,
                 log_start_offset=log.log_start_offset,
             )
-            if log.diverging is not None and asked.fetch_offset > log.diverging[1]:
+            checks = asked.last_fetched_epoch >= 0 and log.diverging is not None
+            if checks and asked.fetch_offset > log.diverging[1]:
                 found.diverging_epoch.epoch, found.diverging_epoch.end_offset = log.diverging
             elif log.log_start_offset <= asked.fetch_offset <= log.log_end_offset:
                 found.records = log.read(asked.fetch_offset)

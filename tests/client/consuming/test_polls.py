@@ -304,15 +304,16 @@ def test_a_refresh_that_fails_in_a_way_nobody_foresaw_is_followed_by_another(
     run(scenario, monkeypatch)
 
 
+@pytest.mark.parametrize("bad", [NODE_1, NODE_2])
 def test_a_metadata_answer_that_can_not_be_used_is_one_nodes_affair(
-    monkeypatch: pytest.MonkeyPatch,
+    bad: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
         whole = nodes._metadata
 
         def malformed() -> log_pb2.MetadataResponse:
             answer = whole()
-            if nodes.calls[-1][0] == NODE_1:
+            if nodes.calls[-1][0] == bad:
                 answer.topics[0].topic_id = b"short"
             return answer
 
