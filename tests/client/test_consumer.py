@@ -322,7 +322,7 @@ def test_what_is_buffered_is_bounded() -> None:
         calls = len(cluster.calls)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert consumer._fetcher.buffered_bytes < 4 * 2000
+        assert consumer._assignment.ahead_bytes < 4 * 2000
         assert len(cluster.calls) - calls <= 3
         assert await values(consumer, 3999) == numbered(3999, 1)
 

@@ -14,7 +14,6 @@ SIZES = {
     "commitlog/segment/segment.py:Segment": (29, 23),
     "quorum/replica/metadata_log.py:ReplicatedLog": (36, 6),
     "tidemark/client/batch.py:Batch": (3, 24),
-    "tidemark/client/fetcher.py:Fetcher": (8, 23),
     "tidemark/client/sender.py:Sender": (5, 21),
 }
 """(public methods, attributes) of classes beyond the limits."""

@@ -6,7 +6,7 @@ Programs import the names of `__all__` from here, or the common ones from `tidem
 are private to the room.
 
     producer, accumulator, sender, batch, encoding   records out; `accumulator` is the pure core
-    consumer, fetcher, records, offsets              records in
+    consumer, consuming, records, offsets            records in; `consuming.core` is the pure core
     admin and admin_*, decoding                      administration
     connections, metadata, retry                     shared by all three
     sync                                             the blocking classes
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from tidemark.client.errors import (
         BufferExhaustedError,
         ClientClosedError,
+        CorruptBatchError,
+        LogTruncationError,
         NoOffsetForPartitionError,
+        TopicRecreatedError,
     )
     from tidemark.client.metadata import MetadataCache
     from tidemark.client.models import (
@@ -76,7 +79,9 @@ _HOMES = {
     "Connections": "connections",
     "Consumer": "sync",
     "ConsumerRecord": "models",
+    "CorruptBatchError": "errors",
     "LogDirDescription": "models",
+    "LogTruncationError": "errors",
     "MetadataCache": "metadata",
     "NewTopic": "models",
     "NoOffsetForPartitionError": "errors",
@@ -89,6 +94,7 @@ _HOMES = {
     "Records": "records",
     "RetryPolicy": "retry",
     "TopicDescription": "models",
+    "TopicRecreatedError": "errors",
 }
 
 __all__ = [
@@ -106,8 +112,10 @@ __all__ = [
     "Connections",
     "Consumer",
     "ConsumerRecord",
+    "CorruptBatchError",
     "FeatureDescription",
     "LogDirDescription",
+    "LogTruncationError",
     "MetadataCache",
     "NewTopic",
     "NoOffsetForPartitionError",
@@ -124,6 +132,7 @@ __all__ = [
     "TopicDescription",
     "TopicPartition",
     "TopicPartitionReplica",
+    "TopicRecreatedError",
 ]
 
 

@@ -15,29 +15,36 @@ from typing import Any
 
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
-from tidemark.client.errors import ClientClosedError
-from tidemark.client.fetcher import Fetcher, PartitionState
+from tidemark.client.consuming.core import FetchCore, FetchSettings
+from tidemark.client.consuming.fetcher import Fetcher
+from tidemark.client.consuming.partition import (
+    UNKNOWN_EPOCH,
+    AssignedPartition,
+    Halted,
+    Position,
+    Reset,
+    Target,
+)
+from tidemark.client.consuming.reading import PollReader
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.offsets import OffsetLookup
-from tidemark.client.records import RawBatches, Records, decode, kernels_loaded
+from tidemark.client.records import RawBatches, Records
 from tidemark.client.retry import RetryPolicy
-from tidemark.errors import ConfigError, CorruptMessageError, RequestTimedOutError
+from tidemark.errors import ConfigError, RequestTimedOutError
 from tidemark.types import OffsetSpec, TopicPartition
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _RESETS = ("latest", "earliest", "none")
-
-# Below this size, decoding on the loop costs less than a hop to a thread.
-_INLINE_BYTES = 64 << 10
 
 
 class AsyncConsumer(AsyncCloses):
     """Reads partitions; made and used on one running event loop.
 
     Names and meanings of the settings are Kafka's. `auto_offset_reset` decides where to begin
-    without a position and when the position is out of range. `buffer_bytes` bounds the bytes
-    fetched ahead. Raises ConfigError for a wrong setting.
+    without a position, and when the position is out of range or the topic was made anew. Where the
+    log was truncated, it goes on where log and position part, unless it is "none". `buffer_bytes`
+    bounds the bytes fetched ahead. Raises ConfigError for a wrong setting.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class AsyncConsumer(AsyncCloses):
         fetch_max_bytes: int = 50 << 20,
         max_partition_fetch_bytes: int = 2 << 20,
         buffer_bytes: int = 64 << 20,
+        check_crcs: bool = True,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 60_000,
         retry_backoff_ms: int = 100,
@@ -82,26 +90,26 @@ class AsyncConsumer(AsyncCloses):
             rng=rng,
             isolation_level=_ISOLATION_LEVELS[isolation_level],
         )
-        self._fetcher = Fetcher(
-            self._connections,
-            self._metadata,
-            self._lookup,
-            retry=self._retry,
-            rng=rng,
-            auto_offset_reset=auto_offset_reset,
-            isolation_level=_ISOLATION_LEVELS[isolation_level],
-            fetch_max_wait_ms=fetch_max_wait_ms,
-            fetch_min_bytes=fetch_min_bytes,
-            fetch_max_bytes=fetch_max_bytes,
-            max_partition_fetch_bytes=max_partition_fetch_bytes,
-            buffer_bytes=buffer_bytes,
+        settings = FetchSettings(
+            self._retry,
+            auto_offset_reset,
+            _ISOLATION_LEVELS[isolation_level],
+            check_crcs,
+            fetch_max_wait_ms,
+            fetch_min_bytes,
+            fetch_max_bytes,
+            max_partition_fetch_bytes,
+            buffer_bytes,
         )
+        core = FetchCore(settings, self._metadata, rng)
+        self._fetcher = Fetcher(core, self._connections, self._metadata, self._lookup)
+        self._assignment = core.assignment
+        self.reader = PollReader(self._fetcher)
         self._loop = asyncio.get_running_loop()
-        self._closed = False
 
     async def close(self) -> None:
         """Stops fetching and closes the connections. Idempotent."""
-        self._closed = True
+        self.reader.close()
         await self._fetcher.close()
         await self._connections.close()
 
@@ -109,20 +117,31 @@ class AsyncConsumer(AsyncCloses):
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Reads these partitions and no others; those that stay keep their positions."""
-        self._fetcher.assign([TopicPartition(*partition) for partition in partitions])
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        self._fetcher.core.assign(wanted, self._fetcher.now_ms())
+        self._metadata.want(dict.fromkeys(partition.topic for partition in wanted))
+        self._fetcher.schedule()
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions read now, in order."""
-        return sorted(self._fetcher.states)
+        return sorted(self._assignment.partitions)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`.
 
-        Raises ValueError if the partition is not assigned or the offset is negative.
+        `leader_epoch` is the epoch of the record before it, as `position_and_epoch` returns it:
+        the next fetch then notices whether the log was truncated since (KIP-320). Raises
+        ValueError if the partition is not assigned, or a number is negative.
         """
         if offset < 0:
             raise ValueError(f"{partition}: an offset is not negative: {offset}")
-        self._state(partition).seek(offset)
+        if leader_epoch is not None and leader_epoch < 0:
+            raise ValueError(f"{partition}: a leader epoch is not negative: {leader_epoch}")
+        epoch = UNKNOWN_EPOCH if leader_epoch is None else leader_epoch
+        self._seek(partition, Position(offset, epoch))
+
+    def _seek(self, partition: TopicPartition, to: Target) -> None:
+        self._fetcher.core.seek(self._partition(partition), to)
         self._fetcher.schedule()
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -137,8 +156,7 @@ class AsyncConsumer(AsyncCloses):
 
     def _seek_to(self, where: int, partitions: tuple[TopicPartition, ...]) -> None:
         for partition in partitions or self.assignment():
-            self._state(partition).seek(None, where)
-        self._fetcher.schedule()
+            self._seek(partition, Reset(where, self._fetcher.now_ms()))
 
     async def seek_to_timestamp(self, timestamps: int | Mapping[TopicPartition, int]) -> None:
         """Moves partitions to the first record at or after a time, or to the end if there is none.
@@ -158,142 +176,83 @@ class AsyncConsumer(AsyncCloses):
 
         Raises RequestTimedOutError after `timeout_ms`.
         """
-        state = self._state(partition)
+        return (await self._position(partition, timeout_ms)).offset
+
+    async def position_and_epoch(
+        self, partition: TopicPartition, timeout_ms: float | None = None
+    ) -> tuple[int, int | None]:
+        """The position, and the leader epoch of the record before it, None if unknown.
+
+        Both go to `seek` of a consumer that continues here. Waits and raises as `position`.
+        """
+        found = await self._position(partition, timeout_ms)
+        return found.offset, None if found.epoch == UNKNOWN_EPOCH else found.epoch
+
+    async def _position(self, partition: TopicPartition, timeout_ms: float | None) -> Position:
+        state = self._partition(partition)
         limit_ms = self._retry.timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._loop.time() + limit_ms / 1000
-        while state.position is None:
-            if state.error is not None:
-                raise state.error
+        while state.reader is None:
+            if isinstance(state.phase, Halted):
+                raise state.phase.error.with_traceback(None)
             left_s = deadline - self._loop.time()
             if left_s <= 0:
                 raise RequestTimedOutError(f"{partition} got no position in {limit_ms:.0f} ms")
-            await self._fetcher.news(self._fetcher.version, left_s)
-        return state.position
+            await self._fetcher.news(self._assignment.version, left_s)
+        return state.reader
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Stops returning records of these partitions until `resume`; positions stay."""
         for partition in partitions:
-            self._state(partition).paused = True
+            self._partition(partition).is_paused = True
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Ends `pause`."""
         for partition in partitions:
-            self._state(partition).paused = False
+            self._partition(partition).is_paused = False
         self._fetcher.schedule()
 
     def paused(self) -> list[TopicPartition]:
         """The partitions that are paused."""
-        return sorted(p for p, state in self._fetcher.states.items() if state.paused)
+        return sorted(p for p, state in self._assignment.partitions.items() if state.is_paused)
 
-    def _state(self, partition: TopicPartition) -> PartitionState:
-        found = self._fetcher.states.get(TopicPartition(*partition))
+    def _partition(self, partition: TopicPartition) -> AssignedPartition:
+        found = self._assignment.partitions.get(TopicPartition(*partition))
         if found is None:
             raise ValueError(f"{partition} is not assigned")
         return found
 
     # Reading.
+    #
+    # A poll is atomic: cancelled or failed, it delivers nothing and moves no position. Once it has
+    # returned, its records are delivered.
 
     async def poll(self, timeout_ms: float = 1000, max_records: int = 500) -> Records:
         """Returns up to `max_records` records as soon as there are any, or none after `timeout_ms`.
 
-        Positions move past the records returned. Raises OffsetOutOfRangeError or
-        NoOffsetForPartitionError with auto_offset_reset="none", and errors that are not retriable.
+        Positions move past the records returned; a poll that is cancelled or fails moves none.
+        Raises a partition's error once the records before it are returned:
+
+        - CorruptBatchError, OffsetOutOfRangeError, errors that are not retriable
+        - with auto_offset_reset="none": NoOffsetForPartitionError, LogTruncationError,
+          TopicRecreatedError
+
+        Such an error concerns its partition alone. The next polls return records of the others,
+        and raise it again, by turns, until the caller seeks or pauses the partition.
+        OffsetOutOfRangeError and errors of a node are raised again only if another fetch fails.
         """
-        deadline = self._loop.time() + timeout_ms / 1000
-        while True:
-            seen = self._fetcher.version
-            found: list[tuple[TopicPartition, Any]] = []
-            left = max_records
-            for state in list(self._fetcher.states.values()):
-                while left > 0 and await self._load(state):
-                    batch = state.decoded.slice(0, left)
-                    found.append((state.topic_partition, batch))
-                    left -= batch.num_rows
-                    self._advance(state, batch)
-            if found or not await self._wait(seen, deadline):
-                return Records(found)
+        return (await self.reader.records(timeout_ms, max_records)).deliver()
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
         """Returns the fetched records, one pyarrow.RecordBatch (RECORDS_SCHEMA) per partition.
 
         As `poll` otherwise.
         """
-        deadline = self._loop.time() + timeout_ms / 1000
-        while True:
-            seen = self._fetcher.version
-            states = list(self._fetcher.states.values())
-            await asyncio.gather(*(self._load(state) for state in states))
-            found: dict[TopicPartition, Any] = {}
-            for state in states:
-                if state.decoded is not None and not state.paused:
-                    found[state.topic_partition] = batch = state.decoded
-                    self._advance(state, batch)
-            if found or not await self._wait(seen, deadline):
-                return found
+        return (await self.reader.arrow(timeout_ms)).deliver()
 
     async def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
-        """Returns the fetched batches, undecoded; as `poll` otherwise.
-
-        Not to be mixed with a `poll` that left records over.
-        """
-        deadline = self._loop.time() + timeout_ms / 1000
-        while True:
-            seen = self._fetcher.version
-            found = []
-            for state in list(self._fetcher.states.values()):
-                while (raw := self._fetcher.take(state)) is not None:
-                    state.position = raw.next_offset
-                    found.append(raw)
-            if found or not await self._wait(seen, deadline):
-                return found
-
-    async def _load(self, state: PartitionState) -> bool:
-        """Decodes the partition's oldest batches unless records are left. Returns whether there are
-        records.
-        """
-        while state.decoded is None:
-            generation = state.generation
-            raw = self._fetcher.take(state)
-            if raw is None:
-                return False
-            try:
-                if len(raw.buffer) <= _INLINE_BYTES and kernels_loaded():
-                    batch = decode(raw)
-                else:
-                    batch = await self._loop.run_in_executor(None, decode, raw)
-            except CorruptMessageError as error:
-                if state.generation == generation:
-                    # Raised once the records before it are returned; a later poll fetches it again.
-                    state.seek(raw.first_offset)
-                    state.error = error
-                continue
-            if state.generation != generation:
-                continue  # the position was changed meanwhile
-            if batch.num_rows:
-                state.decoded, state.decoded_next = batch, raw.next_offset
-            else:
-                state.position = raw.next_offset
-        return not state.paused
-
-    def _advance(self, state: PartitionState, taken: Any) -> None:
-        rest = state.decoded.num_rows - taken.num_rows
-        if rest:
-            state.decoded = state.decoded.slice(taken.num_rows, rest)
-            state.position = state.decoded.column("offset")[0].as_py()
-        else:
-            state.decoded = None
-            state.position = state.decoded_next
-
-    async def _wait(self, seen: int, deadline: float) -> bool:
-        """Waits for more than `seen`. Returns False at the deadline; raises a partition's error."""
-        if self._closed:
-            raise ClientClosedError("the consumer is closed")
-        self._fetcher.raise_errors()
-        left_s = deadline - self._loop.time()
-        if left_s <= 0:
-            return False
-        await self._fetcher.news(seen, left_s)
-        return True
+        """Returns the fetched batches, undecoded, with their CRCs checked; as `poll` otherwise."""
+        return (await self.reader.raw(timeout_ms)).deliver()
 
     # Look-ups.
 

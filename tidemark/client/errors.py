@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tidemark.errors import TidemarkError
+from tidemark.errors import (
+    CorruptMessageError,
+    InconsistentTopicIdError,
+    OffsetOutOfRangeError,
+    TidemarkError,
+)
+from tidemark.types import TopicPartition
 
 
 class BufferExhaustedError(TidemarkError):
@@ -17,3 +23,58 @@ class ClientClosedError(TidemarkError):
 
 class NoOffsetForPartitionError(TidemarkError):
     """The partition has no position and auto_offset_reset is "none": seek first."""
+
+
+class CorruptBatchError(CorruptMessageError):
+    """A fetched batch is damaged; its partition stops until the caller seeks.
+
+    `offset` is the first one that can not be read. Seek to it to fetch the batch again, or beyond
+    it to go on without its records.
+    """
+
+    retriable = False
+
+    def __init__(self, topic_partition: TopicPartition, offset: int, problem: str) -> None:
+        super().__init__(
+            f"{topic_partition} at offset {offset}: {problem}; seek to it to fetch it again, or"
+            " beyond it to go on without its records"
+        )
+        self.topic_partition = topic_partition
+        self.offset = offset
+
+
+class LogTruncationError(OffsetOutOfRangeError):
+    """Records that were read are no longer in the log (KIP-320); auto_offset_reset is "none".
+
+    An unclean election cut them off. `diverging_offset` is the first offset from which the log may
+    differ from what was read, `diverging_epoch` the leader epoch before it.
+    """
+
+    def __init__(
+        self, topic_partition: TopicPartition, offset: int, diverging: tuple[int, int]
+    ) -> None:
+        self.diverging_epoch, self.diverging_offset = diverging
+        super().__init__(
+            f"{topic_partition} at offset {offset}: the log was truncated; it agrees with what was"
+            f" read up to offset {self.diverging_offset}, of leader epoch {self.diverging_epoch}:"
+            " seek there to go on"
+        )
+        self.topic_partition = topic_partition
+        self.offset = offset
+
+
+class TopicRecreatedError(InconsistentTopicIdError):
+    """The topic was deleted, and another one has its name; auto_offset_reset is "none".
+
+    The position means nothing in the new topic: seek.
+    """
+
+    retriable = False
+
+    def __init__(self, topic_partition: TopicPartition, offset: int) -> None:
+        super().__init__(
+            f"{topic_partition} at offset {offset}: the topic was deleted and made anew; seek to"
+            " the offset at which to begin in the new one"
+        )
+        self.topic_partition = topic_partition
+        self.offset = offset

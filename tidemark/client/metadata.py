@@ -9,12 +9,14 @@ of its first answer (KIP-899's rebootstrap).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
 from tidemark.client.connections import Connections
+from tidemark.client.errors import ClientClosedError
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import (
     ApiError,
@@ -24,8 +26,10 @@ from tidemark.errors import (
     UnknownTopicOrPartitionError,
     error_for,
 )
-from tidemark.types import Endpoint, TopicPartition
+from tidemark.types import ZERO_UUID, Endpoint, TopicPartition
 from tidemark.v1 import log_pb2
+
+logger = logging.getLogger(__name__)
 
 METADATA = "/tidemark.v1.Log/Metadata"
 
@@ -83,6 +87,7 @@ class MetadataCache:
         self._wanted: set[str] = set()
         self._topics: dict[str, TopicMetadata] = {}
         self._topic_errors: dict[str, ApiError] = {}
+        self._replaced_ids: dict[str, UUID] = {}
         self._refreshed_at_ms: float | None = None
         self._stale = True
         self._refreshing: asyncio.Task[None] | None = None
@@ -113,6 +118,11 @@ class MetadataCache:
         topic = self._topics.get(partition.topic)
         found = None if topic is None else topic.partitions.get(partition.partition)
         return -1 if found is None else found.leader_epoch
+
+    def topic_id(self, topic: str) -> bytes:
+        """The id of the topic that has this name now; empty if unknown."""
+        found = self._topics.get(topic)
+        return b"" if found is None or found.topic_id == ZERO_UUID else found.topic_id.bytes
 
     def address(self, node_id: int) -> str | None:
         """The address of a live broker."""
@@ -159,6 +169,7 @@ class MetadataCache:
             self._wanted.discard(topic)
             self._topics.pop(topic, None)
             self._topic_errors.pop(topic, None)
+            self._replaced_ids.pop(topic, None)
 
     # Refreshes.
 
@@ -241,14 +252,19 @@ class MetadataCache:
                     log_pb2.MetadataResponse.FromString,
                     timeout_ms=timeout_ms,
                 )
+                if not answer.brokers:
+                    error = LeaderNotAvailableError(f"{address} knows of no live broker yet")
+                    continue
+                self._take(answer)
+                return
             except ApiError as failure:
                 error = failure
-                continue
-            if not answer.brokers:
-                error = LeaderNotAvailableError(f"{address} knows of no live broker yet")
-                continue
-            self._take(answer)
-            return
+            except ClientClosedError:
+                self._stale = True
+                raise
+            except Exception as failure:  # of one node; the others are asked
+                logger.exception("%s: its answer about the metadata can not be used", address)
+                error = NetworkError(f"{address}: {failure!r}")
         self._stale = True
         if isinstance(error, RequestTimedOutError) or is_retriable(error):
             raise error
@@ -264,16 +280,26 @@ class MetadataCache:
             if topic.error_code:
                 errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
                 continue
-            topics[topic.name] = self._merged(topic)
+            merged = self._merged(topic)
+            if merged is not None:
+                topics[topic.name] = merged
         self._topics, self._topic_errors = topics, errors
         self._refreshed_at_ms = self._now_ms()
         if self._on_update is not None:
             self._on_update()
 
-    def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
-        """The topic of an answer, with cached partitions whose leader epoch is newer kept."""
-        topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else UUID(int=0)
+    def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata | None:
+        """The topic of an answer, with cached partitions whose leader epoch is newer kept.
+
+        A node that lags behind may still name the topic that this one replaced; it is left out.
+        """
+        topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else ZERO_UUID
         old = self._topics.get(topic.name)
+        if topic_id == self._replaced_ids.get(topic.name, ZERO_UUID) != ZERO_UUID:
+            self._stale = True
+            return old
+        if old is not None and ZERO_UUID != old.topic_id != topic_id:
+            self._replaced_ids[topic.name] = old.topic_id
         partitions: dict[int, PartitionInfo] = {}
         for partition in sorted(topic.partitions, key=lambda p: p.partition_index):
             new = PartitionInfo(

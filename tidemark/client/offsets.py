@@ -13,9 +13,9 @@ from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache, monotonic_ms
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.retry import RetryPolicy
+from tidemark.client.watch import unless_moved
 from tidemark.errors import (
     ApiError,
-    ErrorCode,
     LeaderNotAvailableError,
     NetworkError,
     UnknownServerError,
@@ -95,9 +95,14 @@ class OffsetLookup:
             else:
                 by_leader.setdefault(leader, {})[partition] = timestamp
         answers = await asyncio.gather(
-            *(self._ask(leader, asked, found) for leader, asked in by_leader.items())
+            *(self._ask_or_fail(leader, asked) for leader, asked in by_leader.items())
         )
-        problems += [problem for answer in answers for problem in answer]
+        for answer in answers:
+            for partition, result in answer.items():
+                if isinstance(result, ApiError):
+                    problems.append(result)
+                else:
+                    found[partition] = result
         return next((p for p in problems if not p.retriable), problems[0] if problems else None)
 
     def _why_no_leader(self, partition: TopicPartition) -> ApiError:
@@ -106,15 +111,33 @@ class OffsetLookup:
             return UnknownTopicOrPartitionError(f"{partition} is unknown")
         return LeaderNotAvailableError(f"{partition} has no leader at the moment")
 
-    async def _ask(
-        self,
-        leader: int,
-        asked: Mapping[TopicPartition, int],
-        found: dict[TopicPartition, OffsetAndTimestamp | None],
-    ) -> list[ApiError]:
+    async def _ask_or_fail(
+        self, leader: int, asked: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, OffsetAndTimestamp | ApiError | None]:
+        """As `ask`, but leaves a node that hangs when others lead, and never raises an ApiError."""
+
+        def moved() -> bool:
+            return any(self._metadata.leader(p) not in (None, leader) for p in asked)
+
+        def refresh() -> None:
+            task = asyncio.ensure_future(self._metadata.refresh())
+            task.add_done_callback(_take_note)
+
+        try:
+            return await unless_moved(self.ask(leader, asked), moved, refresh)
+        except ApiError as error:
+            return dict.fromkeys(asked, error)
+
+    async def ask(
+        self, leader: int, asked: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | ApiError | None]:
+        """Asks one node once: the answer of each partition, None if no record is that late.
+
+        Raises an ApiError if the call fails as a whole.
+        """
         address = self._metadata.address(leader)
         if address is None:
-            return [NetworkError(f"broker {leader} is not alive")]
+            raise NetworkError(f"broker {leader} is not alive")
         request = log_pb2.ListOffsetsRequest(
             isolation_level=self._isolation_level,
             timeout_ms=self._connections.request_timeout_ms,
@@ -129,29 +152,30 @@ class OffsetLookup:
                 for partition, timestamp in asked.items()
             ],
         )
-        try:
-            answer = await self._connections.call(
-                address, LIST_OFFSETS, request, log_pb2.ListOffsetsResponse.FromString
-            )
-        except ApiError as error:
-            return [error]
-        problems: list[ApiError] = []
-        answered = set()
+        answer = await self._connections.call(
+            address, LIST_OFFSETS, request, log_pb2.ListOffsetsResponse.FromString
+        )
+        results: dict[TopicPartition, OffsetAndTimestamp | ApiError | None] = {
+            partition: UnknownServerError(f"{address}: the answer says nothing of {partition}")
+            for partition in asked
+        }
         for response in answer.partitions:
             partition = TopicPartition(response.topic, response.partition_index)
-            answered.add(partition)
+            if partition not in results:
+                continue
             if response.error_code:
-                message = response.error_message or ErrorCode(response.error_code).name
-                problems.append(error_for(response.error_code, f"{partition}: {message}"))
+                text = f"{partition}: {response.error_message}".rstrip(": ")
+                results[partition] = error_for(response.error_code, text)
             elif response.offset < 0:
-                found[partition] = None
+                results[partition] = None
             else:
-                found[partition] = OffsetAndTimestamp(
+                results[partition] = OffsetAndTimestamp(
                     response.offset, response.timestamp, response.leader_epoch
                 )
-        problems += [
-            UnknownServerError(f"{address}: the answer says nothing of {partition}")
-            for partition in asked
-            if partition not in answered
-        ]
-        return problems
+        return results
+
+
+def _take_note(refreshed: asyncio.Future[None]) -> None:
+    """Retrieves the error of a refresh that nobody waits for."""
+    if not refreshed.cancelled():
+        refreshed.exception()

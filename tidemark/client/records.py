@@ -61,14 +61,16 @@ def without_aborted(raw: RawBatches) -> memoryview | bytes:
     return b"".join(kept)
 
 
-def decode(raw: RawBatches) -> Any:
+def decode(raw: RawBatches, *, check_crcs: bool = True) -> Any:
     """The records as a pyarrow.RecordBatch in RECORDS_SCHEMA, from `first_offset` on.
 
     Raises CorruptMessageError.
     """
     from tidemark import records
 
-    return records.decode_arrow(without_aborted(raw), min_offset=raw.first_offset)
+    return records.decode_arrow(
+        without_aborted(raw), min_offset=raw.first_offset, check_crcs=check_crcs
+    )
 
 
 def kernels_loaded() -> bool:

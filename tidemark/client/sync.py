@@ -20,6 +20,7 @@ from tidemark.client.admin import AsyncAdmin
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES
 from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
+from tidemark.client.consuming.reading import Handed
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import (
@@ -308,6 +309,7 @@ class Consumer(_Face):
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:
         super().__init__(lambda: AsyncConsumer(bootstrap_servers, **settings))
         self._core: AsyncConsumer
+        self._polling = threading.Lock()
 
     def close(self) -> None:
         """Stops fetching and closes the connections."""
@@ -321,9 +323,9 @@ class Consumer(_Face):
         """The partitions read now."""
         return self._core.assignment()
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`."""
-        self._call(self._core.seek, partition, offset)
+        self._call(self._core.seek, partition, offset, leader_epoch)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Moves these partitions, or all, to their log start."""
@@ -341,6 +343,12 @@ class Consumer(_Face):
         """The offset of the next record."""
         return self._thread.run(self._core.position(partition, timeout_ms))
 
+    def position_and_epoch(
+        self, partition: TopicPartition, timeout_ms: float | None = None
+    ) -> tuple[int, int | None]:
+        """The position, and the leader epoch of the record before it."""
+        return self._thread.run(self._core.position_and_epoch(partition, timeout_ms))
+
     def pause(self, *partitions: TopicPartition) -> None:
         """Stops returning records of these partitions until `resume`."""
         self._call(self._core.pause, *partitions)
@@ -355,15 +363,25 @@ class Consumer(_Face):
 
     def poll(self, timeout_ms: float = 1000, max_records: int = 500) -> Records:
         """Returns up to `max_records` records, or none after `timeout_ms`."""
-        return self._thread.run(self._core.poll(timeout_ms, max_records))
+        return self._poll(self._core.reader.records, timeout_ms, max_records)
 
     def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
         """Returns one pyarrow.RecordBatch per partition that has records."""
-        return self._thread.run(self._core.poll_arrow(timeout_ms))
+        return self._poll(self._core.reader.arrow, timeout_ms)
 
     def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
         """Returns raw record batches."""
-        return self._thread.run(self._core.fetch_batches(timeout_ms))
+        return self._poll(self._core.reader.raw, timeout_ms)
+
+    def _poll(self, read: Callable[..., Coroutine[Any, Any, Handed[T]]], *arguments: Any) -> T:
+        """Polls, and moves the positions when the result has reached this thread.
+
+        An interrupt (KeyboardInterrupt) while it waits therefore loses nothing.
+        """
+        with self._polling:
+            handed = self._thread.run(read(*arguments))
+            self._thread.loop.call_soon_threadsafe(handed.deliver)
+            return handed.result
 
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Log start offsets."""

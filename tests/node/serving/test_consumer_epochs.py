@@ -1,5 +1,7 @@
-"""Fetches of consumers that name epochs and topic ids (KIP-320, KIP-516): the leader's answers, and
-a reader on real logs that follows an unclean election and a topic made anew."""
+"""Fetches of consumers that name epochs and topic ids (KIP-320, KIP-516).
+
+The leader's answers, and a reader of real logs that follows elections and a topic made anew.
+"""
 
 from __future__ import annotations
 

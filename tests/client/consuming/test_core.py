@@ -1,0 +1,541 @@
+"""The core's decisions for each kind of answer, error and metadata; time is the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.consuming.harness import A, B, C, Fetching, failing, filled
+from tidemark.client.consuming.partition import Asked, Position
+from tidemark.client.errors import (
+    CorruptBatchError,
+    LogTruncationError,
+    NoOffsetForPartitionError,
+    TopicRecreatedError,
+)
+from tidemark.errors import (
+    ApiError,
+    ErrorCode,
+    InvalidTopicError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.records.header import HEADER_BYTES
+from tidemark.types import TopicPartition
+from tidemark.wire import FetchPartitionData, FetchResponse
+
+OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
+
+
+def offsets(found: list[tuple[TopicPartition, int, bytes | None]]) -> list[tuple[int, int]]:
+    return [(partition.partition, offset) for partition, offset, _ in found]
+
+
+def in_flight(fetching: Fetching) -> set[TopicPartition]:
+    return {tp for tp, state in fetching.partitions.items() if isinstance(state.phase, Asked)}
+
+
+# Answers that nobody foresaw.
+
+
+@pytest.mark.parametrize("code", [12345, -7, ErrorCode.UNKNOWN_SERVER_ERROR])
+def test_an_unknown_error_code_is_its_partitions_own_affair(code: int) -> None:
+    fetching = Fetching()
+    fetching.assign(A, B, C)
+    batch = fetching.logs[B].append(2)
+    fetching.answer(failing(A, code), filled(B, [batch]), FetchPartitionData(*C))
+    assert offsets(fetching.poll()) == [(1, 0), (1, 1)]
+    assert in_flight(fetching) == {B, C}
+    error = fetching.error()
+    assert isinstance(error, UnknownServerError)
+    assert "t-0" in str(error)
+    fetching.step(after_ms=200)
+    assert in_flight(fetching) == {A, B, C}, "and it is asked for again"
+
+
+def test_an_answer_that_can_not_be_processed_fails_its_partition_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    broken = FetchPartitionData(*A, records=b"x" * 100, high_watermark="?")  # type: ignore[arg-type]
+    whole = fetching.logs[A].append(1) * 2
+    broken.records = whole[: len(whole) // 2]
+    fetching.answer(broken, filled(B, [fetching.logs[B].append(1)]))
+    assert offsets(fetching.poll()) == [(1, 0)]
+    error = fetching.error()
+    assert isinstance(error, UnknownServerError)
+    assert isinstance(error.__cause__, TypeError)
+    assert "fetching failed" in caplog.text
+    fetching.step(after_ms=200)
+    assert in_flight(fetching) == {A, B}
+
+
+def test_answers_for_others_twice_or_not_at_all_leave_nobody_in_flight() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    fetching.answer(FetchPartitionData("other", 3), FetchPartitionData(*A), FetchPartitionData(*A))
+    assert in_flight(fetching) == {A}
+    fetching.step(after_ms=100)
+    assert in_flight(fetching) == {A, B}, "the one left out is asked for again, after a pause"
+
+
+def test_a_call_that_fails_for_any_reason_frees_its_partitions() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    fetching.fail(RuntimeError("no memory"))
+    assert in_flight(fetching) == set()
+    assert isinstance(fetching.error(), UnknownServerError)
+    assert isinstance(fetching.error(), UnknownServerError)
+    fetching.step(after_ms=100)
+    assert in_flight(fetching) == {A, B}
+
+
+def test_a_node_that_answers_at_once_with_nothing_is_not_asked_at_full_speed() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    for _ in range(100):
+        if fetching.sent:
+            fetching.answer(FetchPartitionData(*A), after_ms=1)
+        fetching.step(after_ms=1)
+    assert fetching.core._last_id <= 3
+
+
+# Damage.
+
+
+def damaged(batch: bytes) -> bytes:
+    changed = bytearray(batch)
+    changed[HEADER_BYTES + 3] ^= 4
+    return bytes(changed)
+
+
+def test_a_corrupt_batch_stops_its_partition_until_a_seek_and_no_other() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    log = fetching.logs[A]
+    served = [log.append(3), damaged(log.append(3)), log.append(3)]
+    fetching.answer(filled(A, served), filled(B, [fetching.logs[B].append(2)]))
+    assert offsets(fetching.poll()) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    for offset in range(2, 6):
+        error = fetching.error()
+        assert isinstance(error, CorruptBatchError)
+        assert (error.topic_partition, error.offset) == (A, 3)
+        assert fetching.error() is None, "by turns with the others' records"
+        fetching.answer(filled(B, [fetching.logs[B].append(1)]))
+        assert offsets(fetching.poll()) == [(1, offset)]
+    assert isinstance(fetching.error(), CorruptBatchError)
+    assert isinstance(fetching.error(got_nothing=True), CorruptBatchError), "not an empty poll"
+    assert in_flight(fetching) == {B}
+    fetching.seek(A, 6)
+    fetching.step()
+    assert fetching.error(got_nothing=True) is None
+    fetching.answer(FetchPartitionData(*B))
+    fetching.answer(filled(A, served[2:]))
+    assert offsets(fetching.poll()) == [(0, 6), (0, 7), (0, 8)]
+
+
+def test_a_paused_partition_keeps_its_error_to_itself() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.answer(filled(A, [damaged(fetching.logs[A].append(3))]))
+    fetching.poll()
+    fetching.partitions[A].is_paused = True
+    assert fetching.error(got_nothing=True) is None
+    fetching.partitions[A].is_paused = False
+    assert isinstance(fetching.error(), CorruptBatchError)
+
+
+@pytest.mark.parametrize(("at", "epoch"), [(0, 9), (4, 1)])
+def test_an_epoch_that_the_leader_can_not_have_is_damage(at: int, epoch: int) -> None:
+    """Taken for true, it would be sent as the epoch of the position, and end as a truncation."""
+    fetching = Fetching()
+    fetching.assign(A, at=None)
+    fetching.leaders.epochs[A] = 5
+    log = fetching.logs[A]
+    served = [log.append(4, epoch=2), log.append(4, epoch=2)]
+    fetching.seek(A, 0)
+    fetching.step()
+    if at:
+        fetching.answer(filled(A, served[:1]))
+        fetching.poll()
+    wrong = bytearray(served[1 if at else 0])
+    wrong[12:16] = epoch.to_bytes(4, "big")
+    fetching.answer(filled(A, [bytes(wrong)]))
+    fetching.poll()
+    assert isinstance(fetching.error(), CorruptBatchError)
+
+
+@pytest.mark.parametrize(("base", "is_found"), [(0, False), (7, True)])
+def test_a_batch_that_moved_up_alone_is_found_by_the_end_that_the_leader_names(
+    base: int, is_found: bool
+) -> None:
+    """No neighbour contradicts it, and the gap before it could be one that compaction left."""
+    fetching = Fetching()
+    fetching.assign(A)
+    batch = fetching.logs[A].append(3)
+    data = filled(A, [base.to_bytes(8, "big") + batch[8:]])
+    data.next_offset = 3
+    fetching.answer(data)
+    assert len(fetching.poll()) == (0 if is_found else 3)
+    assert isinstance(fetching.error(), CorruptBatchError) == is_found
+
+
+# Leaders.
+
+
+def test_a_hung_leader_is_left_by_each_partition_as_it_moves() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    hung = next(iter(fetching.sent))
+    fetching.leaders.leaders[A] = 2
+    fetching.refreshed()
+    assert fetching.asked() == [(1, [A, B]), (2, [A])], "not only when B has moved as well"
+    assert fetching.cancelled == []
+    fetching.leaders.leaders[B] = 3
+    fetching.refreshed()
+    assert fetching.asked()[1:] == [(2, [A]), (3, [B])]
+    fetching.step()
+    assert fetching.cancelled == [hung], "nobody waits for it"
+    batch = fetching.logs[A].append(1)
+    fetching.reply(hung, FetchResponse([filled(A, [batch])]))
+    assert fetching.poll() == [], "a late answer is nobody's"
+
+
+def test_a_slow_call_has_the_metadata_looked_at_now_and_then() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    assert fetching.wake_at_ms == 2_500, "a long poll of 500 ms is slow by design"
+    for number in range(1, 4):
+        fetching.step(after_ms=2_500)
+        assert fetching.refreshes == number
+        fetching.refreshed()
+
+
+def test_a_topic_that_is_gone_is_asked_for_with_growing_pauses() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.leaders.leaders[A] = None
+    fetching.leaders.errors["t"] = UnknownTopicOrPartitionError("t")
+    fetching.answer(failing(A, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    began_ms = fetching.now_ms
+    while fetching.now_ms < began_ms + 60_000:
+        fetching.step()
+        if fetching.is_refreshing:
+            fetching.refreshed()
+        assert fetching.wake_at_ms is not None
+        fetching.now_ms = max(fetching.now_ms, fetching.wake_at_ms)
+    assert 55 <= fetching.refreshes <= 65, "once a second (retry.backoff.max.ms), not ten times"
+    fetching.leaders.leaders[A] = 2
+    fetching.step(1000)
+    fetching.refreshed()
+    assert fetching.asked() == [(2, [A])]
+
+
+def test_refreshes_that_fail_are_repeated_with_growing_pauses() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.leaders.mark_stale()
+    fetching.step()
+    for wait_ms in (100, 200, 400, 800, 1000, 1000):
+        fetching.refreshed(NetworkError("no node"))
+        fetching.step(after_ms=wait_ms - 1)
+        assert not fetching.is_refreshing
+        fetching.step(after_ms=1)
+        assert fetching.is_refreshing
+
+
+def test_a_leader_that_an_answer_names_is_asked_at_once() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.answer(failing(A, ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=(2, 7)))
+    assert fetching.asked() == [(2, [A])]
+    fetching.answer(failing(A, ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=(2, 7)))
+    assert fetching.asked() == [], "but not twice"
+
+
+def test_an_error_of_the_topic_that_no_retry_cures_is_raised() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.leaders.leaders[A] = None
+    fetching.leaders.errors["t"] = InvalidTopicError("t")
+    fetching.answer(failing(A, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    fetching.step(after_ms=100)
+    assert isinstance(fetching.error(), InvalidTopicError)
+
+
+def test_a_throttled_client_leaves_the_node_alone_for_so_long() -> None:
+    fetching = Fetching()
+    fetching.leaders.leaders[C] = 2
+    fetching.assign(A, B, C)
+    fetching.answer(FetchPartitionData(*A), FetchPartitionData(*B), throttle=3_000)
+    assert fetching.asked() == [(2, [C])]
+    fetching.seek(B, 0)
+    fetching.step(after_ms=2_999)
+    assert fetching.asked() == [(2, [C])]
+    fetching.step(after_ms=1)
+    assert fetching.asked() == [(2, [C]), (1, [A, B])]
+
+
+def test_only_what_the_buffer_has_room_for_is_fetched_and_decoding_overlaps() -> None:
+    fetching = Fetching(max_partition_fetch_bytes=100)
+    fetching.assign(A)
+    log = fetching.logs[A]
+    log.append(30)
+    log.append(30)
+    fetching.serve(max_bytes=1)
+    assert not fetching.sent, "100 bytes are ahead of the reader"
+    (item,) = fetching.partitions[A].buffered
+    fetching.core.assignment.begin(fetching.partitions[A], item)
+    fetching.step()
+    assert fetching.asked() == [(1, [A])]
+    fetching.serve(max_bytes=1)
+    assert not fetching.sent
+    assert len(fetching.poll()) == 60
+
+
+# KIP-320, and topics made anew.
+
+
+def test_a_fetch_names_the_epoch_of_the_records_before_it() -> None:
+    fetching = Fetching()
+    fetching.leaders.epochs[A], fetching.leaders.ids["t"] = 6, OLD_ID
+    fetching.assign(A)
+    log = fetching.logs[A]
+    log.append(2, epoch=3)
+    log.append(2, epoch=5)
+    fetching.serve()
+    (request,) = fetching.sent.values()
+    ask = request.asked[A]
+    assert ask.target == Position(4, 5, OLD_ID, follows_batch=True)
+    assert (ask.leader_epoch, ask.topic_id) == (6, OLD_ID)
+    fetching.poll(max_records=1)
+    assert fetching.partitions[A].reader == Position(1, 3)
+    fetching.poll(max_records=2)
+    assert fetching.partitions[A].reader == Position(3, 5)
+    fetching.poll()
+    assert fetching.partitions[A].reader == Position(4, 5)
+
+
+def truncated(reset: str) -> Fetching:
+    """A reader at 8; an unclean election left 4 records of epoch 1, others of epoch 2 follow."""
+    fetching = Fetching(reset)
+    fetching.assign(A)
+    log = fetching.logs[A]
+    for _ in range(4):
+        log.append(2, epoch=1)
+    fetching.serve()
+    fetching.poll()
+    log.truncate(4)
+    log.append(8, epoch=2, mark=b" new")
+    return fetching
+
+
+def test_a_truncated_log_is_an_error_that_names_where_it_parts() -> None:
+    fetching = truncated("none")
+    fetching.serve()
+    for _ in range(2):
+        error = fetching.error(got_nothing=True)
+        assert isinstance(error, LogTruncationError)
+        assert (error.offset, error.diverging_offset, error.diverging_epoch) == (8, 4, 1)
+    assert not fetching.sent, "until the caller seeks"
+    fetching.seek(A, error.diverging_offset, error.diverging_epoch)
+    fetching.step()
+    fetching.serve()
+    assert [value for _, _, value in fetching.poll()] == [b"%d new" % n for n in range(4, 12)]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_with_a_policy_a_truncated_reader_goes_on_where_the_log_parts(reset: str) -> None:
+    fetching = truncated(reset)
+    fetching.serve()
+    assert fetching.error() is None
+    fetching.serve()
+    assert [offset for _, offset, _ in fetching.poll()] == list(range(4, 12))
+
+
+def test_records_fetched_before_a_truncation_are_handed_over_first() -> None:
+    fetching = Fetching("earliest")
+    fetching.assign(A)
+    log = fetching.logs[A]
+    for _ in range(3):
+        log.append(2, epoch=1)
+    fetching.serve()
+    log.truncate(4)
+    log.append(4, epoch=2, mark=b" new")
+    fetching.serve()
+    assert not fetching.sent
+    assert [offset for _, offset, _ in fetching.poll(max_records=5)] == list(range(5))
+    assert [offset for _, offset, _ in fetching.poll()] == [5]
+    fetching.serve()
+    assert [offset for _, offset, _ in fetching.poll()] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_out_of_range_does_not_skip_what_was_fetched_before(reset: str) -> None:
+    fetching = Fetching(reset)
+    fetching.assign(A)
+    fetching.logs[A].append(6)
+    fetching.serve()
+    fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE))
+    assert fetching.error() is None
+    assert len(fetching.poll()) == 6
+    if reset == "none":
+        assert isinstance(fetching.error(), OffsetOutOfRangeError)
+    else:
+        fetching.serve()
+        assert fetching.partitions[A].reader == Position(0 if reset == "earliest" else 6)
+
+
+def test_a_leader_that_has_the_offsets_in_an_older_epoch_is_asked_under_that_one() -> None:
+    """A position from a look-up names the epoch of a leader that wrote nothing."""
+    fetching = Fetching()
+    fetching.leaders.epochs[A] = 8
+    fetching.assign(A, at=None)
+    fetching.seek(A, 10, epoch=7)
+    fetching.step()
+    fetching.answer(FetchPartitionData(*A, diverging_epoch=(5, 10)))
+    (request,) = fetching.sent.values()
+    assert request.asked[A].target == Position(10, 5)
+    fetching.answer(FetchPartitionData(*A, diverging_epoch=(5, 10)))
+    assert not fetching.sent, "an answer that leads nowhere is not repeated at full speed"
+
+
+def test_a_position_of_a_newer_epoch_waits_for_newer_metadata() -> None:
+    fetching = Fetching()
+    fetching.leaders.epochs[A] = 3
+    fetching.assign(A, at=None)
+    fetching.seek(A, 10, epoch=4)
+    fetching.step()
+    assert not fetching.sent
+    assert fetching.is_refreshing
+    fetching.leaders.epochs[A] = 4
+    fetching.refreshed()
+    fetching.step(after_ms=100)
+    assert fetching.asked() == [(1, [A])]
+
+
+def recreated(reset: str, *, knows_at_first: bool = True) -> Fetching:
+    """A reader of a topic that was made anew under its name; the metadata tells of the new one."""
+    fetching = Fetching(reset)
+    fetching.leaders.ids["t"] = OLD_ID
+    fetching.assign(A)
+    if knows_at_first:
+        fetching.logs[A].append(5)
+        fetching.serve()
+        fetching.poll()
+    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
+    assert fetching.error(got_nothing=True) is None, "perhaps the node lags behind"
+    fetching.leaders.ids["t"] = NEW_ID
+    fetching.refreshed()
+    fetching.step(after_ms=100)
+    (request,) = fetching.sent.values()
+    assert request.asked[A].topic_id == (OLD_ID if knows_at_first else NEW_ID)
+    return fetching
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_ID])
+def test_a_topic_made_anew_is_told(code: ErrorCode) -> None:
+    fetching = recreated("none")
+    fetching.answer(failing(A, code))
+    for _ in range(2):
+        error = fetching.error(got_nothing=True)
+        assert isinstance(error, TopicRecreatedError)
+        assert (error.topic_partition, error.offset) == (A, 5)
+    fetching.seek(A, 0)
+    fetching.step()
+    assert next(iter(fetching.sent.values())).asked[A].topic_id == NEW_ID
+
+
+def test_with_a_policy_a_topic_made_anew_is_read_from_there() -> None:
+    fetching = recreated("earliest")
+    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
+    fetching.serve()
+    (request,) = fetching.sent.values()
+    assert request.asked[A].target == Position(0)
+    assert request.asked[A].topic_id == NEW_ID
+
+
+def test_a_position_that_was_never_confirmed_is_not_of_an_old_topic() -> None:
+    """The caller sought it, and the metadata of that moment were old."""
+    fetching = recreated("none", knows_at_first=False)
+    assert fetching.error(got_nothing=True) is None
+    fetching.answer(FetchPartitionData(*A))
+    assert fetching.error(got_nothing=True) is None
+
+
+# Positions that are looked up.
+
+
+def test_a_look_up_that_fails_for_one_partition_holds_up_no_other() -> None:
+    fetching = Fetching("earliest")
+    fetching.assign(A, B, at=None)
+    request_id, request = next(iter(fetching.sent.items()))
+    assert not request.is_fetch
+    del fetching.sent[request_id]
+    fetching.core.found(request_id, {A: UnknownTopicOrPartitionError("A"), B: None}, 0)
+    fetching.step()
+    assert fetching.partitions[B].reader == Position(0)
+    assert in_flight(fetching) == {B}
+    fetching.step(after_ms=100)
+    assert in_flight(fetching) == {A, B}
+
+
+def test_a_look_up_that_nobody_answers_is_an_error_after_its_time_and_goes_on() -> None:
+    fetching = Fetching("earliest")
+    fetching.assign(A, at=None)
+    errors: list[ApiError] = []
+    while fetching.now_ms < 130_000:
+        if fetching.sent:
+            fetching.fail(NetworkError("cut off"))
+        fetching.step(after_ms=500)
+        error = fetching.error()
+        if error is not None:
+            assert isinstance(error, NetworkError)
+            errors.append(error)
+    assert len(errors) == 2, "one a minute (default.api.timeout.ms)"
+
+
+def test_without_a_policy_a_partition_without_a_position_says_so_and_others_go_on() -> None:
+    fetching = Fetching("none")
+    fetching.assign(A, at=None)
+    fetching.assign(A, B, at=None)
+    fetching.seek(B, 0)
+    fetching.step()
+    assert isinstance(fetching.error(), NoOffsetForPartitionError)
+    fetching.answer(filled(B, [fetching.logs[B].append(1)]))
+    assert offsets(fetching.poll()) == [(1, 0)]
+    assert isinstance(fetching.error(), NoOffsetForPartitionError)
+
+
+def test_a_partition_no_longer_assigned_is_forgotten_with_its_requests() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    (request_id,) = fetching.sent
+    fetching.assign(B)
+    assert fetching.cancelled == [request_id]
+    fetching.reply(request_id, FetchResponse([filled(A, [fetching.logs[A].append(1)])]))
+    assert fetching.poll() == []
+    assert list(fetching.partitions) == [B]
+
+
+def test_busy_partitions_do_not_keep_idle_ones_at_the_end_of_requests() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B, C)
+    fetching.answer(filled(A, [fetching.logs[A].append(1)]))  # full before B and C
+    assert fetching.asked() == [(1, [B, C, A])]
+
+
+def test_seeks_cancel_the_long_poll_that_nobody_waits_for() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    for _ in range(3):
+        (request_id, *_) = fetching.sent
+        fetching.seek(A, 0)
+        fetching.step()
+        assert fetching.cancelled.pop() == request_id
+        del fetching.sent[request_id]
+        fetching.core.failed(request_id, NetworkError("cancelled"), fetching.now_ms)
+        fetching.step()
+        assert fetching.asked() == [(1, [A])]
