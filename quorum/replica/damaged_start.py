@@ -70,11 +70,12 @@ def begin_behind_damage(directory: Directory, checkpoint: SnapshotId, check: Res
     below = [base for base in bases if base < end_offset]
     if not below or not _is_damaged(directory, bases, end_offset, check):
         return
+    name = segment_name(end_offset if end_offset in bases else below[-1])
+    data = directory.read(name)
+    position = find_batch(data, checkpoint)
+    if position is None:
+        return  # nothing follows the checkpoint: recovery restarts the log there
     if end_offset not in bases:
-        data = directory.read(segment_name(below[-1]))
-        position = find_batch(data, checkpoint)
-        if position is None:
-            return  # nothing follows the checkpoint: recovery restarts the log there
         directory.write_atomic(segment_name(end_offset), data[position:])
     for base in reversed(below):
         name = segment_name(base)

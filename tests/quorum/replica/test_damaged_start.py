@@ -126,13 +126,15 @@ def test_where_nothing_follows_the_checkpoint_the_log_restarts_there():
     assert (log.start_offset, log.end_offset, log.bounds.lost) == (END, END, False)
 
 
-def test_records_of_an_older_lineage_are_not_kept_behind_a_checkpoint():
+@pytest.mark.parametrize("config", [ONE_SEGMENT, MANY_SEGMENTS], ids=["within", "at its start"])
+def test_records_of_an_older_lineage_are_not_kept_behind_a_checkpoint(config):
     """A fetched checkpoint may be frozen while the log still holds other records there."""
-    outer, _ = log_with_checkpoint(ONE_SEGMENT, epoch=7)
+    outer, _ = log_with_checkpoint(config, at=6, epoch=7)
     directory = inner(outer)
+    assert (6 in segment_bases(directory)) == (config is MANY_SEGMENTS)
     directory.flip_bit(LOG_FILE, 60, 2)
-    log = ReplicatedLog(directory, ONE_SEGMENT, 0)
-    assert (log.start_offset, log.end_offset) == (CHECKPOINT, CHECKPOINT)
+    log = ReplicatedLog(directory, config, 0)
+    assert (log.start_offset, log.end_offset) == (6, 6)
 
 
 def test_damage_behind_the_checkpoint_still_ends_the_log_and_is_a_lost_tail():
