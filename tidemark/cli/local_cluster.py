@@ -50,12 +50,14 @@ class LocalNode:
     properties_file: Path
     output_file: Path
     settings: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    launcher: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     paused: bool = False
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def is_running(self) -> bool:
@@ -75,6 +77,8 @@ class LocalCluster:
     `overrides` are settings of all nodes, `controller_overrides` and `broker_overrides` of a role,
     `node_overrides` of one node, by Kafka's names; the later ones win. `racks` are assigned to
     brokers in turn. `ports` are those of the nodes in order of their ids; free ones by default.
+    `hosts` are addresses of nodes other than loopback. `launchers` stand before a node's command:
+    they run it elsewhere, and replace themselves by it.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class LocalCluster:
         node_overrides: Mapping[int, Mapping[str, str]] | None = None,
         ports: Sequence[int] | None = None,
         cluster_id: str | None = None,
+        hosts: Mapping[int, str] | None = None,
+        launchers: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         if controllers < 1 or brokers < 0:
             raise ValueError("a cluster has at least one controller, and no negative brokers")
@@ -110,6 +116,8 @@ class LocalCluster:
                 self.directory / f"{role}-{node_id}",
                 self.directory / "config" / f"{role}-{node_id}.properties",
                 self.directory / "output" / f"{role}-{node_id}.log",
+                host=(hosts or {}).get(node_id, "127.0.0.1"),
+                launcher=tuple((launchers or {}).get(node_id, ())),
             )
         for number, node_id in enumerate(self.broker_ids):
             rack = racks[number % len(racks)] if racks else ""
@@ -311,7 +319,15 @@ class LocalCluster:
 
     def _spawn(self, node: LocalNode) -> None:
         # -P: a node.py in the current directory must not be imported.
-        command = [sys.executable, "-P", "-m", "tidemark.cli.main", "server", "--die-with-parent"]
+        command = [
+            *node.launcher,
+            sys.executable,
+            "-P",
+            "-m",
+            "tidemark.cli.main",
+            "server",
+            "--die-with-parent",
+        ]
         command += ["-c", str(node.properties_file)]
 
         def spawn() -> subprocess.Popen[bytes]:
