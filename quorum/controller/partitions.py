@@ -68,20 +68,19 @@ def _grow(
             "records: grow the topic in steps"
         )
     check_room(planned, added)
-    manual = bool(asked.assignments)
     existing = [tuple(r for r in p.replicas if r not in p.removing) for _, p in topic.ordered()]
-    if manual:
+    if asked.assignments:
         placed = _by_hand(image, asked, added, len(existing[0]))
     else:
         placer = StripedReplicaPlacer(rng)
         placed = placer.place(usable_brokers(image), added, len(existing[0]), existing)
-    return [_record(image, topic, first + i, ids, manual) for i, ids in enumerate(placed)]
+    return [_record(image, topic, first + i, ids) for i, ids in enumerate(placed)]
 
 
 def _record(
-    image: MetadataImage, topic: TopicImage, index: int, replicas: tuple[int, ...], manual: bool
+    image: MetadataImage, topic: TopicImage, index: int, replicas: tuple[int, ...]
 ) -> pb.MetadataRecord:
-    partition = new_partition(image, topic.name, index, replicas, manual=manual)
+    partition = new_partition(image, topic.name, index, replicas)
     return partition_record(topic.topic_id, index, partition)
 
 

@@ -133,8 +133,7 @@ class QuorumController:
             done = self._pending.popleft()
             if not done.future.done():
                 done.future.set_result(done.response)
-        if not self._pending and self._core.is_active:
-            self._core.adopt(image)
+        self._core.adopt(image)
 
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Begins or ends the time of this node as the active controller."""

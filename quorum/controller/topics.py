@@ -71,7 +71,7 @@ class _Names:
     by_metric_name: dict[str, str] | None = None
 
     def check_free(self, name: str) -> None:
-        if name in self.image.topics or name in self.added:
+        if name in self.image.topics:
             raise TopicAlreadyExistsError(f"there is a topic {name!r} already")
         if "." not in name and "_" not in name:
             return
@@ -172,11 +172,8 @@ class _Creator:
         topic_id = self._new_topic_id()
         records = [topic_record(wanted.name, topic_id)]
         records += _config_records(wanted.name, wanted.configs)
-        manual = bool(wanted.assignments)
         records += [
-            partition_record(
-                topic_id, index, new_partition(image, wanted.name, index, ids, manual=manual)
-            )
+            partition_record(topic_id, index, new_partition(image, wanted.name, index, ids))
             for index, ids in enumerate(replicas)
         ]
         self.names.add(wanted.name)
@@ -268,19 +265,17 @@ def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int
 
 
 def new_partition(
-    image: MetadataImage, name: str, index: int, replicas: tuple[int, ...], *, manual: bool
+    image: MetadataImage, name: str, index: int, replicas: tuple[int, ...]
 ) -> PartitionRegistration:
     """Makes a new partition: active replicas are in sync, the first of them leads, epochs are 0.
 
-    Raises InvalidReplicaAssignmentError (`manual`) or InvalidReplicationFactorError if none is
-    active.
+    Raises InvalidReplicaAssignmentError if none is active, which a placed partition always has.
     """
     isr = intern_ids(replica for replica in replicas if image.is_active(replica))
     if not isr:
-        message = f"{name}-{index}: all brokers of {list(replicas)} are fenced"
-        if manual:
-            raise InvalidReplicaAssignmentError(message)
-        raise InvalidReplicationFactorError(message)
+        raise InvalidReplicaAssignmentError(
+            f"{name}-{index}: all brokers of {list(replicas)} are fenced"
+        )
     return PartitionRegistration(replicas=intern_ids(replicas), isr=isr, leader=isr[0])
 
 

@@ -120,7 +120,7 @@ class VoterChanges:
             return self._addition_refusal(role, request, now_ms)
         key = request.voter
         known = state.voters.key(key.replica_id) if key.replica_id in state.voters.ids else None
-        if known is None or known != key:
+        if known != key:
             return ErrorCode.VOTER_NOT_FOUND, f"{key} is none of the voters {state.voters}"
         if isinstance(request, UpdateVoterRequest):
             if state.voters.listeners(key.replica_id) == self._requested_voter(request).listeners:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
+from quorum.controller.result import RECORDS_PER_BATCH_MAX, ControllerResult
+from quorum.controller.sessions import BrokerSessions
 from quorum.image import EMPTY_IMAGE
 from tests.quorum.controller.scenario import CLUSTER_ID, Scenario, controller_config
 from tidemark.errors import (
@@ -14,6 +18,7 @@ from tidemark.errors import (
     StaleBrokerEpochError,
 )
 from tidemark.v1 import controller_pb2
+from tidemark.v1 import metadata_pb2 as pb
 
 SESSION_MS = 9_000
 
@@ -277,3 +282,127 @@ def test_an_inactive_core_refuses_everything() -> None:
     with pytest.raises(NotControllerError):
         s.register(1)
     assert s.core.activate(EMPTY_IMAGE, 3, 0).records
+
+
+def test_a_broker_that_is_not_registered_has_no_epoch() -> None:
+    s = Scenario()
+    s.epochs[9] = 0
+    with pytest.raises(StaleBrokerEpochError, match="not registered"):
+        s.heartbeat(9)
+
+
+def test_a_new_incarnation_is_alive_from_its_registration_on_and_the_same_one_is_not_renewed() -> (
+    None
+):
+    s = Scenario()
+    s.register(1)
+    s.now_ms += SESSION_MS
+    s.register(1, incarnation=2)
+    with pytest.raises(DuplicateBrokerRegistrationError):
+        s.register(1, incarnation=3)
+    s.now_ms += SESSION_MS - 1
+    s.register(1, incarnation=2)
+    s.now_ms += 1
+    s.register(1, incarnation=3)
+
+
+def test_a_rack_that_is_not_named_is_none() -> None:
+    s = Scenario()
+    s.register(1)
+    assert s.image.brokers[1].rack is None
+
+
+def test_a_registration_that_is_repeated_writes_nothing_but_itself() -> None:
+    s = Scenario()
+    directories = (UUID(int=5, version=4), UUID(int=6, version=4))
+    for _ in range(2):
+        s.register(1, log_dirs=directories)
+        assert [r.WhichOneof("record") for r in s.written] == ["register_broker"]
+    s.now_ms += SESSION_MS
+    s.register(1, incarnation=2, log_dirs=directories)
+    assert [r.WhichOneof("record") for r in s.written] == ["register_broker"], "fenced already"
+
+
+def test_a_broker_that_is_fenced_in_its_shutdown_and_stays_may_lead_again() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("t", (1, 2))
+    s.heartbeat(1, want_shut_down=True)
+    assert s.image.brokers[1].in_controlled_shutdown
+    s.keep_alive(2 * SESSION_MS, 2)
+    assert s.image.brokers[1].fenced
+    s.heartbeat(1)
+    assert not s.image.brokers[1].in_controlled_shutdown
+    assert s.image.is_active(1)
+    s.register(3)
+    s.heartbeat(3)
+    (change,) = [r.broker_registration_change for r in s.written]
+    assert not change.HasField("in_controlled_shutdown")
+
+
+def test_a_leader_that_wants_a_fence_as_well_shuts_down_at_once() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("t", (1, 2))
+    answer = s.heartbeat(1, want_shut_down=True, want_fence=True)
+    assert answer.should_shut_down
+    assert s.image.brokers[1].fenced
+    assert s.partition("t").leader == 2
+
+
+def test_a_broker_in_shutdown_waits_for_active_brokers_and_for_no_others() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2, 3, 4)
+    s.create("t", (1, 2))
+    s.create("u", (4, 2))
+    s.register(5)
+    before = s.offset - 1
+    assert not s.heartbeat(1, want_shut_down=True).should_shut_down
+    assert not s.heartbeat(4, want_shut_down=True, offset=before).should_shut_down
+    s.heartbeat(2)
+    assert not s.heartbeat(1, want_shut_down=True, offset=before).should_shut_down, "3 is behind"
+    s.heartbeat(3)
+    assert s.heartbeat(1, want_shut_down=True, offset=before).should_shut_down
+
+
+def test_the_broker_without_a_session_is_the_stalest() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    sessions = BrokerSessions(SESSION_MS)
+    sessions.touch(1, 100)
+    assert sessions.stalest(s.image, 100) == 2
+    sessions.touch(2, 50)
+    assert sessions.stalest(s.image, 100 + SESSION_MS) == 2
+    sessions.touch(2, 150)
+    assert sessions.stalest(s.image, 150 + SESSION_MS) == 1
+
+
+def test_an_image_that_is_ahead_of_the_committed_one_is_kept() -> None:
+    s = Scenario()
+    older = s.image
+    s.register(1)
+    newer = s.image
+    s.core.adopt(older)
+    assert s.image is newer
+    s.core.deactivate()
+    s.core.adopt(newer)
+    assert not s.core.is_active
+
+
+def test_a_controller_without_an_idle_interval_writes_no_no_ops() -> None:
+    s = Scenario(config=controller_config(metadata_max_idle_interval_ms="0"))
+    s.advance(600_000)
+    assert not any(r.HasField("no_op") for r in s.log)
+
+
+def test_records_are_packed_into_batches_that_are_full_and_none_is_empty() -> None:
+    record = pb.MetadataRecord(no_op=pb.NoOpRecord())
+
+    def sizes(result: ControllerResult[None]) -> list[int]:
+        return [len(batch) for batch in result.batches()]
+
+    most = RECORDS_PER_BATCH_MAX
+    assert sizes(ControllerResult.each([record] * most, None)) == [most]
+    assert sizes(ControllerResult.each([record] * (most + 1), None)) == [most, 1]
+    assert sizes(ControllerResult.atomic([record] * (most + 1), None)) == [most + 1]
+    assert ControllerResult.atomic([], None).groups == []

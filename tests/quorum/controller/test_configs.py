@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quorum.controller.result import ControllerResult
 from quorum.image import ConfigResource
+from quorum.image.image import ELR_VERSION
+from quorum.image.records import feature_record
 from quorum.services.config_answers import describe_configs
 from tests.quorum.controller.scenario import Scenario, controller_config
 from tidemark.errors import ErrorCode
@@ -150,6 +153,7 @@ def test_the_tier_can_not_be_switched_off() -> None:
     assert alter(s, TOPIC, ("remote.storage.enable", Request.SET, "true")).error_code == 0
     answer = alter(s, TOPIC, ("remote.storage.enable", Request.DELETE, None))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert alter(s, TOPIC, ("retention.ms", Request.SET, "5000")).error_code == 0
 
 
 def test_a_topics_setting_comes_from_the_strongest_who_says_it(s: Scenario) -> None:
@@ -199,3 +203,43 @@ def test_unclean_elections_follow_the_topic_then_all_brokers(s: Scenario) -> Non
     s.heartbeat(2)
     assert s.partition("careful").leader is None
     assert s.partition("bold").leader == 2
+
+
+def test_a_request_has_as_many_settings_as_a_batch_has_records(
+    s: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorum.controller.configs.RECORDS_PER_BATCH_MAX", 2)
+    ops = [(name, Request.SET, "2000") for name in ("segment.bytes", "retention.ms", "x")]
+    assert alter(s, TOPIC, *ops).error_code == ErrorCode.POLICY_VIOLATION
+    assert alter(s, TOPIC, *ops[:2]).error_code == 0
+
+
+@pytest.mark.parametrize("name", ["x", "-1", "\u0661"], ids=ascii)
+def test_a_broker_is_named_by_the_digits_of_its_id(s: Scenario, name: str) -> None:
+    answer = alter(s, (4, name), ("log.retention.ms", Request.SET, "2000"))
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert "no broker's id" in answer.error_message
+
+
+def test_a_change_to_what_is_so_already_is_no_batch(s: Scenario) -> None:
+    request = Request()
+    asked = request.resources.add()
+    asked.resource.resource_type, asked.resource.resource_name = TOPIC
+    asked.ops.add(name="retention.ms", type=Request.SET, value="1000")
+    assert s.generate(request).groups == []
+
+
+def test_a_tiered_topic_stays_so_and_one_that_was_not_may_say_it(s: Scenario) -> None:
+    assert alter(s, TOPIC, ("remote.storage.enable", Request.SET, "false")).error_code == 0
+    assert alter(s, TOPIC, ("remote.storage.enable", Request.DELETE, None)).error_code == 0
+
+
+def test_the_minimum_of_the_cluster_may_be_absent_while_eligible_replicas_are_kept(
+    s: Scenario,
+) -> None:
+    """A log of an earlier version may lack it; other settings can still be changed."""
+    record = feature_record(ELR_VERSION, 1)
+    s.apply(ControllerResult.atomic([record], None))
+    assert "min.insync.replicas" not in s.image.broker_configs(None)
+    answer = alter(s, EVERYBODY, ("log.retention.ms", Request.SET, "2000"))
+    assert answer.error_code == 0, answer.error_message

@@ -92,3 +92,37 @@ def test_one_request_elects_or_moves_only_so_many(monkeypatch: pytest.MonkeyPatc
             s.ask(request)
         del request.partitions[3:]
         s.ask(request)
+
+
+def test_a_partition_named_twice_is_elected_and_answered_once(s: Scenario) -> None:
+    request = Request(election_type=Request.PREFERRED)
+    for _ in range(2):
+        request.partitions.add(topic="back")
+    assert [r.error_code for r in s.ask(request).results] == [0]
+    assert len(s.written) == 1
+
+
+def test_each_answer_says_why(s: Scenario) -> None:
+    for kind, what in ((Request.PREFERRED, "its preferred leader"), (Request.UNCLEAN, "a leader")):
+        request = Request(election_type=kind)
+        request.partitions.add(topic="fine")
+        (answer,) = s.ask(request).results
+        assert answer.error_message == f"fine-0 has {what}"
+    request = Request(election_type=Request.PREFERRED)
+    request.partitions.add(topic="back")
+    assert s.ask(request).results[0].error_message == ""
+
+
+def test_a_change_that_elects_nobody_is_not_written(s: Scenario) -> None:
+    """The ISR of a leaderless partition may hold a reassignment that could be completed."""
+    s.create("gone", (2, 1, 3))
+    s.alter("gone", (2,))
+    request = admin_pb2.AlterPartitionReassignmentsRequest()
+    request.partitions.add(topic="gone").replicas.broker_ids.extend([2, 1])
+    s.ask(request)
+    s.keep_alive(18_000, 3)
+    s.keep_alive(18_000)
+    before = s.partition("gone")
+    assert before.leader is None
+    assert elect(s, Request.UNCLEAN, "gone") == {"gone": ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+    assert s.partition("gone") == before

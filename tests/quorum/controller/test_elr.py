@@ -433,3 +433,29 @@ def test_the_last_known_leader_waits_while_another_one_is_eligible(s: Scenario) 
     assert s.partition("t").leader is None, "2 has all that was committed, 1 may have lost some"
     s.heartbeat(2)
     assert lists(s) == ((2,), (), 2)
+
+
+def test_only_minimums_of_single_brokers_are_removed_when_the_feature_is_switched_on() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("1", (1, 2), min_insync_replicas="2")
+    others = [
+        config_record(BROKER, "1", "log.retention.ms", "5"),
+        config_record(BROKER, "2", MIN_ISR, "3"),
+    ]
+    s.apply(ControllerResult.atomic(others, None))
+    switch(s, 1)
+    written = [(r.config.resource_type, r.config.resource_name) for r in s.written[1:]]
+    assert written == [(BROKER, ""), (BROKER, "2")]
+    assert dict(s.image.topic_configs("1")) == {MIN_ISR: "2"}
+
+
+def test_without_the_feature_a_changed_minimum_changes_no_partition(s: Scenario) -> None:
+    s.alter("t", (1,))
+    stale = s.partition("t")
+    switch(s, 0)
+    left = s.log[-1]
+    left.partition_change.eligible_leader_replicas.ids[:] = stale.elr
+    s.apply(ControllerResult.atomic([left], None))
+    assert set_min_isr(s, 1) == 0
+    assert [r.WhichOneof("record") for r in s.written] == ["config"]

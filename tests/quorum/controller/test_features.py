@@ -23,7 +23,7 @@ from tidemark.errors import (
     InvalidRequestError,
     UnsupportedVersionError,
 )
-from tidemark.v1 import admin_pb2
+from tidemark.v1 import admin_pb2, controller_pb2
 
 Request = admin_pb2.UpdateFeaturesRequest
 OLD = {METADATA_VERSION: (1, 1)}
@@ -287,3 +287,18 @@ def test_a_level_that_has_records_for_controllers_forgets_none() -> None:
         assert s.set_feature(METADATA_VERSION, 3) == 0
         assert s.set_feature(METADATA_VERSION, 2, Request.SAFE_DOWNGRADE) == 0
     assert sorted(s.image.controllers) == [1]
+
+
+def test_a_controller_registers_with_a_listener_and_an_id_from_0_on() -> None:
+    s = Scenario()
+    s.register_controller(0)
+    assert sorted(s.image.controllers) == [0]
+    request = controller_pb2.RegisterControllerRequest(
+        controller_id=1, cluster_id=CLUSTER_ID, incarnation_id=b"i" * 16
+    )
+    request.features.extend(features.ranges_to_wire())
+    with pytest.raises(InvalidRegistrationError, match="no listeners"):
+        s.ask(request)
+    request.controller_id = -1
+    with pytest.raises(InvalidRegistrationError, match="negative"):
+        s.ask(request)

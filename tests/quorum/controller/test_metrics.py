@@ -156,3 +156,19 @@ def test_a_controller_reports_its_role_its_queue_and_its_lag() -> None:
         assert second.controller.metrics(0)["NewActiveControllersCount"] == 2
 
     in_virtual_time(scenario)
+
+
+def test_only_a_new_leader_from_outside_the_isr_is_counted() -> None:
+    s = Scenario()
+    s.start_brokers(1, 2)
+    s.create("t", (1, 2))
+    followed = Followed(s)
+    followed.follow()
+    s.keep_alive(18_000, 2)
+    assert s.partition("t").leader == 2
+    followed.follow()
+    s.keep_alive(18_000)
+    assert s.partition("t").leader is None
+    read = followed.follow()
+    assert read["UncleanLeaderElectionsTotal"] == 0
+    assert read["ElectionFromEligibleLeaderReplicasTotal"] == 0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorum.controller.result import RECORDS_PER_BATCH_MAX
 from tests.quorum.controller.scenario import Scenario
 from tidemark.errors import ErrorCode
 from tidemark.v1 import admin_pb2
@@ -119,3 +120,10 @@ def test_one_request_adds_only_so_many_partitions(s: Scenario) -> None:
     codes = [int(result.error_code) for result in s.ask(request).results]
     assert codes == [0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
     assert s.image.partition_count() == 2 + 6_001 + 2
+
+
+def test_a_topic_grows_by_as_many_partitions_as_an_atomic_change_holds(s: Scenario) -> None:
+    answer = grow(s, "t", 2 + RECORDS_PER_BATCH_MAX + 1)
+    assert answer.error_code == ErrorCode.POLICY_VIOLATION
+    assert "grow the topic in steps" in answer.error_message
+    assert grow(s, "t", 2 + RECORDS_PER_BATCH_MAX).error_code == 0

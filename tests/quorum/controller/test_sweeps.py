@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
+from quorum.controller.elections import ElectionRules, Task
 from quorum.controller.result import ControllerResult
-from quorum.controller.sweeps import RETRY_MS
+from quorum.controller.sweeps import RETRY_MS, Sweep
 from tests.quorum.controller.scenario import Scenario, controller_config
 from tidemark.errors import (
     DuplicateBrokerRegistrationError,
     ErrorCode,
     ThrottlingQuotaExceededError,
 )
-from tidemark.v1 import admin_pb2
+from tidemark.v1 import admin_pb2, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
 SESSION_MS = 9_000
@@ -338,3 +340,83 @@ def test_timed_passes_look_at_a_part_of_the_cluster_at_a_time(
     assert [s.partition(name).leader for name in "abcde"] == [2] * 5
     s.keep_alive(62_000, 1, 2, 3)
     assert [s.partition(name).leader for name in "abcde"] == [1] * 5
+
+
+def test_a_broker_that_fences_itself_to_shut_down_is_told_after_the_last_step() -> None:
+    s = cluster()
+    wants = {"want_shut_down": True, "want_fence": True}
+    for _ in range(2):
+        assert not s.heartbeat(1, **wants).should_shut_down
+        assert not s.image.brokers[1].fenced
+    assert s.written == [], "the sweep goes on by itself"
+    finish(s)
+    assert s.image.brokers[1].fenced
+    assert s.heartbeat(1, **wants).should_shut_down
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["unregistered", "another process"])
+def test_directories_of_a_registration_that_ended_meanwhile_are_not_written(again: bool) -> None:
+    directories = tuple(UUID(int=n, version=4) for n in (1, 2))
+    s = Scenario()
+    s.register(1, log_dirs=directories)
+    s.heartbeat(1)
+    s.start_brokers(2, 3)
+    for name in "abcdefgh":
+        s.create(name, (1, 2, 3))
+        topic = s.image.topics.get(name)
+        assert topic is not None
+        told = controller_pb2.AssignReplicasToDirsRequest(broker_id=1, broker_epoch=s.epochs[1])
+        told.directories.add(id=directories[0].bytes).partitions.add(topic_id=topic.topic_id.bytes)
+        s.ask(told)
+    s.ask(
+        controller_pb2.BrokerHeartbeatRequest(
+            broker_id=1,
+            broker_epoch=s.epochs[1],
+            current_metadata_offset=s.offset - 1,
+            offline_log_dirs=[directories[0].bytes],
+        )
+    )
+    assert in_isr(s, 1) == 5, "the sweep has begun"
+    left = s.core._cluster.sweeps._sweeps["directories gone", 1]
+    assert left.closing(s.image)
+    found = s.image.brokers[1]
+    brokers = s.image.brokers.delete(1)
+    if again:
+        brokers = brokers.set(1, replace(found, epoch=found.epoch + 1))
+    assert left.closing(replace(s.image, brokers=brokers)) == []
+
+
+def test_a_sweep_that_began_with_nobody_to_notify_ends_so() -> None:
+    """A pass that looks for leaders writes records, and has no caller."""
+    s = cluster(topics=2)
+    s.keep_alive(2 * SESSION_MS, 3)
+    s.keep_alive(2 * SESSION_MS)
+    assert led_by(s, 3) == 0
+    s.heartbeat(3)
+    finish(s)
+    assert led_by(s, 3) == 4
+
+
+def test_a_topic_that_is_deleted_behind_a_sweep_is_passed_over() -> None:
+    s = cluster()
+    begin_fencing_of_1(s)
+    s.ask(admin_pb2.DeleteTopicsRequest(topic_names=["c", "d"]))
+    finish(s)
+    assert (in_isr(s, 1), s.image.brokers[1].fenced) == (0, True)
+
+
+def test_a_step_changes_as_many_partitions_as_there_is_room_for() -> None:
+    s = cluster(topics=2, partitions=3)
+    begin_fencing_of_1(s)
+    assert len(s.written) == 3
+    assert finish(s) == [4], "the last three, and the mark of the broker"
+
+
+def test_a_step_looks_at_no_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = cluster(topics=6, partitions=1)
+    monkeypatch.setattr("quorum.controller.sweeps.LOOKED_AT_PER_STEP", 4)
+    sweep = Sweep(("test", 0), Task(None, lambda _, __: False, ElectionRules.builder))
+    records, left = sweep.step(ElectionRules(s.image, s.config))
+    assert (records, len(left)) == ([], 4), "a topic of one partition costs 2"
+    records, left = sweep.step(ElectionRules(s.image, s.config), looked_at_max=12)
+    assert (records, len(left)) == ([], 0)

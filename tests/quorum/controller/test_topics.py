@@ -181,3 +181,56 @@ def test_one_request_makes_only_so_many_partitions_however_they_are_divided(s: S
     assert refused == ["c", "d", "e", "f"]
     assert s.image.topics.names() == ["a", "b", "g"]
     assert s.image.partition_count() == 10_000
+
+
+def test_a_name_may_have_249_characters(s: Scenario) -> None:
+    assert s.try_create("a" * 249, (1,)).error_code == 0
+
+
+@pytest.mark.parametrize("factor", [0, -2, 32_768])
+def test_a_factor_beyond_its_range_is_refused_by_the_range(s: Scenario, factor: int) -> None:
+    answer = s.try_create("t", partitions=1, factor=factor)
+    assert answer.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert f"the replication factor {factor} is not within 1 and 32767" in answer.error_message
+
+
+def test_a_factor_within_its_range_is_refused_by_the_number_of_brokers(s: Scenario) -> None:
+    answer = s.try_create("t", partitions=1, factor=32_767)
+    assert answer.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert "not within" not in answer.error_message
+
+
+def test_a_topic_may_fill_one_atomic_change(s: Scenario) -> None:
+    most = RECORDS_PER_BATCH_MAX - 2
+    assert s.try_create("t", partitions=most, factor=1, retention_ms="1").error_code == 0
+    answer = s.try_create("u", partitions=most + 1, factor=1, retention_ms="1")
+    assert answer.error_code == ErrorCode.POLICY_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        (((),), "are none or not distinct"),
+        (((1, 9),), "no broker 9 is registered"),
+        (((4,),), "are fenced"),
+    ],
+    ids=str,
+)
+def test_a_refused_assignment_says_what_is_wrong(
+    s: Scenario, assignment: tuple[tuple[int, ...], ...], why: str
+) -> None:
+    s.register(4)
+    answer = s.try_create("t", *assignment)
+    assert answer.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert why in answer.error_message
+
+
+def test_a_partition_assigned_twice_or_beside_a_factor_is_refused(s: Scenario) -> None:
+    topic = admin_pb2.CreateTopicsRequest.CreatableTopic(
+        name="t", num_partitions=-1, replication_factor=-1
+    )
+    for _ in range(2):
+        topic.assignments.add(partition_index=0, broker_ids=[1])
+    [answer] = s.ask(admin_pb2.CreateTopicsRequest(topics=[topic])).topics
+    assert answer.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert s.try_create("t", (1,), factor=1).error_code == ErrorCode.INVALID_REQUEST

@@ -125,7 +125,7 @@ def test_a_wrong_answer_of_another_server_is_no_fault_of_the_leader() -> None:
     sends = found.step(RequestFailed(to_leader.correlation_id), 1).sends
     (asked,) = sends
     assert asked.node_id != 3
-    wrong = m.FetchResponse(m.Header(ErrorCode.NONE, -7, EPOCH), 3)
+    wrong = m.FetchResponse(m.Header(ErrorCode.NONE, 3, EPOCH, ENDPOINTS[3]), 3, -1)
     effects = found.step(ResponseReceived(asked.correlation_id, wrong), 2)
     assert effects.remote_fault
     assert found.role.faults == 0  # type: ignore[union-attr]
@@ -137,3 +137,18 @@ def test_the_later_of_two_damages_counts() -> None:
     for offset, known in ((20, 20), (10, 20), (25, 25)):
         found.step(OwnLogDamaged(offset), 1)
         assert found.state.damaged_offset == known
+
+
+def test_a_fetch_that_is_not_supported_still_names_the_leader() -> None:
+    found = replica(FakeLog([(1, 0)], 5), ElectionState(EPOCH, 3))
+    (to_leader,) = found.state.requests._pending.values()
+    known = m.Header(ErrorCode.UNSUPPORTED_VERSION, 2, EPOCH + 1, ENDPOINTS[2])
+    found.step(ResponseReceived(to_leader.correlation_id, m.FetchResponse(known)), 1)
+    assert (found.epoch, found.role.leader_id) == (EPOCH + 1, 2)  # type: ignore[union-attr]
+
+
+def test_the_request_of_a_correlation_id_is_known_while_it_is_under_way() -> None:
+    requests = replica(FakeLog([(1, 0)], 5), ElectionState(EPOCH, 3)).state.requests
+    (pending,) = requests._pending.values()
+    assert requests.pending_request(pending.correlation_id) is pending.request
+    assert requests.pending_request(pending.correlation_id + 1) is None

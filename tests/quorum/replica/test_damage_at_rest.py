@@ -98,6 +98,19 @@ def test_an_epoch_beyond_quorum_state_is_damage_unless_the_checkpoint_names_it(s
     assert ReplicatedLog(directory, CONFIG, 0).end_offset == 4
 
 
+def test_a_batch_beyond_quorum_state_is_damage_without_a_leader_change_even_if_it_is_named():
+    directory = MemoryDirectory()
+    log = ReplicatedLog(directory, CONFIG, 0)
+    begin_epoch(log, 1)
+    log.append_values([b"a", b"b"], 1, 1000)
+    for value in (b"c", b"d"):
+        log.append_values([value], 9, 1000)
+    log.close()
+    assert b"9 3" in directory.read(LEADER_EPOCH_CHECKPOINT)
+    QuorumStateStore(directory).write(ElectionState(7, 2))
+    assert ReplicatedLog(directory, CONFIG, 0).end_offset == 3
+
+
 def test_batches_that_follow_in_an_epoch_beyond_quorum_state_are_kept():
     directory = whole_log()
     log = ReplicatedLog(directory, CONFIG, 0)
