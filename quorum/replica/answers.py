@@ -13,18 +13,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from quorum.raft import messages as m
-from quorum.raft.effects import ReadRecords, ReadSnapshot, Reply
+from quorum.raft.effects import ReadSnapshot, Reply
 from quorum.replica.metadata_log import ReplicatedLog
-from quorum.replica.own_damage import OwnLogDamagedError, read_records
-from quorum.replica.sealing import sealed
+from quorum.replica.own_damage import OwnLogDamagedError
+from quorum.replica.reads import complete
 from quorum.replica.served_checkpoints import ServedCheckpoints
 from snapshot.names import SnapshotId
 from tidemark.errors import (
     BrokerNotAvailableError,
     ErrorCode,
-    OffsetOutOfRangeError,
-    PositionOutOfRangeError,
-    SnapshotNotFoundError,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,33 +62,12 @@ class Answers:
         future = self._future(reply)
         if future is None:
             return
-        response, read = reply.response, reply.read
-        try:
-            if isinstance(response, m.FetchResponse):
-                records = b""
-                if isinstance(read, ReadRecords):
-                    records = read_records(self._log, read)
-                response = sealed(response, records)
-            elif isinstance(response, m.FetchSnapshotResponse) and read is not None:
-                assert not isinstance(read, ReadRecords)
-                if self._served.must_verify(read):
-                    self._spawn(self._verify_and_give(reply, read))
-                    return
-                piece = self._log.read_snapshot_piece(
-                    read.snapshot_id, read.position, read.max_bytes
-                )
-                response = replace(response, data=piece)
-        except OffsetOutOfRangeError:
-            logger.info("the log was cleaned under a fetch; it is answered empty")
-            assert isinstance(response, m.FetchResponse)
-            response = sealed(response)
-        except OwnLogDamagedError as error:
-            self._on_log_damage(error)
-            header = replace(response.header, error=ErrorCode.KAFKA_STORAGE_ERROR)
-            response = sealed(m.FetchResponse(header))
-        except (SnapshotNotFoundError, PositionOutOfRangeError) as error:
-            header = replace(response.header, error=error.code)
-            response = m.FetchSnapshotResponse(header)
+        if isinstance(reply.read, ReadSnapshot) and self._served.must_verify(reply.read):
+            self._spawn(self._verify_and_give(reply, reply.read))
+            return
+        response, damage = complete(self._log, reply)
+        if damage is not None:
+            self._on_log_damage(damage)
         future.set_result(response)
 
     def _future(self, reply: Reply) -> asyncio.Future[m.Response] | None:

@@ -370,7 +370,10 @@ class ReplicatedLog:
         return last_offset
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Truncates the log to `offset`; the removed records were never committed."""
+        """Truncates the log to `offset`; the removed records were never committed. Raises
+        CorruptMessageError if those before are damaged: a wrong offset would end the log there."""
+        if self.start_offset < offset < self.end_offset:
+            self._log.read(offset - 1, 1)
         self.bounds.lower_to(offset)
         self._log.truncate_to(offset, now_ms)
         self.history.truncate_to(offset)

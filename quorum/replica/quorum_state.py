@@ -3,12 +3,17 @@
 One line of JSON as Apache Kafka writes it (QuorumStateData; version 1, and version 0 is readable).
 It is replaced atomically and durably: tmp, fsync, rename, fsync of the directory. A file that
 cannot be read stops the start: voting twice in an epoch is worse than a node that stays down.
+
+One flipped bit can make another vote of a vote. So the line ends with a CRC-32C of all before it,
+in a field that Kafka's reader ignores. A file without it is Kafka's, or an older version's.
 """
 
 from __future__ import annotations
 
 import json
 from uuid import UUID
+
+from crc32c import crc32c
 
 from commitlog.disk.files import Directory
 from quorum.raft.effects import ElectionState
@@ -18,6 +23,7 @@ from tidemark.types import ZERO_UUID, uuid_from_text, uuid_to_text
 
 QUORUM_STATE_FILE = "quorum-state"
 _UNKNOWN = -1
+_CRC = "crc"
 
 
 def format_state(state: ElectionState) -> bytes:
@@ -31,7 +37,15 @@ def format_state(state: ElectionState) -> bytes:
         "votedDirectoryId": uuid_to_text(directory_id or ZERO_UUID),
         "data_version": 1,
     }
-    return json.dumps(fields, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":"))
+    return f'{text[:-1]},"{_CRC}":{crc32c(text.encode())}}}'.encode()
+
+
+def _check_crc(data: bytes, stored: object) -> None:
+    """Raises ValueError unless the CRC agrees with all that is before it."""
+    text = data[: data.rindex(b',"' + _CRC.encode())] + b"}"
+    if stored != crc32c(text):
+        raise ValueError("its CRC does not agree")
 
 
 def parse_state(data: bytes) -> ElectionState:
@@ -39,6 +53,8 @@ def parse_state(data: bytes) -> ElectionState:
     fields = json.loads(data)
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
+    if _CRC in fields:
+        _check_crc(data, fields[_CRC])
     version = fields.get("data_version")
     if version not in (0, 1):
         raise ValueError(f"data_version {version!r} is not known")

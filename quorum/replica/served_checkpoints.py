@@ -37,11 +37,14 @@ class ServedCheckpoints:
             self._checks[snapshot_id] = check
             check.add_done_callback(lambda _: self._checks.pop(snapshot_id, None))
         reason = await asyncio.shield(check)
+        self._note(snapshot_id, reason)
+        return reason
+
+    def _note(self, snapshot_id: SnapshotId, reason: str | None) -> None:
         if reason is None:
             self._whole.add(snapshot_id)
         else:
             self._whole.discard(snapshot_id)
-        return reason
 
     @property
     def first_is_missing(self) -> bool:

@@ -29,6 +29,7 @@ class Canary:
     retries_fsync = False
     snapshots_uncommitted = False
     trusts_answers = False
+    verifies_served = True
     parts = Parts()
     log: type[ReplicatedLog] = ReplicatedLog
 
@@ -168,9 +169,20 @@ class ChangesBeforeLastCommitted(Canary):
     parts = Parts(voter_changes=_ChangesBeforeLastCommitted)
 
 
+class _ChangesBeforeOwnCommit(VoterChanges):
+    def _has_committed(self, role: Leader) -> bool:
+        return True
+
+
+class ChangesBeforeOwnCommit(Canary):
+    """A change begins before anything of the leader's own epoch is committed (Ongaro 2015)."""
+
+    parts = Parts(voter_changes=_ChangesBeforeOwnCommit)
+
+
 class _ForgetsVotersAtStart(ReplicatedLog):
-    def clean(self, now_ms: int) -> bool:
-        cleaned = super().clean(now_ms)
+    def clean(self, now_ms: int, begin_at: SnapshotId | None = None) -> bool:
+        cleaned = super().clean(now_ms, begin_at)
         entries = self.history._voters._entries
         entries[:] = [entry for entry in entries if entry[0] >= self.start_offset]
         return cleaned
@@ -276,6 +288,37 @@ class ForgetsTheWatermark(Canary):
     log = _ForgetsTheWatermark
 
 
+class ServesUnchecked(Canary):
+    """A leader serves a batch or a checkpoint that rots, and never compares a checksum (I13)."""
+
+    verifies_served = False
+
+
+class _CutsSilently(ReplicatedLog):
+    def __init__(self, directory: Directory, config: MetadataLogConfig, now_ms: int) -> None:
+        super().__init__(directory, config, now_ms)
+        self.bounds._now = KnownBounds(self.end_offset, self.bounds.now.high_watermark)
+        self.bounds.lost = False
+
+
+class CutsSilently(Canary):
+    """A start cuts a damaged log, and does not notice that durable records are gone (I4)."""
+
+    log = _CutsSilently
+
+
+class _OlderDiskVotes(Elections):
+    def _is_up_to_date(self, request: VoteRequest) -> bool:
+        theirs = (request.last_offset_epoch, request.last_offset)
+        return theirs >= (self._state.log.last_epoch, self._state.log.end_offset)
+
+
+class OlderDiskVotes(Canary):
+    """A voter whose log is older than its bounds votes by what is left of it (I4)."""
+
+    parts = Parts(elections=_OlderDiskVotes)
+
+
 CANARIES: dict[str, type[Canary]] = {
     "skips-fsync": SkipsFsync,
     "retries-fsync": RetriesFsync,
@@ -287,6 +330,7 @@ CANARIES: dict[str, type[Canary]] = {
     "resumes-leadership": ResumesLeadership,
     "counts-old-voters": CountsOldVoters,
     "changes-before-last-committed": ChangesBeforeLastCommitted,
+    "changes-before-own-commit": ChangesBeforeOwnCommit,
     "forgets-voters-at-start": ForgetsVotersAtStart,
     "counts-removed-leader": CountsRemovedLeader,
     "keeps-truncated-voters": KeepsTruncatedVoters,
@@ -296,4 +340,7 @@ CANARIES: dict[str, type[Canary]] = {
     "tells-old-high-watermarks": TellsOldHighWatermarks,
     "makes-room-of-its-log": MakesRoomOfItsLog,
     "forgets-the-watermark": ForgetsTheWatermark,
+    "serves-unchecked": ServesUnchecked,
+    "cuts-silently": CutsSilently,
+    "older-disk-votes": OlderDiskVotes,
 }

@@ -68,6 +68,10 @@ class Checks:
         self._persisted.pop(node.node_id, None)
         self._attempted.pop(node.node_id, None)
 
+    def on_bounds_lost(self, node: SimNode) -> None:
+        """Drops what the node's disk remembered of the high watermark."""
+        self._bounds.pop(node.node_id, None)
+
     def on_start(self, node: SimNode) -> None:
         """Checks that the disk's state is not older than what the node promised."""
         self._high_watermarks.pop(node.node_id, None)
@@ -254,7 +258,7 @@ class Checks:
         """Checks that a majority durably holds what a node reports as committed."""
         nodes, voters = node.world.nodes, node.replica.voters
         durable = {
-            v.key.replica_id: nodes[v.key.replica_id].durable_offset
+            v.key.replica_id: nodes[v.key.replica_id].acknowledged_offset
             if nodes[v.key.replica_id].key.matches(v.key)
             else 0
             for v in voters
@@ -284,6 +288,7 @@ class Checks:
         """Checks I5: records below a node's high watermark (for a new leader: all) equal the
         committed ones.
         """
+        begin = max(begin, node.wrong_until)
         if begin < end:
             self._read(node, begin, end, add=False)
             self._compared[node.node_id] = end
@@ -335,7 +340,10 @@ class Checks:
         if node.log.kraft_version == 0:
             node.world.seen["static voters into the log"] += 1
             nodes = node.world.nodes
-            before = {nodes[key.replica_id].config.key for key in before}
+            # as of their last fetches: a voter may have lost its disk since then
+            known = {v.key for v in voters if v.key in nodes[v.key.replica_id].keys}
+            named = {key.replica_id for key in known}
+            before = known | {nodes[k.replica_id].key for k in before if k.replica_id not in named}
         else:
             node.world.seen["voters changed"] += 1
         allowed = 1 if node.log.kraft_version else 0

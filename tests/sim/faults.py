@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quorum.raft import messages as m
 from quorum.raft.effects import RequestReceived
 from quorum.raft.roles import Leader
-from quorum.raft.voters import ReplicaKey
+from quorum.raft.voters import ReplicaKey, VoterSet
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -61,13 +61,15 @@ class Administrator:
         """Sends a change to one of the nodes that consider themselves leader."""
         world = self.world
         leaders = [n for n in world.leaders() if not n.is_paused]
-        if not leaders or not world.dynamic:
+        if not leaders or not world.dynamic or world.rivals.at_work:
             return
         leader = leaders[world.rng.randrange(len(leaders))]
         lost = self.lost_voters(leader)
         voters = leader.replica.voters
         spare = [n for n in world.controllers() if not voters.is_voter(n.config.key)]
         kind = world.rng.random()
+        if any(n.wounds.is_open for n in world.controllers()):
+            return  # a damaged voter heals first: the others have to stay a majority
         if lost:
             self.remove(leader, lost[0])
         elif self._has_moved_voters(leader):
@@ -104,6 +106,8 @@ class Administrator:
             node.config = replace(node.config, bootstrap=servers)
             if node.incarnation > 0:
                 node.replica.state.config = node.config
+                if node.alive:
+                    self.world.schedule_tick(node)  # it may have had nobody to ask
 
     def mend(self) -> None:
         """Removes voters without their disks, after healing, so that nothing waits for them."""
@@ -121,57 +125,99 @@ class Administrator:
         return (
             node.is_mere_broker
             or (not self.world.auto_join and self.may_be_missed(node))
-            or self.may_forget(node)
+            or (not self.world.dynamic and self._may_be_emptied(node))
         )
 
+    def _may_be_emptied(self, node: SimNode) -> bool:
+        """Whether a static voter may come back with an empty disk."""
+        static = not any(n.log.kraft_version for n in self.world.controllers() if n.incarnation)
+        return static and self.may_forget(node)
+
     def may_forget(self, node: SimNode) -> bool:
-        """Whether a static voter may come back with an empty or an older disk.
+        """Whether a voter may come back with an older disk, or a static one with an empty disk.
 
         It keeps its place in the majority without its records and its vote. So every other voter
         has to hold what it acknowledged, and to be in a later epoch or to know the leader of its
-        epoch. Otherwise the operator loses the cluster.
+        epoch. The copy has to name the voters of today. Otherwise the operator loses the cluster.
         """
         world = self.world
-        voters = [n for n in world.controllers() if n.incarnation > 0]
-        if node.is_mere_broker or world.dynamic or len(voters) < 3:
+        voters = self._agreed_voters()
+        if node.is_mere_broker or voters is None or len(voters) < 3:
             return False
-        if len(voters) < len(world.controllers()):
+        if node.log.kraft_version and node.old_voters != voters:
             return False
-        if any(n.log.kraft_version or n.writes_state for n in voters):
-            return False
-        known = {n.node_id: world.checks.persisted(n) for n in voters}
-        own = known[node.node_id]
-        return all(
-            n.durable_offset >= node.durable_when_down
-            and n.log.last_epoch >= node.log.last_epoch
-            and known[n.node_id].epoch >= own.epoch
-            and (known[n.node_id].epoch > own.epoch or known[n.node_id].leader_id is not None)
-            for n in voters
-            if n is not node
+        others = self._other_voters(node, voters)
+        own, last_epoch = world.checks.persisted(node), node.log.last_epoch
+        known = [world.checks.persisted(n) for n in others]
+        return (
+            self.others_have(node)
+            and all(n.log.last_epoch >= last_epoch and not n.wounds.is_open for n in others)
+            and all(
+                k.epoch > own.epoch or (k.epoch == own.epoch and k.leader_id is not None)
+                for k in known
+            )
         )
+
+    def others_have(self, node: SimNode) -> bool:
+        """Whether every other voter holds durably what this node acknowledged."""
+        voters = self._agreed_voters()
+        if voters is None:
+            return False
+        others = self._other_voters(node, voters)
+        return all(
+            n.durable_offset >= node.acknowledged_offset and not n.wounds.is_open for n in others
+        )
+
+    def may_rot(self, node: SimNode) -> bool:
+        """Whether a file of this node may be damaged: of the voters, at most a minority is without
+        its records, its disk or its address."""
+        if node.wounds.is_open:
+            return False
+        if node.is_mere_broker:
+            return True
+        voters = self._agreed_voters()
+        if voters is None:
+            return False
+        if not voters.is_voter(node.config.key):
+            return True
+        others = self._other_voters(node, voters)
+        whole = [n for n in others if not n.wounds.is_open and not n.writes_state]
+        return len(whole) >= voters.majority
+
+    def _other_voters(self, node: SimNode, voters: VoterSet) -> list[SimNode]:
+        """The other voters that have their disks and addresses."""
+        nodes = self.world.nodes
+        others = [(nodes[v.key.replica_id], v) for v in voters]
+        return [
+            n
+            for n, v in others
+            if n is not node and n.config.key.matches(v.key) and n.config.endpoint == v.endpoint
+        ]
+
+    def _agreed_voters(self) -> VoterSet | None:
+        """The voters, if all controllers agree on them, and no change is under way."""
+        world = self.world
+        if world.now_ms - self.last_change_ms < 3 * CHANGE_TIMEOUT_MS:
+            return None
+        started = [n for n in world.controllers() if n.incarnation > 0]
+        if len(started) < len(world.controllers()):
+            return None
+        views = {n.replica.voters for n in started}
+        offsets = {n.log.voters_offset for n in started}
+        if len(views) != 1 or max(o or 0 for o in offsets) >= world.checks.committed_end:
+            return None
+        [voters] = views
+        return voters
 
     def may_be_missed(self, node: SimNode) -> bool:
         """Whether a controller may get another disk or address. Requires dynamic voters that are
         agreed on, committed and not changing, and a majority that keeps both.
         """
-        world = self.world
-        if not world.dynamic or node.is_mere_broker:
+        if not self.world.dynamic or node.is_mere_broker:
             return False
-        if world.now_ms - self.last_change_ms < 3 * CHANGE_TIMEOUT_MS:
+        voters = self._agreed_voters()
+        if voters is None:
             return False
-        started = [n for n in world.controllers() if n.incarnation > 0]
-        if len(started) < len(world.controllers()):
-            return False
-        views = {n.replica.voters for n in started}
-        offsets = {n.log.voters_offset for n in started}
-        if len(views) != 1 or max(o or 0 for o in offsets) >= world.checks.committed_end:
-            return False
-        [voters] = views
-        intact = [
-            v
-            for v in voters
-            if world.nodes[v.key.replica_id].config.key == v.key
-            and world.nodes[v.key.replica_id].config.endpoint == v.endpoint
-            and v.key.replica_id != node.node_id
-        ]
+        others = self._other_voters(node, voters)
+        intact = [n for n in others if not n.wounds.is_open]
         return len(intact) >= voters.majority or not voters.is_voter(node.config.key)

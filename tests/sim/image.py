@@ -20,6 +20,7 @@ class Image:
         self._node = node
         self.values: dict[bytes, bytes] = {}
         self.offset = 0
+        self.wants_snapshot = False
 
     def handle_commit(self, batches: Sequence[CommittedBatch]) -> None:
         for batch in batches:
@@ -29,6 +30,8 @@ class Image:
                 self.values[key] = text
             self.offset = batch.last_offset + 1
             self._node.world.checks.on_applied(self._node, self.offset, self.digest())
+        if self.wants_snapshot:
+            self._make_snapshot_soon()
 
     def handle_load_snapshot(self, reader) -> None:
         values = [value for batch in reader.batches() for value in batch]
@@ -38,6 +41,14 @@ class Image:
 
     def handle_caught_up(self) -> None:
         self._node.world.checks.on_caught_up(self._node)
+
+    def handle_snapshot_wanted(self) -> None:
+        """Makes a checkpoint now, or with the next commit."""
+        self.wants_snapshot = True
+        self._make_snapshot_soon()
+
+    def _make_snapshot_soon(self) -> None:
+        self._node.world.after(1, self._node, self._node.make_snapshot)
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         self._node.world.checks.on_leader_told(self._node, leader)

@@ -5,6 +5,7 @@ transitions. `python -m tests.sim --seeds 1000 --stats` counts them.
 from __future__ import annotations
 
 from quorum.raft.roles import TRANSITIONS
+from tests.sim.rot import AT_REST, WHILE_RUNNING
 
 NETWORK = (
     "message dropped",
@@ -36,6 +37,7 @@ DISK = (
     "restart with an older disk",
     "static voter with an empty disk",
     "static voter with an older disk",
+    "dynamic voter with an older disk",
     "checkpoint broken on disk",
     "slow fsync of the log",
     "slow write of quorum-state",
@@ -50,10 +52,22 @@ DISK = (
     "start on a full disk",
     "start on a full disk refused",
 )
+DAMAGE = (
+    *(f"damaged at rest: {kind}" for kind in AT_REST),
+    *(f"damaged while it runs: {kind}" for kind in WHILE_RUNNING),
+    "damaged node refuses to start",
+    "damaged node healed",
+    "own records found damaged",
+    "own log found damaged",
+    "no checkpoint of a damaged log",
+    "checkpoint set aside",
+    "checkpoint takes the place of damage",
+)
 CLOCK = ("clock runs wrong", "wall clock is days off")
 QUORUM = (
     "voters changed",
     "voter change without a healthy majority",
+    "rival changes of the voters",
     "static voters into the log",
     "checkpoint made",
     "checkpoint fetched",
@@ -64,12 +78,19 @@ ROLES = tuple(
     for old, following in TRANSITIONS.items()
     for new in sorted(following, key=lambda role: role.__name__)
 )
-KINDS = frozenset({*NETWORK, *PROCESS, *DISK, *CLOCK, *QUORUM, *ROLES})
+KINDS = frozenset({*NETWORK, *PROCESS, *DISK, *DAMAGE, *CLOCK, *QUORUM, *ROLES})
 RARE = frozenset(
     {
         "Leader -> Follower",
+        "Leader -> Unattached",
         "checkpoint rots on the way",
+        "disk full: checkpoint",
         "disk full: quorum-state",
+        "fsync fails: checkpoint",
+        "restart at another address",
+        *DAMAGE,
+        "dynamic voter with an older disk",
+        "rival changes of the voters",
         "restart with an older disk",
         "start on a full disk refused",
     }

@@ -19,10 +19,7 @@ from quorum.raft.effects import (
     Event,
     LogAppended,
     LogFlushed,
-    ReadRecords,
-    ReadSnapshot,
     RecordsRefused,
-    Reply,
     Resign,
     ResponseDamaged,
     ResponseReceived,
@@ -38,19 +35,17 @@ from quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from quorum.replica.bootstrap import write_bootstrap_checkpoint
 from quorum.replica.listeners import Listeners
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
-from quorum.replica.sealing import is_intact, sealed
-from snapshot.names import SnapshotId
+from quorum.replica.sealing import is_intact
 from snapshot.transfer import write_piece
-from snapshot.writer import SnapshotWriter
 from tests.sim.canaries import Canary
+from tests.sim.checkpoints import Checkpoints
 from tests.sim.disk_faults import copy_disk
 from tests.sim.image import Image
+from tests.sim.rot import Wounds
+from tests.sim.serving import Serving
 from tidemark.errors import (
     CorruptMessageError,
-    ErrorCode,
     FatalError,
-    OffsetOutOfRangeError,
-    PositionOutOfRangeError,
     SnapshotNotFoundError,
     StorageError,
 )
@@ -110,10 +105,13 @@ class SimNode:
         self.canary = canary
         self.disk = MemoryDirectory(seed=world.seed * 1000 + node_id)
         self.old_disk: MemoryDirectory | None = None
+        self.old_voters: VoterSet | None = None
         self.alive = False
         self.incarnation = 0
         self.disks = 0
+        self.keys: set[ReplicaKey] = set()  # of disks that it lost
         self.durable_when_down = 0
+        self.wounds = Wounds(self)
         self.log_start = 0
         self.clock_rate, self.clock_skew_ms, self.wall_skew_ms = 1.0, 0, 0
         self.flush_max_ms = 15
@@ -199,7 +197,9 @@ class SimNode:
 
     def lose_disk(self) -> None:
         """Replaces the disk with an empty one; a possible voter gets a new directory id."""
+        self.wounds.forget()
         self.disks += 1
+        self.keys.add(self.key)
         self.broken.clear()
         self.needed = None
         self.disk = MemoryDirectory(seed=self.world.seed * 1000 + 100 * self.disks + self.node_id)
@@ -211,13 +211,20 @@ class SimNode:
         self.world.checks.on_disk_lost(self)
 
     def take_old_disk(self) -> None:
-        """Replaces the disk of a broker or a static voter with an earlier copy of it."""
+        """Replaces the disk with an earlier copy of it."""
         if self.old_disk is not None:
+            self.wounds.forget()
             self.durable_when_down = 0
             self.broken.clear()
             self.needed = None
             self.disk = copy_disk(self.old_disk, self.world.seed * 1000 + self.node_id)
             self.world.checks.on_disk_lost(self)
+
+    def restore_disk(self, disk: MemoryDirectory) -> None:
+        """Replaces a damaged disk with a copy from before the damage."""
+        self.disk = disk
+        self.durable_when_down = max(self.durable_when_down, self.wounds.owed)
+        self.wounds.forget()
 
     def move(self) -> None:
         """Changes the address from the next start on."""
@@ -258,11 +265,12 @@ class SimNode:
         bounds = self.log.bounds.now
         self.replica = Replica(self.config, self.log, state, rng, self.canary.parts, bounds)
         self.listeners = Listeners(self.replica, self.log)
+        self.serving = Serving(self)
+        self.checkpoints = Checkpoints(self)
         self.image = Image(self)
         self.listeners.add(self.image)
         self.tokens: dict[int, tuple[int, int, int]] = {}
         self.flush_scheduled = False
-        self.snapshot_under_way = False
         self.writes_state = False
         self.inbox: deque[Event] = deque()
         note_transitions(self.replica.state, self.world.seen)
@@ -276,6 +284,7 @@ class SimNode:
         self.durable_when_down = self.durable_offset
         self.log_start = self.log.start_offset
         self.alive = False
+        self.wounds.down()
         self.syncs_fail = None
         self.lose_power()
         self.world.trace(self, "crash")
@@ -290,7 +299,8 @@ class SimNode:
 
     def disk_failed(self, error: Exception) -> None:
         """Handles a failure to persist: the process stops (RULES.md rule 4) and restarts later."""
-        if isinstance(error, RaftInvariantError) or not self.world.is_planned(self, error):
+        planned = self.world.is_planned(self, error)
+        if isinstance(error, RaftInvariantError) or not planned:
             raise error
         self.crash()
         self.world.restart_later(self)
@@ -302,6 +312,15 @@ class SimNode:
             return self.durable_when_down
         latest = self.log.latest_snapshot
         return max(self.log.durable_offset, latest.end_offset if latest is not None else 0)
+
+    @property
+    def acknowledged_offset(self) -> int:
+        """The durable end, or what was durable before damage that is not healed yet."""
+        return max(self.durable_offset, self.wounds.owed)
+
+    @property
+    def wrong_until(self) -> int:
+        return self.wounds.wrong_until
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -335,10 +354,11 @@ class SimNode:
         except Crash:
             self.crash()
             return
-        except (StorageError, FatalError) as error:
+        except (StorageError, FatalError, CorruptMessageError) as error:
             self.disk_failed(error)
             return
         self.replica.validate()
+        self.wounds.look()
         self.world.checks.after_event(self)
         self.world.schedule_tick(self)
 
@@ -371,69 +391,8 @@ class SimNode:
             self.step(Shutdown())
 
     def make_snapshot(self) -> None:
-        """Writes the image as a checkpoint in the background and cleans the log; power may fail at
-        each step.
-        """
-        if self.is_paused or not self.alive or self.image.offset == 0 or self.snapshot_under_way:
-            return
-        end_offset, high_watermark = self.image.offset, self.replica.high_watermark
-        if self.canary.snapshots_uncommitted:
-            end_offset = high_watermark = self.log.end_offset
-        if end_offset <= self.log.start_offset:
-            return
-        snapshot_id = self.log.snapshot_id_for(end_offset, high_watermark)
-        if snapshot_id is None:
-            return
-        timestamp_ms = self.log.last_timestamp_ms(end_offset)
-        self._write_snapshot(snapshot_id, timestamp_ms, self.image.records())
-
-    def _write_snapshot(self, snapshot_id: SnapshotId, timestamp_ms: int, values: list[bytes]):
-        """Writes a checkpoint as RaftServer does: a full disk costs the checkpoint, a failed fsync
-        the process.
-        """
-        self.snapshot_under_way = True
-        writer: SnapshotWriter | None = None
-
-        def write() -> None:
-            nonlocal writer
-            writer = self.log.snapshot_writer(snapshot_id, timestamp_ms)
-            writer.append(values)
-
-        def freeze() -> None:
-            assert writer is not None
-            writer.freeze()
-            self.world.trace(self, f"snapshot {snapshot_id.name}")
-
-        def frozen() -> None:
-            self.snapshot_under_way = False
-            self.log.snapshot_frozen(snapshot_id)
-            self.world.seen["checkpoint made"] += 1
-            self.world.checks.on_snapshot_frozen(self, snapshot_id)
-            self.log.clean(self.wall_ms())
-            self.run(lambda: None)
-
-        def step(index: int) -> None:
-            if self.world.chance(0.05):
-                self.world.seen["crash while a checkpoint is written"] += 1
-                self.crash()
-                return
-            try:
-                (write, freeze, frozen)[index]()
-            except FatalError as error:
-                self.disk_failed(error)
-                return
-            except StorageError as error:
-                self.world.is_planned(self, error)
-                self.snapshot_under_way = False
-                if writer is not None:
-                    writer.abort()
-                return
-            if index < 2:
-                delay_ms = self.world.rng.randrange(self.snapshot_write_max_ms)
-                self.world.seen["slow write of a checkpoint"] += delay_ms > 50
-                self.world.after(delay_ms, self, lambda: step(index + 1))
-
-        step(0)
+        if self.alive:
+            self.checkpoints.make()
 
     # --- effects --------------------------------------------------------------------------------
 
@@ -470,7 +429,7 @@ class SimNode:
         if (effects.election_state or effects.changes_log) and self.world.chance(0.002):
             raise Crash
         for reply in effects.replies:
-            self._answer(reply)
+            self.serving.answer(reply)
         for send in effects.sends:
             self.world.send_request(self, send)
         if effects.high_watermark is not None:
@@ -574,24 +533,3 @@ class SimNode:
             self.step(SnapshotInstalled(snapshot_id))
 
         return done
-
-    def _answer(self, reply: Reply) -> None:
-        source, correlation_id, incarnation = self.tokens.pop(reply.token)
-        response, read = reply.response, reply.read
-        try:
-            if isinstance(response, m.FetchResponse):
-                response = sealed(response)
-                if isinstance(read, ReadRecords):
-                    response = sealed(response, self.log.read(read.offset, read.max_bytes))
-            elif isinstance(response, m.FetchSnapshotResponse) and isinstance(read, ReadSnapshot):
-                data = self.log.read_snapshot_piece(read.snapshot_id, read.position, read.max_bytes)
-                if self.world.chance(0.06):  # damaged on the way
-                    self.world.seen["checkpoint rots on the way"] += 1
-                    data = bytes([data[0] ^ 4]) + data[1:]
-                response = replace(response, data=data)
-        except OffsetOutOfRangeError:
-            self.world.trace(self, "cleaned under a fetch")
-        except (SnapshotNotFoundError, PositionOutOfRangeError):
-            header = replace(response.header, error=ErrorCode.SNAPSHOT_NOT_FOUND)
-            response = m.FetchSnapshotResponse(header)
-        self.world.send_response(self, source, correlation_id, incarnation, response)

@@ -20,23 +20,22 @@ from quorum.raft.roles import Leader
 from tests.sim.canaries import Canary
 from tests.sim.checks import Checks, Violation
 from tests.sim.disk_faults import (
-    break_a_checkpoint,
     break_disk,
-    copy_disk,
     kind_of_disk_fault,
     make_slow,
 )
 from tests.sim.faults import ADMIN, Administrator
 from tests.sim.node import SimNode
+from tests.sim.restarts import Restarts
+from tests.sim.rivals import Rivals
+from tests.sim.rot import rot_while_running
 from tests.sim.strangers import EPOCH_MAX, STRANGER, Stranger, damaged
-from tidemark.errors import FatalError, StorageError
+from tidemark.errors import CorruptMessageError
 
 FAULT_TIME_MS = 8_000
 HEAL_TIME_MS = 12_000
 PEACE_TIME_MS = 3_000
 MAX_EVENTS = 200_000
-LEFT_ROOM_MAX_BYTES = 64
-"""Room left on the disk of a starting node, in bytes: less than most files need."""
 
 
 @dataclass
@@ -92,6 +91,8 @@ class World:
             self.seen["clock runs wrong"] += node.clock_rate != 1.0
             self.seen["wall clock is days off"] += node.wall_skew_ms != 0
         self.administrator = Administrator(self)
+        self.restarts = Restarts(self)
+        self.rivals = Rivals(self)
         self.stranger = Stranger(self)
         self.damage_rate = self.rng.choice([0.0, 0.005, 0.05])
         self.drop_rate = self.rng.choice([0.0, 0.02, 0.1])
@@ -259,6 +260,7 @@ class World:
             (rng.choice([1500, 6000]), self._pause_one),
             (rng.choice([2500, 9000]), self._break_a_disk),
             (rng.choice([200, 2000]), self.stranger.send_some),
+            (rng.choice([400, 3000]), self._rot_one),
         ]
         if self.dynamic:
             mean_ms = rng.choice([250, 700, 2500])
@@ -271,6 +273,7 @@ class World:
             moment_ms = 0
             while (moment_ms := moment_ms + 1 + rng.randrange(2 * mean_ms)) < FAULT_TIME_MS:
                 self.at(moment_ms, verb)
+        self.rivals.plan()
         moment_ms = 0
         while (moment_ms := moment_ms + 1 + rng.randrange(80)) < FAULT_TIME_MS:
             self.at(moment_ms, self._append_some)
@@ -288,7 +291,7 @@ class World:
             self.restart_later(node)
 
     def restart_later(self, node: SimNode) -> None:
-        self.at(self.now_ms + 1 + self.rng.randrange(1500), lambda: self._restart(node))
+        self.restarts.later(node)
 
     def _break_a_disk(self) -> None:
         """Makes a sync fail or fills the disk of one node, until the node restarts."""
@@ -300,58 +303,27 @@ class World:
     def is_planned(self, node: SimNode, error: Exception) -> bool:
         """Whether the error is a planned disk fault; counts its kind."""
         kind = kind_of_disk_fault(node, error)
+        if kind is None and node.wounds.is_open and isinstance(error, CorruptMessageError):
+            kind = "own records found damaged"
         if kind is not None:
             self.seen[kind] += 1
             self.trace(node, kind)
         return kind is not None
 
     def _restart(self, node: SimNode) -> None:
-        """Restarts a node: unchanged, or with a new disk, a broken checkpoint or a new address."""
-        if node.alive or (node.writes_fail and self.chance(0.5) and not self._starts_full(node)):
-            return
-        node.make_room()
-        kind = self.rng.random() if self.faulty and node.incarnation > 0 else 1.0
-        if kind < 0.15 and self.administrator.may_lose_disk(node):
-            static = not node.is_mere_broker and not self.dynamic
-            kind_of_node = "static voter" if static else "restart"
-            self.seen[f"{kind_of_node} with an empty disk"] += 1
-            node.lose_disk()
-        elif kind < 0.25 and node.is_mere_broker:
-            self.seen["restart with an older disk"] += node.old_disk is not None
-            node.take_old_disk()
-        elif kind < 0.3 and node.old_disk is not None and self.administrator.may_forget(node):
-            self.seen["static voter with an older disk"] += 1
-            node.take_old_disk()
-        elif kind < 0.35:
-            if break_a_checkpoint(node, self.rng):
-                self.seen["checkpoint broken on disk"] += 1
-        elif kind < 0.42 and self.administrator.may_be_missed(node):
-            self.seen["restart at another address"] += 1
-            node.move()
-        elif kind < 0.6 and (node.is_mere_broker or not self.dynamic):
-            node.old_disk = copy_disk(node.disk, self.seed)
-        try:
-            node.start()
-        except FatalError:
-            if not node.is_mere_broker:
-                raise
-            node.lose_disk()  # as the message instructs the operator
-            node.start()
+        self.restarts.restart(node)
 
-    def _starts_full(self, node: SimNode) -> bool:
-        """Tries to start on a disk that others filled, down to the room that the crash freed. If
-        that fails the operator makes room."""
-        node.fill_disk(self.rng.randrange(LEFT_ROOM_MAX_BYTES))
-        self.seen["start on a full disk"] += 1
-        try:
-            node.start()
-        except StorageError as error:
-            assert self.is_planned(node, error), error
-            self.seen["start on a full disk refused"] += 1
-            node.lose_power()
-            node.make_room()
-            self.restart_later(node)
-        return False
+    def _rot_one(self) -> None:
+        """Flips a bit of a running node's log or checkpoint: of a leader, or of any node."""
+        leaders = self.leaders()
+        node = leaders[0] if leaders and self.rng.random() < 0.7 else self.any_node()
+        if not node.alive or not self.administrator.may_rot(node):
+            return
+        damage = rot_while_running(node, self.rng, self.checks.committed_end)
+        if damage is not None:
+            node.wounds.running = damage
+            self.seen[f"damaged while it runs: {damage.kind}"] += 1
+            self.trace(node, f"damaged {damage.name} at {damage.position}")
 
     def _pause_one(self) -> None:
         """Stops a process (SIGSTOP) or suspends a whole machine, within the timeouts or beyond

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from uuid import UUID
 
 import pytest
 
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from quorum.raft.effects import ElectionState, LeaderChange
+from quorum.raft.voters import ReplicaKey
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
 from snapshot.cleaning import DAMAGED_SUFFIX
 from tests.quorum.replica.test_log_bounds import metadata_of, stopped_cluster
 from tests.sim.disk_faults import copy_disk
-from tidemark.errors import StorageError
+from tidemark.errors import CorruptMessageError, StorageError
+from tidemark.records import iter_batches
 
 CONFIG = MetadataLogConfig(segment_bytes=16_000)
 LOG_FILE = "00000000000000000000.log"
@@ -76,9 +79,27 @@ def test_a_whole_log_is_opened_as_it_is_also_with_a_flipped_epoch_checkpoint():
         assert log.bounds.lost == (log.end_offset < 5)
 
 
-def test_no_flipped_bit_of_quorum_state_cuts_the_log():
+def test_no_flipped_bit_of_quorum_state_makes_another_vote():
+    directory = MemoryDirectory()
+    store, state = QuorumStateStore(directory), ElectionState(9, None, ReplicaKey(2, UUID(int=7)))
+    store.write(state)
+    refused = 0
+    for bit in range(8 * directory.size_of(QUORUM_STATE_FILE)):
+        directory.flip_bit(QUORUM_STATE_FILE, bit // 8, bit % 8)
+        try:
+            assert store.read() == state
+        except StorageError:
+            refused += 1
+        directory.flip_bit(QUORUM_STATE_FILE, bit // 8, bit % 8)
+    assert refused > 800
+    assert store.read() == state
+
+
+def test_no_flipped_bit_of_an_older_quorum_state_cuts_the_log():
     source = whole_log()
     data, opened = source.read(QUORUM_STATE_FILE), 0
+    data = data[: data.index(b',"crc"')] + b"}"  # as Kafka and older versions write it
+    source.write_atomic(QUORUM_STATE_FILE, data)
     for bit in range(8 * len(data)):
         directory = copy_disk(source, 1)
         directory.flip_bit(QUORUM_STATE_FILE, bit // 8, bit % 8)
@@ -144,3 +165,19 @@ def test_a_voter_with_a_damaged_log_is_healed_by_the_others(number):
     assert {n.incarnation for n in cluster.nodes.values()} == {2}
     assert all(n.log.end_offset > committed for n in cluster.nodes.values())
     assert cluster.nodes[2].image.values[b"key8"] == b"value"
+
+
+def test_a_truncation_does_not_end_the_log_at_a_damaged_base_offset_before_it():
+    source = whole_log()
+    data = source.read(LOG_FILE)
+    positions = [position for position, _ in iter_batches(data)]
+    for flipped in positions[:3]:
+        for bit in range(64):
+            directory = copy_disk(source, 1)
+            log = ReplicatedLog(directory, CONFIG, 0)
+            directory.flip_bit(LOG_FILE, flipped + bit // 8, bit % 8)
+            log._log.segments[0]._forget_positions()  # as those of a longer log are
+            with contextlib.suppress(CorruptMessageError):  # the process ends: the next one heals
+                log.truncate_to(4, 0)
+                assert log.end_offset == 4
+            assert directory.size_of(LOG_FILE) >= positions[3]

@@ -1,34 +1,20 @@
-"""The partitions' world in the test suite: seeds hold and meet every event of the list, runs
-repeat exactly, and planted bugs are caught.
+"""The partitions' world in the test suite: seeds hold and meet every event of the list, and
+runs repeat exactly.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
-from tests.sim.checks import Violation
-from tests.sim.partitions.canaries import CANARIES
 from tests.sim.partitions.kinds import KINDS, RARE
 from tests.sim.partitions.world import PartitionOutcome, run_partitions
 from tests.sim.test_simulator import ENOUGH_FOR_ALL, SEEDS
-
-# Words of the finding that a planted bug has to cause.
-CAUGHT_BY = {
-    "counts-committed-isr-alone": "I6",
-    "commits-with-any-isr": "I6",
-    "joins-too-early": "I6",
-    "forgets-unclean-stops": "I6",
-    "leads-with-an-empty-disk": "I6",
-    "elects-any-replica": "I6",
-}
-SEARCHED = 300
 
 
 @functools.cache
@@ -77,16 +63,3 @@ def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed():
     first = traces("1")
     assert "(" in first
     assert traces("4242") == first
-
-
-@pytest.mark.parametrize("name", sorted(CANARIES))
-def test_a_planted_bug_is_caught(name):
-    findings = []
-    for seed in range(SEARCHED):
-        try:
-            run_partitions(seed, CANARIES[name]())
-        except (Violation, AssertionError) as error:
-            findings.append(str(error))
-            if re.search(CAUGHT_BY[name], str(error)):
-                return
-    raise AssertionError(f"{name} was not caught in {SEARCHED} seeds: {findings[:5]}")

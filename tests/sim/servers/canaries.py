@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from quorum.controller.partition_change import PartitionChangeBuilder
 from quorum.controller.quorum_controller import QuorumController
 from quorum.controller.result import ControllerResult
 from quorum.replica.loader import MetadataLoader
@@ -18,6 +19,8 @@ class Servers:
 
     controller: type[QuorumController] = QuorumController
     loader: type[MetadataLoader] = MetadataLoader
+    patches: tuple[tuple[object, str, object], ...] = ()
+    """Object, attribute and replacement, in force while a seed runs."""
 
 
 class _AnswersBeforeCommit(QuorumController):
@@ -60,7 +63,24 @@ class LeavesOutOfSnapshots(Servers):
     loader = _LeavesOutOfSnapshots
 
 
+_draft = PartitionChangeBuilder._draft
+
+
+def _elects_any_replica(self: PartitionChangeBuilder) -> Any:
+    draft = _draft(self)
+    if not any(self.is_acceptable_leader(r) for r in draft.isr):
+        draft.isr = tuple(r for r in draft.replicas if self.is_acceptable_leader(r)) or draft.isr
+    return draft
+
+
+class ElectsOutsideOfElr(Servers):
+    """The controller elects a replica outside of ISR and ELR as if it had been in sync (I4)."""
+
+    patches = ((PartitionChangeBuilder, "_draft", _elects_any_replica),)
+
+
 CANARIES: dict[str, type[Servers]] = {
     "answers-before-commit": AnswersBeforeCommit,
     "leaves-out-of-snapshots": LeavesOutOfSnapshots,
+    "elects-outside-of-elr": ElectsOutsideOfElr,
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quorum.image import MetadataImage
+from quorum.image.image import ELR_VERSION
 from tests.quorum.linearizability import Operation
 from tests.sim.checks import Violation
 from tests.sim.servers.network import CLIENT
@@ -25,6 +26,7 @@ TIMEOUT_MS = 800
 OPERATIONS_PER_TOPIC = 14
 REFUSED = {ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 COUNTED = "log.retention.ms"
+MIN_ISR = "min.insync.replicas"
 PROBE = "written-after-the-healing"
 
 
@@ -51,8 +53,12 @@ class Clients:
             kind = rng.random()
             if kind < 0.5:
                 await self._topic(leader_id)
-            elif kind < 0.7:
+            elif kind < 0.65:
                 await self._move(leader_id)
+            elif kind < 0.7:
+                await self._change_min_isr(leader_id)
+            elif kind < 0.72:
+                await self._switch_elr(leader_id)
             else:
                 await self._count_up(leader_id, str(11 + number))
 
@@ -118,6 +124,43 @@ class Clients:
             asked.replicas.broker_ids.extend(rng.sample(brokers, rng.randrange(1, 4)))
         answer = await self._ask(leader_id, "AlterPartitionReassignments", request)
         self._count("move", answer.responses if answer is not None else ())
+
+    async def _change_min_isr(self, leader_id: int) -> None:
+        """Sets or deletes min.insync.replicas of a topic or of the cluster, also while partitions
+        are degraded."""
+        world = self._world
+        image, rng = world.nodes[leader_id].image, world.rng
+        topics = list(image.topics)
+        request = admin_pb2.IncrementalAlterConfigsRequest()
+        asked = request.resources.add()
+        if topics and rng.random() < 0.6:
+            asked.resource.resource_type = ConfigResourceType.TOPIC
+            asked.resource.resource_name = rng.choice(topics).name
+        else:
+            asked.resource.resource_type = ConfigResourceType.BROKER
+        if rng.random() < 0.25:
+            asked.ops.add(name=MIN_ISR, type=admin_pb2.IncrementalAlterConfigsRequest.DELETE)
+        else:
+            asked.ops.add(name=MIN_ISR, value=rng.choice("1223"))
+        degraded = any(len(p.isr) < len(p.replicas) for t in topics for p in t.partitions.values())
+        answer = await self._ask(leader_id, "IncrementalAlterConfigs", request)
+        if answer is not None and answer.error_code == ErrorCode.NONE:
+            changed = answer.responses[0].error_code == ErrorCode.NONE
+            world.seen["min.insync.replicas changed"] += changed
+            world.seen["min.insync.replicas changed while degraded"] += changed and degraded
+
+    async def _switch_elr(self, leader_id: int) -> None:
+        """Switches eligible leader replicas on or off."""
+        world = self._world
+        image = world.nodes[leader_id].image
+        level = 1 - image.features.get(ELR_VERSION, 0)
+        request = admin_pb2.UpdateFeaturesRequest()
+        kinds = admin_pb2.UpdateFeaturesRequest
+        kind = kinds.UPGRADE if level else kinds.SAFE_DOWNGRADE
+        request.updates.add(feature=ELR_VERSION, level=level, type=kind)
+        answer = await self._ask(leader_id, "UpdateFeatures", request)
+        if answer is not None and answer.error_code == ErrorCode.NONE:
+            world.seen[f"ELR switched {'on' if level else 'off'}"] += 1
 
     def _count(self, what: str, answers: Iterable[Any]) -> None:
         for answer in answers:

@@ -15,7 +15,7 @@ from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
-from quorum.image import MetadataDelta, MetadataImage
+from quorum.image import MetadataDelta, MetadataImage, PartitionRegistration
 from quorum.raft.effects import Effects
 from quorum.raft.replica import Replica
 from quorum.raft.voters import ReplicaKey, Voter, VoterSet
@@ -116,6 +116,7 @@ class ServerNode:
         self.node_id = node_id
         self.config = config_of(node_id, voters, dynamic=dynamic)
         self.key = ReplicaKey(node_id, UUID(int=node_id + 1))
+        self.keys: set[ReplicaKey] = set()  # these voters keep their disks
         self.disk = MemoryDirectory(seed=world.seed * 1000 + node_id)
         self.life: Life | None = None
         self.incarnation = 0
@@ -150,6 +151,14 @@ class ServerNode:
             return self.durable_when_down
         latest = self.log.latest_snapshot
         return max(self.log.durable_offset, latest.end_offset if latest is not None else 0)
+
+    @property
+    def acknowledged_offset(self) -> int:
+        return self.durable_offset
+
+    @property
+    def wrong_until(self) -> int:
+        return 0  # these disks keep what they hold
 
     @property
     def image(self) -> MetadataImage:
@@ -253,6 +262,11 @@ class ServerNode:
         self.clean_epoch = -1
         self.world.checks.on_disk_lost(self)
 
+    def replace_directory(self) -> None:
+        """Puts an empty directory in the place of one of a stopped broker."""
+        assert self.is_mere_broker and self.life is None
+        self.directories = [self.directories[1], *self._new_directories(1)]
+
     def fail_directory(self) -> None:
         """Fails one of two log directories; the next start has a new one in its place. (If both
         failed, the process would end.)"""
@@ -324,15 +338,15 @@ class ServerNode:
         return request
 
     def _assignment(self) -> controller_pb2.AssignReplicasToDirsRequest | None:
-        """The directories of replicas that the controller does not know or has elsewhere."""
+        """The directories of replicas that the controller does not know or has elsewhere. A replica
+        that the metadata counts on is not made anew in another one."""
         gone = self.lifecycle.offline_directories
         mine = [d for d in self.started_with if d not in gone]
         homeless = [
             (topic.topic_id, index)
             for topic in self.image.topics
             for index, partition in sorted(topic.partitions.items())
-            if self.node_id in partition.replicas
-            and partition.directory_of(self.node_id) not in mine
+            if self.node_id in partition.replicas and self._is_homeless(partition, mine)
         ]
         if not homeless or not mine:
             return None
@@ -343,6 +357,10 @@ class ServerNode:
         for topic_id, index in homeless:
             directory.partitions.add(topic_id=topic_id.bytes, partition_index=index)
         return request
+
+    def _is_homeless(self, partition: PartitionRegistration, mine: list[UUID]) -> bool:
+        known = partition.directory_of(self.node_id)
+        return known is None or (known not in mine and not partition.counts_on(self.node_id))
 
     # --- listening --------------------------------------------------------------------------------
 

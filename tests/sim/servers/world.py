@@ -8,6 +8,7 @@ RULES.md I1-I9 hold as in `tests.sim.checks`, after every event of every replica
 - the image at an offset is the same on every node;
 - in every image a partition's leader is in its ISR and in service with its directory, and the
   ISR is within its replicas;
+- a clean election takes a replica of ISR or ELR (`tests.sim.servers.elections`);
 - a broker that may stop leads nothing.
 """
 
@@ -20,6 +21,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 from quorum.image import MetadataImage, PartitionRegistration
 from quorum.raft import messages as m
@@ -29,6 +31,7 @@ from tests.sim.checks import Checks, Violation
 from tests.sim.disk_faults import break_disk, kind_of_disk_fault
 from tests.sim.servers.canaries import Servers
 from tests.sim.servers.clients import Clients
+from tests.sim.servers.elections import Elections
 from tests.sim.servers.loop import ServerLoop
 from tests.sim.servers.network import CLIENT, FaultyNetwork
 from tests.sim.servers.node import CLUSTER_ID, FIRST_BROKER, ServerNode, endpoint_of
@@ -73,6 +76,7 @@ class ServerWorld:
         self.events = 0
         self._hash = hashlib.sha256()
         self._digests: dict[int, str] = {}
+        self._elections = Elections(self.seen)
         self._failure: BaseException | None = None
         self._faults: set[asyncio.Task[None]] = set()
         voters = list(range(1, rng.choice([3, 3, 3, 5, 1]) + 1))
@@ -128,6 +132,7 @@ class ServerWorld:
                 broken = _broken_rule(image, partition)
                 if broken is not None:
                     raise Violation(f"I9 {topic.name}-{index}: {broken}: {partition}")
+        self._elections.see(image)
 
     def broker_may_go(
         self, controller: ServerNode, request: controller_pb2.BrokerHeartbeatRequest
@@ -160,6 +165,9 @@ class ServerWorld:
         if node.life is None and node.is_mere_broker and self.faulty and self.rng.random() < 0.1:
             self.seen["broker's disks lost"] += 1
             node.lose_disk()
+        elif node.life is None and node.is_mere_broker and self.faulty and self.rng.random() < 0.2:
+            self.seen["broker's directory replaced"] += 1
+            node.replace_directory()
 
         async def run() -> None:
             await asyncio.sleep(delay_ms / 1000)
@@ -439,10 +447,13 @@ def run_servers(
     seed: int, servers: Servers | None = None, *, verbose: bool = False
 ) -> ServerOutcome:
     """Runs one seed to its end. Any exception is its finding."""
-    loop = ServerLoop()
+    loop, bug = ServerLoop(), servers or Servers()
     try:
-        world = ServerWorld(seed, loop, servers or Servers(), verbose=verbose)
-        return loop.run_until_complete(world.run())
+        with contextlib.ExitStack() as planted:
+            for patch in bug.patches:
+                planted.enter_context(mock.patch.object(*patch))
+            world = ServerWorld(seed, loop, bug, verbose=verbose)
+            return loop.run_until_complete(world.run())
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:
