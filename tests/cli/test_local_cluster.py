@@ -165,3 +165,16 @@ def _gone(pid: int) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             return True
     return False
+
+
+def test_nodes_elsewhere_are_known_by_their_hosts(tmp_path: Path) -> None:
+    hosts = {1: "127.0.0.2", 2: "127.0.0.3"}
+    launchers = {2: ("env", "PLACE=there")}
+    cluster = LocalCluster(
+        tmp_path, controllers=1, brokers=1, ports=[9092, 9092], hosts=hosts, launchers=launchers
+    )
+    assert cluster.bootstrap_servers == "127.0.0.3:9092"
+    settings = cluster.node(2).settings
+    assert settings["listeners"] == "PLAINTEXT://127.0.0.3:9092"
+    assert settings["controller.quorum.voters"] == "1@127.0.0.2:9092"
+    assert cluster.node(2).launcher == ("env", "PLACE=there")

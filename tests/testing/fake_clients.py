@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemark.client import ClientClosedError, ConsumerRecord, Records
+from tidemark.client import ClientClosedError, ConsumerRecord, LogTruncationError, Records
 from tidemark.client.models import BatchMetadata, RecordMetadata
 from tidemark.client.records import RawBatches
 from tidemark.errors import InvalidPartitionsError, MessageTooLargeError, RequestTimedOutError
@@ -171,6 +171,9 @@ class FakeConsumer:
                     self.positions[place] = end
                 elif position < end and place not in self.stopped:
                     found[place] = (position, min(end, position + limit))
+            if "reports a truncation" in self.clients.bugs and found:
+                place, (begin, _) = found.popitem()
+                raise LogTruncationError(place, begin, (0, 0))
             moved = "moves when cancelled" in self.clients.bugs
             if found and moved:
                 self.positions |= {place: end for place, (_, end) in found.items()}

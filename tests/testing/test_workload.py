@@ -73,6 +73,7 @@ def test_work_has_all_kinds_of_clients_calls_and_outcomes() -> None:
         ("writes twice", "no duplicate"),
         ("tells the log end", "behind committed"),
         ("moves when cancelled", "positions"),
+        ("reports a truncation", "nothing unforeseen"),
     ],
 )
 def test_a_bug_of_a_client_breaks_its_rule(bug: str, rule: str) -> None:

@@ -12,9 +12,14 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemark.client import AsyncConsumer
+from tidemark.client import AsyncConsumer, LogTruncationError, TopicRecreatedError
 from tidemark.client.records import decode
-from tidemark.errors import OffsetOutOfRangeError, TidemarkError, UnknownServerError
+from tidemark.errors import (
+    CorruptMessageError,
+    OffsetOutOfRangeError,
+    TidemarkError,
+    UnknownServerError,
+)
 from tidemark.testing.history import (
     ConsumerMade,
     EndSeen,
@@ -31,6 +36,8 @@ from tidemark.types import TopicPartition
 if TYPE_CHECKING:
     from tidemark.testing.workload import Clients, WorkloadPace
 
+# A position is always that of a committed record, and topics are not made anew.
+_NEVER = (UnknownServerError, CorruptMessageError, LogTruncationError, TopicRecreatedError)
 _POLL_MS = 300.0
 POLL, POLL_ARROW, FETCH_BATCHES = "poll", "poll_arrow", "fetch_batches"
 
@@ -233,9 +240,9 @@ class WorkloadReader:
     def _failed(self, consumer: AsyncConsumer, how: str, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"[:200]
         self._history.add(PollFailed(self._history.now_ms(), self.name, how, text))
-        if not isinstance(error, TidemarkError) or isinstance(error, UnknownServerError):
+        if not isinstance(error, TidemarkError) or isinstance(error, _NEVER):
             self._complain(f"{how} raised {error!r}")
-        if isinstance(error, OffsetOutOfRangeError) or type(error).__name__.startswith("LogTrunc"):
+        if isinstance(error, OffsetOutOfRangeError):
             for partition, offset in self.positions.items():
                 self._seek_to(consumer, partition, offset)
 
