@@ -17,6 +17,8 @@ from tests.sim.kinds import KINDS
 from tests.sim.partitions import kinds as partition_kinds
 from tests.sim.partitions.canaries import CANARIES as PARTITION_CANARIES
 from tests.sim.partitions.world import PartitionOutcome, run_partitions
+from tests.sim.servers.canaries import CANARIES as SERVER_CANARIES
+from tests.sim.servers.canaries import Servers
 from tests.sim.servers.world import run_servers
 from tests.sim.world import Outcome, run_seed
 
@@ -25,15 +27,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--canary", choices=sorted({*CANARIES, *PARTITION_CANARIES}))
+    bugs = {*CANARIES, *PARTITION_CANARIES, *SERVER_CANARIES}
+    parser.add_argument("--canary", choices=sorted(bugs))
     parser.add_argument("--partitions", action="store_true", help="brokers and their records")
     parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
     parser.add_argument("--stats", action="store_true", help="count each kind of fault seen")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are intended
-    if arguments.servers:
-        return main_of_servers(arguments.start, arguments.seeds, verbose=arguments.verbose)
+    if arguments.servers or arguments.canary in SERVER_CANARIES:
+        bug = SERVER_CANARIES[arguments.canary]() if arguments.canary else None
+        return main_of_servers(arguments.start, arguments.seeds, bug, verbose=arguments.verbose)
     run, kinds, mode = runner(arguments.canary, arguments.partitions, arguments.verbose)
     outcomes: list[Outcome | PartitionOutcome] = []
     failed: list[int] = []
@@ -70,12 +74,12 @@ def runner(
     return lambda seed: run_seed(seed, planted, verbose=verbose), KINDS, ""
 
 
-def main_of_servers(start: int, seeds: int, *, verbose: bool) -> int:
+def main_of_servers(start: int, seeds: int, bug: Servers | None, *, verbose: bool) -> int:
     total: Counter[str] = Counter()
     failed = 0
     for seed in range(start, start + seeds):
         try:
-            outcome = run_servers(seed, verbose=verbose)
+            outcome = run_servers(seed, bug, verbose=verbose)
         except Exception as error:
             failed += 1
             print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)

@@ -84,13 +84,15 @@ CAUGHT_BY = {
     "older-disk-votes": "I4",
     **dict.fromkeys(of_partitions.CANARIES, "I6"),
     "answers-before-commit": "clients: ",
-    "leaves-out-of-snapshots": "I8",
+    "leaves-out-of-snapshots": "I8|does not exist",
     "elects-outside-of-elr": "I4 a clean election",
 }
 """Words of the finding that a bug has to cause."""
 
 
-_DETAILS = re.compile(r" at (?:node|broker|\d+) |, below|: partition | explains topic|: register")
+_DETAILS = re.compile(
+    r" [0-9a-f-]{36}| at (?:node|broker|\d+) |, below|: partition | explains topic|: register"
+)
 """Beginnings of the details of one seed in a finding."""
 
 
