@@ -15,7 +15,7 @@ from typing import Any
 
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
-from tidemark.client.consuming.core import FetchCore, FetchSettings
+from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.fetcher import Fetcher
 from tidemark.client.consuming.partition import (
     UNKNOWN_EPOCH,
@@ -26,6 +26,7 @@ from tidemark.client.consuming.partition import (
     Target,
 )
 from tidemark.client.consuming.reading import PollReader
+from tidemark.client.consuming.requests import FetchSettings
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.offsets import OffsetLookup
@@ -194,7 +195,8 @@ class AsyncConsumer(AsyncCloses):
         deadline = self._loop.time() + limit_ms / 1000
         while state.reader is None:
             if isinstance(state.phase, Halted):
-                raise state.phase.error.with_traceback(None)
+                self._fetcher.schedule()
+                raise self._assignment.tell(state, state.phase, self._fetcher.now_ms())
             left_s = deadline - self._loop.time()
             if left_s <= 0:
                 raise RequestTimedOutError(f"{partition} got no position in {limit_ms:.0f} ms")

@@ -87,7 +87,6 @@ class MetadataCache:
         self._wanted: set[str] = set()
         self._topics: dict[str, TopicMetadata] = {}
         self._topic_errors: dict[str, ApiError] = {}
-        self._replaced_ids: dict[str, UUID] = {}
         self._refreshed_at_ms: float | None = None
         self._stale = True
         self._refreshing: asyncio.Task[None] | None = None
@@ -169,7 +168,6 @@ class MetadataCache:
             self._wanted.discard(topic)
             self._topics.pop(topic, None)
             self._topic_errors.pop(topic, None)
-            self._replaced_ids.pop(topic, None)
 
     # Refreshes.
 
@@ -280,26 +278,16 @@ class MetadataCache:
             if topic.error_code:
                 errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
                 continue
-            merged = self._merged(topic)
-            if merged is not None:
-                topics[topic.name] = merged
+            topics[topic.name] = self._merged(topic)
         self._topics, self._topic_errors = topics, errors
         self._refreshed_at_ms = self._now_ms()
         if self._on_update is not None:
             self._on_update()
 
-    def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata | None:
-        """The topic of an answer, with cached partitions whose leader epoch is newer kept.
-
-        A node that lags behind may still name the topic that this one replaced; it is left out.
-        """
+    def _merged(self, topic: log_pb2.MetadataResponse.Topic) -> TopicMetadata:
+        """The topic of an answer, with cached partitions whose leader epoch is newer kept."""
         topic_id = UUID(bytes=topic.topic_id) if topic.topic_id else ZERO_UUID
         old = self._topics.get(topic.name)
-        if topic_id == self._replaced_ids.get(topic.name, ZERO_UUID) != ZERO_UUID:
-            self._stale = True
-            return old
-        if old is not None and ZERO_UUID != old.topic_id != topic_id:
-            self._replaced_ids[topic.name] = old.topic_id
         partitions: dict[int, PartitionInfo] = {}
         for partition in sorted(topic.partitions, key=lambda p: p.partition_index):
             new = PartitionInfo(

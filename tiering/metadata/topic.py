@@ -13,7 +13,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from tidemark.client import AsyncAdmin, AsyncConsumer, AsyncProducer, NewTopic
+from tidemark.client import (
+    AsyncAdmin,
+    AsyncConsumer,
+    AsyncProducer,
+    CorruptBatchError,
+    NewTopic,
+)
 from tidemark.config import ServerConfig
 from tidemark.config.definition import unknown_key
 from tidemark.errors import ConfigError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
@@ -119,7 +125,14 @@ class ClientMetadataTopic:
 
     async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
         records, moved = [], {}
-        for raw in await self._reader().fetch_batches(_POLL_MS):
+        reader = self._reader()
+        try:
+            fetched = await reader.fetch_batches(_POLL_MS)
+        except CorruptBatchError as error:
+            # Fetched again after the caller's pause: a damaged replica is copied anew.
+            reader.seek(error.topic_partition, error.offset)
+            raise
+        for raw in fetched:
             number = raw.topic_partition.partition
             for position, header in iter_batches(raw.buffer):
                 if not header.is_control:

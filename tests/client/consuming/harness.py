@@ -11,9 +11,10 @@ from random import Random
 
 from tidemark import records
 from tidemark.client.consuming.assignment import Taken
-from tidemark.client.consuming.core import FetchCore, FetchEffects, FetchSettings, Request
+from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.damage import examine
 from tidemark.client.consuming.partition import AssignedPartition, Position, Reset
+from tidemark.client.consuming.requests import FetchEffects, FetchSettings, Request
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ApiError, ErrorCode, TidemarkError
@@ -73,6 +74,18 @@ class FakeLog:
         self.batches.append((self.end, self.end + count - 1, batch))
         self.end += count
         return batch
+
+    def append_control(self) -> None:
+        batch = records.encode_control_batch(
+            [records.EndTransactionMarker(True, 0)],
+            base_offset=self.end,
+            timestamp_ms=0,
+            partition_leader_epoch=0,
+            producer_id=1,
+            producer_epoch=0,
+        )
+        self.batches.append((self.end, self.end, batch))
+        self.end += 1
 
     def truncate(self, end: int) -> None:
         """Cuts whole batches off, down to `end`."""

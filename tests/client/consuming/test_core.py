@@ -465,6 +465,24 @@ def test_a_position_that_was_never_confirmed_is_not_of_an_old_topic() -> None:
     assert fetching.error(got_nothing=True) is None
 
 
+def test_one_node_that_lags_behind_makes_no_topic_new() -> None:
+    """It names the old topic in its metadata, and refuses the new one as its leader."""
+    fetching = Fetching()
+    fetching.leaders.ids["t"] = NEW_ID
+    fetching.assign(A)
+    fetching.answer(FetchPartitionData(*A))
+    fetching.leaders.ids["t"] = OLD_ID
+    fetching.refreshed()
+    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
+    assert fetching.error(got_nothing=True) is None
+    fetching.leaders.ids["t"] = NEW_ID
+    fetching.refreshed()
+    fetching.step(after_ms=100)
+    fetching.answer(FetchPartitionData(*A))
+    assert fetching.error(got_nothing=True) is None
+    assert fetching.asked() == [(1, [A])]
+
+
 # Positions that are looked up.
 
 

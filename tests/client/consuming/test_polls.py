@@ -18,7 +18,7 @@ from tidemark.client import AsyncConsumer, CorruptBatchError
 from tidemark.client.connections import Connections
 from tidemark.client.consuming import reading
 from tidemark.client.metadata import METADATA
-from tidemark.errors import ErrorCode, RequestTimedOutError
+from tidemark.errors import ErrorCode, NetworkError, RequestTimedOutError, UnknownServerError
 from tidemark.records.arrow import warm_up
 from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicPartition
@@ -58,6 +58,9 @@ class Nodes(Connections):
             return self._metadata()
         if path == wire.FETCH:
             return await self._fetch(request)
+        return self._offsets(request)
+
+    def _offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
         answer = log_pb2.ListOffsetsResponse()
         for item in request.partitions:
             log = self.logs[TopicPartition(item.topic, item.partition_index)]
@@ -224,17 +227,19 @@ def test_a_corrupt_batch_is_raised_until_a_seek_and_others_go_on(
         changed[HEADER_BYTES + 3] ^= 1
         nodes.logs[A].batches[2] = (first, last, bytes(changed))
         found: dict[int, list[int]] = {0: [], 1: []}
-        raised = 0
+        raised, delivers = 0, False
         while len(found[1]) < 30 or raised < 5:
             before = {p: await consumer.position(p) for p in (A, B)}
             try:
                 got = await poll(consumer)
             except CorruptBatchError as error:
-                raised += 1
+                raised, delivers = raised + 1, False
                 assert (error.topic_partition, error.offset) == (A, 6)
                 assert before == {p: await consumer.position(p) for p in (A, B)}
             else:
                 assert got, "no poll ends with nothing while a partition is stopped"
+                assert not raised or not delivers, "by turns, however busy the others are"
+                delivers = True
                 for partition, offset in got:
                     found[partition].append(offset)
         assert found == {0: list(range(6)), 1: list(range(30))}
@@ -247,6 +252,90 @@ def test_a_corrupt_batch_is_raised_until_a_seek_and_others_go_on(
         while len(found[0]) < 27:
             found[0] += [offset for _, offset in await poll(consumer)]
         assert found[0] == [*range(6), *range(9, 30)]
+
+    run(scenario, monkeypatch)
+
+
+@POLLS
+def test_a_seek_while_a_poll_decodes_decides_what_it_delivers(
+    poll: Poll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the batches that were being decoded turn out to be damaged."""
+
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        slow_decoding(monkeypatch)
+        consumer.assign([A])
+        fill(nodes, batches=4)
+        first, last, batch = nodes.logs[A].batches[0]
+        changed = bytearray(batch)
+        changed[HEADER_BYTES + 3] ^= 1
+        nodes.logs[A].batches[0] = (first, last, bytes(changed))
+        polled = asyncio.ensure_future(poll(consumer))
+        await asyncio.sleep(0.5)
+        consumer.seek(A, 6)
+        assert {offset for _, offset in await polled} <= set(range(6, 12))
+        assert polled.result()[0] == (0, 6)
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["records", "arrow", "raw"])
+def test_a_seek_before_a_result_is_delivered_keeps_the_position_sought(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread polls the blocking consumer, another one seeks."""
+
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes, batches=1)
+        arguments = (5_000, 4) if name == "records" else (5_000,)
+        handed = await getattr(consumer.reader, name)(*arguments)
+        consumer.seek(A, 1)
+        handed.deliver()
+        assert await consumer.position(A) == 1
+        assert await consumer.position(B) in (0, 1, 3)
+
+    run(scenario, monkeypatch)
+
+
+def test_batches_without_records_take_no_room_and_are_passed_with_the_next_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        consumer.assign([A])
+        log = nodes.logs[A]
+        for _ in range(50):
+            log.append_control()
+        assert not await consumer.poll(3_000)
+        assert await consumer.position(A) == 50, "also with the result of a poll that got nothing"
+        for _ in range(20):
+            log.append_control()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await consumer.poll(60_000)
+        assert await consumer.position(A) == 50, "but not with a poll that was given up"
+        assert len(consumer._assignment.partitions[A].buffered) == 1
+        log.append(2)
+        assert [r.offset for r in await consumer.poll(5_000)] == [70, 71]
+        assert await consumer.position(A) == 72
+        for _ in range(3):
+            log.append_control()
+        log.append(1)
+        found = await consumer.poll_arrow(5_000)
+        assert found[A]["offset"].to_pylist() == [75]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_pause_holds_back_what_was_fetched_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes, batches=1)
+        await asyncio.sleep(1)
+        consumer.pause(A)
+        for poll in (by_record, by_arrow, by_batch):
+            consumer.seek(B, 0)
+            assert {partition for partition, _ in await poll(consumer)} == {1}
+        consumer.resume(A)
+        assert (0, 0) in await by_record(consumer)
 
     run(scenario, monkeypatch)
 
@@ -275,6 +364,88 @@ def test_a_poll_that_got_some_of_a_batch_may_be_followed_by_one_for_the_raw_rest
         (raw,) = await consumer.fetch_batches(5_000)
         assert (raw.first_offset, raw.next_offset) == (2, 5)
         assert await consumer.position_and_epoch(A) == (5, 0)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_position_that_could_not_be_looked_up_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        def trip(address: str, name: str) -> None:
+            if name == "ListOffsets":
+                raise NetworkError("cut off")
+
+        nodes.trip = trip
+        nodes.logs[A].append(4)
+        consumer.seek_to_end(A)
+        with pytest.raises(NetworkError):
+            await consumer.position(A, timeout_ms=70_000)
+        nodes.trip = lambda address, name: None
+        assert await consumer.position(A) == 4, "without a poll in between"
+
+    run(scenario, monkeypatch)
+
+
+# Offsets that are asked for.
+
+
+def test_a_hung_leader_is_left_by_those_who_ask_for_offsets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes, batches=2, each=3)
+        assert await consumer.end_offsets([A, B]) == {A: 6, B: 6}
+        nodes.hung.add(NODE_1)
+        nodes.leaders = {A: 2, B: 2}
+        began = asyncio.get_running_loop().time()
+        assert await consumer.end_offsets([A, B]) == {A: 6, B: 6}
+        assert asyncio.get_running_loop().time() - began < 12, "not request.timeout.ms"
+
+    run(scenario, monkeypatch)
+
+
+def test_an_offset_that_is_refused_for_a_while_is_asked_for_again_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes, batches=1, each=3)
+        asked: list[list[int]] = []
+        whole = nodes._offsets
+
+        def refuse(request: Any) -> Any:
+            answer = whole(request)
+            asked.append([item.partition_index for item in request.partitions])
+            for item in answer.partitions:
+                if item.partition_index == 0 and len(asked) < 4:
+                    item.error_code = ErrorCode.OFFSET_NOT_AVAILABLE
+            return answer
+
+        monkeypatch.setattr(nodes, "_offsets", refuse)
+        found = await consumer.offsets_for_times({A: 0, B: 0})
+        assert {partition: answer.offset for partition, answer in found.items() if answer} == {
+            A: 0,
+            B: 0,
+        }
+        assert asked == [[0, 1], [0], [0], [0]]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_code_that_nobody_knows_is_an_error_that_names_the_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        whole = nodes._offsets
+
+        def refuse(request: Any) -> Any:
+            answer = whole(request)
+            answer.partitions[0].error_code = 12345
+            return answer
+
+        monkeypatch.setattr(nodes, "_offsets", refuse)
+        with pytest.raises(UnknownServerError, match="t-0"):
+            await consumer.end_offsets([A, B])
 
     run(scenario, monkeypatch)
 

@@ -14,9 +14,10 @@ from tests.client.consuming.harness import RETRY, FakeLeaders
 from tests.node.cluster import TOPIC, Cluster
 from tests.node.replication.test_replication import scenario
 from tidemark.client.consuming.assignment import Taken
-from tidemark.client.consuming.core import FetchCore, FetchSettings
+from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.damage import examine
 from tidemark.client.consuming.partition import Position
+from tidemark.client.consuming.requests import FetchSettings
 from tidemark.client.errors import LogTruncationError, TopicRecreatedError
 from tidemark.errors import ErrorCode, TidemarkError
 from tidemark.types import TopicPartition

@@ -4,6 +4,7 @@
     partition  one assigned partition: its phase, its positions, and its fetched batches
     answers    whether the batches of an answer are the ones that were asked for
     damage     CRC checks and decoding; where a buffer is damaged, the part before it
+    requests   settings, metadata, requests and effects of the core
     fetcher    the edge: carries the core's requests out on the event loop
     reading    the hand-over of polls: loads what is fetched, and moves positions in one step
 

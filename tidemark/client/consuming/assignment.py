@@ -200,19 +200,24 @@ class Assignment:
         An error is due once the batches before it are handed over, and again after each poll that
         delivered records. A poll that `got_nothing` until its timeout raises any.
         """
-        for topic_partition, partition in self.halted.items():
+        for partition in self.halted.values():
             phase = partition.phase
             assert isinstance(phase, Halted), "indexed by phase"
             if partition.is_paused or partition.buffered or (phase.is_told and not got_nothing):
                 continue
-            if phase.until_seek:
-                partition.phase = replace(phase, is_told=True)
-                self.halted[topic_partition] = self.halted.pop(topic_partition)  # others first
-            else:
-                wait_ms = self._retry.backoff(phase.attempts, self._rng)
-                self.enter(partition, Ready(phase.attempts, now_ms + wait_ms))
-            return phase.error
+            return self.tell(partition, phase, now_ms)
         return None
+
+    def tell(self, partition: AssignedPartition, halted: Halted, now_ms: float) -> TidemarkError:
+        """Returns the error, to be raised; asks again after it unless it lasts until a seek."""
+        topic_partition = partition.topic_partition
+        if halted.until_seek:
+            partition.phase = replace(halted, is_told=True)
+            self.halted[topic_partition] = self.halted.pop(topic_partition)  # others first
+        else:
+            wait_ms = self._retry.backoff(halted.attempts, self._rng)
+            self.enter(partition, Ready(halted.attempts, now_ms + wait_ms))
+        return halted.error.with_traceback(None)
 
     def validate(self) -> None:
         """Asserts that indexes, sums and positions agree."""

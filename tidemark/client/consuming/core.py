@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
-from typing import Protocol
 
 from tidemark.client.consuming.answers import error_of, extent_of_answer
 from tidemark.client.consuming.assignment import Assignment
@@ -28,6 +27,15 @@ from tidemark.client.consuming.partition import (
     Reset,
     Target,
 )
+from tidemark.client.consuming.requests import (
+    Ask,
+    FetchEffects,
+    FetchSettings,
+    Leaders,
+    Refreshing,
+    Request,
+    Resting,
+)
 from tidemark.client.errors import (
     CorruptBatchError,
     LogTruncationError,
@@ -36,9 +44,8 @@ from tidemark.client.errors import (
 )
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.records import RawBatches
-from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.client.retry import is_retriable
 from tidemark.errors import (
-    ApiError,
     CorruptMessageError,
     InconsistentTopicIdError,
     LeaderNotAvailableError,
@@ -57,85 +64,6 @@ logger = logging.getLogger(__name__)
 REQUESTS_PER_NODE = 2
 SLOW_CALL_MS = 2_000
 _RESETS = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
-
-
-class Leaders(Protocol):
-    """The cached metadata; nothing here waits."""
-
-    def leader(self, partition: TopicPartition) -> int | None: ...
-    def leader_epoch(self, partition: TopicPartition) -> int: ...
-    def topic_id(self, topic: str) -> bytes: ...
-    def topic_error(self, topic: str) -> ApiError | None: ...
-    def mark_stale(self) -> None: ...
-    def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None: ...
-    @property
-    def is_stale(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    """The settings of a consumer that its fetches obey."""
-
-    retry: RetryPolicy
-    auto_offset_reset: str = "latest"
-    isolation_level: int = 0
-    check_crcs: bool = True
-    fetch_max_wait_ms: int = 500
-    fetch_min_bytes: int = 1
-    fetch_max_bytes: int = 50 << 20
-    max_partition_fetch_bytes: int = 2 << 20
-    buffer_bytes: int = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One partition of a request: from where, in which topic, under which leader epoch."""
-
-    target: Target
-    topic_id: bytes
-    leader_epoch: int
-
-
-@dataclass(slots=True)
-class Request:
-    """A fetch, or a look-up of positions. `live` are the partitions that still wait for it."""
-
-    request_id: int
-    node: int
-    is_fetch: bool
-    sent_at_ms: float
-    watch_at_ms: float
-    asked: dict[TopicPartition, Ask] = field(default_factory=dict)
-    live: dict[TopicPartition, AssignedPartition] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class FetchEffects:
-    """Actions for the edge after a step."""
-
-    requests: list[Request] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
-    refresh_metadata: bool = False
-    wake_at_ms: float | None = None
-
-    def wake(self, at_ms: float) -> None:
-        if self.wake_at_ms is None or at_ms < self.wake_at_ms:
-            self.wake_at_ms = at_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshing:
-    """The metadata is being refreshed, after so many failures."""
-
-    attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Resting:
-    """Stale metadata is not refreshed before this time."""
-
-    until_ms: float = 0.0
-    attempts: int = 0
 
 
 class FetchCore:
@@ -473,21 +401,28 @@ class FetchCore:
         error = error_of(data.error_code, f"{topic_partition}: {data.error_message}")
         if data.current_leader is not None:
             self._leaders.hint_leader(topic_partition, *data.current_leader)
-        known = self._leaders.topic_id(topic_partition.topic)
         if isinstance(error, OffsetOutOfRangeError):
             problem = OffsetOutOfRangeError(f"{topic_partition} at {target.offset}: {error}")
             self._reset_by_policy(partition, problem, now_ms, until_seek=False)
-        elif (
-            isinstance(error, UnknownTopicIdError | InconsistentTopicIdError)
-            and target.topic_id not in (b"", known)
-            and known
-        ):
+        elif isinstance(
+            error, UnknownTopicIdError | InconsistentTopicIdError
+        ) and self._is_recreated(partition, target):
             recreated = TopicRecreatedError(topic_partition, target.offset)
             self._reset_by_policy(partition, recreated, now_ms, until_seek=True)
         elif isinstance(error, CorruptMessageError):
             self.assignment.halt(partition, error, until_seek=False)
         else:
             self._failed(partition, request.node, error, now_ms)
+
+    def _is_recreated(self, partition: AssignedPartition, target: Position) -> bool:
+        """Whether a leader's refusal of the topic id means that the topic was made anew.
+
+        The metadata name another id, and this one was refused before. One node that lags behind
+        the client may do both once.
+        """
+        known = self._leaders.topic_id(partition.topic_partition.topic)
+        was_refused = isinstance(partition.phase, Asked) and partition.phase.attempts > 0
+        return was_refused and bool(known) and target.topic_id not in (b"", known)
 
     def _diverged(
         self,

@@ -13,8 +13,9 @@ from typing import Any
 
 from tidemark import wire
 from tidemark.client.connections import Connections
-from tidemark.client.consuming.core import FetchCore, Request
+from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.partition import Position, Reset
+from tidemark.client.consuming.requests import Request
 from tidemark.client.errors import ClientClosedError
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.offsets import OffsetLookup

@@ -168,7 +168,7 @@ class PollReader:
         error = self._assignment.error_due(self._fetcher.now_ms(), got_nothing=got_nothing)
         if error is not None:
             self._fetcher.schedule()
-            raise error.with_traceback(None)
+            raise error
 
     async def _load(self, partition: AssignedPartition, item: Fetched, *, decodes: bool) -> None:
         """Checks batches, and decodes them if asked to, unless that was done."""
