@@ -8,16 +8,14 @@ from tests.client.consuming.harness import A, B, C, Fetching, failing, filled
 from tidemark.client.consuming.partition import Asked, Position
 from tidemark.client.errors import (
     CorruptBatchError,
-    LogTruncationError,
     NoOffsetForPartitionError,
-    TopicRecreatedError,
 )
 from tidemark.errors import (
     ApiError,
+    CorruptMessageError,
     ErrorCode,
     InvalidTopicError,
     NetworkError,
-    OffsetOutOfRangeError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
@@ -295,192 +293,79 @@ def test_only_what_the_buffer_has_room_for_is_fetched_and_decoding_overlaps() ->
     assert len(fetching.poll()) == 60
 
 
-# KIP-320, and topics made anew.
-
-
-def test_a_fetch_names_the_epoch_of_the_records_before_it() -> None:
-    fetching = Fetching()
-    fetching.leaders.epochs[A], fetching.leaders.ids["t"] = 6, OLD_ID
-    fetching.assign(A)
-    log = fetching.logs[A]
-    log.append(2, epoch=3)
-    log.append(2, epoch=5)
-    fetching.serve()
-    (request,) = fetching.sent.values()
-    ask = request.asked[A]
-    assert ask.target == Position(4, 5, OLD_ID, follows_batch=True)
-    assert (ask.leader_epoch, ask.topic_id) == (6, OLD_ID)
-    fetching.poll(max_records=1)
-    assert fetching.partitions[A].reader == Position(1, 3)
-    fetching.poll(max_records=2)
-    assert fetching.partitions[A].reader == Position(3, 5)
+def test_a_paused_partition_is_not_fetched_and_a_full_buffer_holds_up_all() -> None:
+    fetching = Fetching(buffer_bytes=50)
+    fetching.assign(A, B)
+    fetching.partitions[A].is_paused = True
+    fetching.answer(FetchPartitionData(*A), FetchPartitionData(*B))
+    assert fetching.asked() == [(1, [B])]
+    fetching.answer(filled(B, [fetching.logs[B].append(5)]))
+    fetching.partitions[A].is_paused = False
+    fetching.step()
+    assert not fetching.sent, "buffer_bytes are ahead of the reader"
     fetching.poll()
-    assert fetching.partitions[A].reader == Position(4, 5)
+    assert fetching.asked() == [(1, [A, B])]
 
 
-def truncated(reset: str) -> Fetching:
-    """A reader at 8; an unclean election left 4 records of epoch 1, others of epoch 2 follow."""
-    fetching = Fetching(reset)
-    fetching.assign(A)
-    log = fetching.logs[A]
-    for _ in range(4):
-        log.append(2, epoch=1)
-    fetching.serve()
-    fetching.poll()
-    log.truncate(4)
-    log.append(8, epoch=2, mark=b" new")
-    return fetching
-
-
-def test_a_truncated_log_is_an_error_that_names_where_it_parts() -> None:
-    fetching = truncated("none")
-    fetching.serve()
-    for _ in range(2):
-        error = fetching.error(got_nothing=True)
-        assert isinstance(error, LogTruncationError)
-        assert (error.offset, error.diverging_offset, error.diverging_epoch) == (8, 4, 1)
-    assert not fetching.sent, "until the caller seeks"
-    fetching.seek(A, error.diverging_offset, error.diverging_epoch)
-    fetching.step()
-    fetching.serve()
-    assert [value for _, _, value in fetching.poll()] == [b"%d new" % n for n in range(4, 12)]
-
-
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_with_a_policy_a_truncated_reader_goes_on_where_the_log_parts(reset: str) -> None:
-    fetching = truncated(reset)
-    fetching.serve()
-    assert fetching.error() is None
-    fetching.serve()
-    assert [offset for _, offset, _ in fetching.poll()] == list(range(4, 12))
-
-
-def test_records_fetched_before_a_truncation_are_handed_over_first() -> None:
-    fetching = Fetching("earliest")
-    fetching.assign(A)
-    log = fetching.logs[A]
-    for _ in range(3):
-        log.append(2, epoch=1)
-    fetching.serve()
-    log.truncate(4)
-    log.append(4, epoch=2, mark=b" new")
-    fetching.serve()
-    assert not fetching.sent
-    assert [offset for _, offset, _ in fetching.poll(max_records=5)] == list(range(5))
-    assert [offset for _, offset, _ in fetching.poll()] == [5]
-    fetching.serve()
-    assert [offset for _, offset, _ in fetching.poll()] == [4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_out_of_range_does_not_skip_what_was_fetched_before(reset: str) -> None:
-    fetching = Fetching(reset)
-    fetching.assign(A)
-    fetching.logs[A].append(6)
-    fetching.serve()
-    fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE))
-    assert fetching.error() is None
-    assert len(fetching.poll()) == 6
-    if reset == "none":
-        assert isinstance(fetching.error(), OffsetOutOfRangeError)
-    else:
-        fetching.serve()
-        assert fetching.partitions[A].reader == Position(0 if reset == "earliest" else 6)
-
-
-def test_a_leader_that_has_the_offsets_in_an_older_epoch_is_asked_under_that_one() -> None:
-    """A position from a look-up names the epoch of a leader that wrote nothing."""
+def test_a_node_has_two_fetches_under_way_at_most() -> None:
     fetching = Fetching()
-    fetching.leaders.epochs[A] = 8
-    fetching.assign(A, at=None)
-    fetching.seek(A, 10, epoch=7)
-    fetching.step()
-    fetching.answer(FetchPartitionData(*A, diverging_epoch=(5, 10)))
-    (request,) = fetching.sent.values()
-    assert request.asked[A].target == Position(10, 5)
-    fetching.answer(FetchPartitionData(*A, diverging_epoch=(5, 10)))
-    assert not fetching.sent, "an answer that leads nowhere is not repeated at full speed"
+    for number, partition in enumerate((A, B, C)):
+        fetching.assign(*(A, B, C)[: number + 1], at=None)
+        fetching.seek(partition, 0)
+        fetching.step()
+    assert fetching.asked() == [(1, [A]), (1, [B])]
 
 
-def test_a_position_of_a_newer_epoch_waits_for_newer_metadata() -> None:
+def test_an_error_of_a_whole_answer_is_each_partitions_to_repeat() -> None:
     fetching = Fetching()
-    fetching.leaders.epochs[A] = 3
-    fetching.assign(A, at=None)
-    fetching.seek(A, 10, epoch=4)
-    fetching.step()
+    fetching.assign(A, B)
+    (request_id,) = fetching.sent
+    fetching.reply(request_id, FetchResponse([], ErrorCode.BROKER_NOT_AVAILABLE, "starting"))
     assert not fetching.sent
     assert fetching.is_refreshing
-    fetching.leaders.epochs[A] = 4
-    fetching.refreshed()
     fetching.step(after_ms=100)
-    assert fetching.asked() == [(1, [A])]
+    assert fetching.asked() == [(1, [A, B])]
 
 
-def recreated(reset: str, *, knows_at_first: bool = True) -> Fetching:
-    """A reader of a topic that was made anew under its name; the metadata tells of the new one."""
-    fetching = Fetching(reset)
-    fetching.leaders.ids["t"] = OLD_ID
-    fetching.assign(A)
-    if knows_at_first:
-        fetching.logs[A].append(5)
-        fetching.serve()
-        fetching.poll()
-    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
-    assert fetching.error(got_nothing=True) is None, "perhaps the node lags behind"
-    fetching.leaders.ids["t"] = NEW_ID
-    fetching.refreshed()
-    fetching.step(after_ms=100)
-    (request,) = fetching.sent.values()
-    assert request.asked[A].topic_id == (OLD_ID if knows_at_first else NEW_ID)
-    return fetching
-
-
-@pytest.mark.parametrize("code", [ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_ID])
-def test_a_topic_made_anew_is_told(code: ErrorCode) -> None:
-    fetching = recreated("none")
-    fetching.answer(failing(A, code))
-    for _ in range(2):
-        error = fetching.error(got_nothing=True)
-        assert isinstance(error, TopicRecreatedError)
-        assert (error.topic_partition, error.offset) == (A, 5)
-    fetching.seek(A, 0)
-    fetching.step()
-    assert next(iter(fetching.sent.values())).asked[A].topic_id == NEW_ID
-
-
-def test_with_a_policy_a_topic_made_anew_is_read_from_there() -> None:
-    fetching = recreated("earliest")
-    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
-    fetching.serve()
-    (request,) = fetching.sent.values()
-    assert request.asked[A].target == Position(0)
-    assert request.asked[A].topic_id == NEW_ID
-
-
-def test_a_position_that_was_never_confirmed_is_not_of_an_old_topic() -> None:
-    """The caller sought it, and the metadata of that moment were old."""
-    fetching = recreated("none", knows_at_first=False)
-    assert fetching.error(got_nothing=True) is None
-    fetching.answer(FetchPartitionData(*A))
-    assert fetching.error(got_nothing=True) is None
-
-
-def test_one_node_that_lags_behind_makes_no_topic_new() -> None:
-    """It names the old topic in its metadata, and refuses the new one as its leader."""
+def test_damage_that_the_node_reports_is_raised_and_fetched_again() -> None:
+    """Another replica may lead by then, or the damaged one be copied anew."""
     fetching = Fetching()
-    fetching.leaders.ids["t"] = NEW_ID
     fetching.assign(A)
-    fetching.answer(FetchPartitionData(*A))
-    fetching.leaders.ids["t"] = OLD_ID
-    fetching.refreshed()
-    fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
-    assert fetching.error(got_nothing=True) is None
-    fetching.leaders.ids["t"] = NEW_ID
-    fetching.refreshed()
+    for _ in range(3):
+        fetching.answer(failing(A, ErrorCode.CORRUPT_MESSAGE))
+        fetching.step(after_ms=2_000)
+        assert not fetching.sent, "not before the reader knows"
+        assert isinstance(fetching.error(), CorruptMessageError)
+        assert fetching.error(got_nothing=True) is None
+        fetching.step(after_ms=1_000)
+    fetching.answer(filled(A, [fetching.logs[A].append(1)]))
+    assert len(fetching.poll()) == 1
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_aborted_transactions_count_for_read_committed_only(level: int) -> None:
+    fetching = Fetching(isolation_level=level)
+    fetching.assign(A)
+    fetching.answer(
+        filled(A, [fetching.logs[A].append(1)]),
+    )
+    data = filled(A, [fetching.logs[A].append(1)])
+    data.aborted_transactions = ((5, 1),)
+    fetching.answer(data)
+    (_, item) = fetching.partitions[A].buffered
+    assert item.raw.aborted == (((5, 1),) if level else ())
+
+
+def test_a_refresh_that_succeeds_ends_the_growing_pauses() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    for error in (NetworkError("no node"), NetworkError("no node"), None):
+        fetching.leaders.mark_stale()
+        fetching.step(after_ms=1_000)
+        fetching.refreshed(error)
+    fetching.leaders.mark_stale()
     fetching.step(after_ms=100)
-    fetching.answer(FetchPartitionData(*A))
-    assert fetching.error(got_nothing=True) is None
-    assert fetching.asked() == [(1, [A])]
+    assert fetching.is_refreshing
 
 
 # Positions that are looked up.

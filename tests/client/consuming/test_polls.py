@@ -6,141 +6,18 @@ The nodes are in this process. Decoding takes a second of virtual time where a t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from tests import virtual_time
-from tests.client.consuming.harness import A, B, FakeLog
+from tests.client.consuming.harness import A, B
+from tests.client.consuming.nodes import NODE_1, NODE_2, Nodes, fill, run, slow_decoding
 from tidemark import wire
 from tidemark.client import AsyncConsumer, CorruptBatchError
-from tidemark.client.connections import Connections
-from tidemark.client.consuming import reading
-from tidemark.client.metadata import METADATA
-from tidemark.errors import ErrorCode, NetworkError, RequestTimedOutError, UnknownServerError
-from tidemark.records.arrow import warm_up
+from tidemark.errors import ErrorCode, NetworkError
 from tidemark.records.header import HEADER_BYTES
-from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2
-
-NODE_1, NODE_2 = "n:1", "n:2"
-
-
-class Nodes(Connections):
-    """Two nodes that share logs; `trip` may raise, or wait, in any call."""
-
-    def __init__(self) -> None:
-        super().__init__(request_timeout_ms=30_000)
-        self.logs = {A: FakeLog(), B: FakeLog()}
-        self.leaders = {A: 1, B: 1}
-        self.hung: set[str] = set()
-        self.calls: list[tuple[str, str]] = []
-        self.trip: Callable[[str, str], None] = lambda address, name: None
-        self.throttle_time_ms = 0
-
-    async def call(
-        self,
-        address: str,
-        path: str,
-        request: Any,
-        decode: Callable[[bytes], Any],
-        *,
-        timeout_ms: float | None = None,
-    ) -> Any:
-        name = path.rpartition("/")[2]
-        self.calls.append((address, name))
-        if address in self.hung:
-            await asyncio.sleep((timeout_ms or self.request_timeout_ms) / 1000)
-            raise RequestTimedOutError(address)
-        self.trip(address, name)
-        if path == METADATA:
-            return self._metadata()
-        if path == wire.FETCH:
-            return await self._fetch(request)
-        return self._offsets(request)
-
-    def _offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
-        answer = log_pb2.ListOffsetsResponse()
-        for item in request.partitions:
-            log = self.logs[TopicPartition(item.topic, item.partition_index)]
-            answer.partitions.add(
-                topic=item.topic,
-                partition_index=item.partition_index,
-                offset=log.end if item.timestamp == -1 else log.start,
-                leader_epoch=-1,
-            )
-        return answer
-
-    def _metadata(self) -> log_pb2.MetadataResponse:
-        answer = log_pb2.MetadataResponse()
-        for number in (1, 2):
-            answer.brokers.add(node_id=number, host="n", port=number)
-        topic = answer.topics.add(name="t", topic_id=b"i" * 16)
-        for partition, leader in self.leaders.items():
-            topic.partitions.add(partition_index=partition.partition, leader_id=leader)
-        return answer
-
-    async def _fetch(self, request: log_pb2.FetchRequest) -> wire.FetchResponse:
-        found = []
-        for item in request.partitions:
-            log = self.logs[TopicPartition(item.topic, item.partition)]
-            data = wire.FetchPartitionData(item.topic, item.partition, high_watermark=log.end)
-            data.records = log.read(item.fetch_offset, item.partition_max_bytes)
-            found.append(data)
-        if not any(data.records for data in found):
-            await asyncio.sleep(request.max_wait_ms / 1000)
-        return wire.FetchResponse(found, throttle_time_ms=self.throttle_time_ms)
-
-    def fetches(self, address: str = NODE_1) -> int:
-        return self.calls.count((address, "Fetch"))
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
-    warm_up()
-    yield
-
-
-def run(
-    scenario: Callable[[Nodes, AsyncConsumer], Awaitable[None]],
-    monkeypatch: pytest.MonkeyPatch,
-    **settings: Any,
-) -> None:
-    nodes = Nodes()
-    monkeypatch.setattr("tidemark.client.consumer.Connections", lambda **_: nodes)
-
-    async def main() -> None:
-        chosen = {"random_seed": 1, "max_partition_fetch_bytes": 1} | settings
-        async with AsyncConsumer(f"{NODE_1},{NODE_2}", **chosen) as consumer:
-            consumer.assign([A, B])
-            for partition in (A, B):
-                consumer.seek(partition, 0)
-            await scenario(nodes, consumer)
-
-    virtual_time.run(main())
-
-
-def slow_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has each hop to a thread take a second."""
-    monkeypatch.setattr(reading, "_INLINE_BYTES", -1)
-    loop = asyncio.get_running_loop()
-
-    def in_a_second(_: object, work: Callable[[], Any]) -> Awaitable[Any]:
-        async def later() -> Any:
-            await asyncio.sleep(1)
-            return work()
-
-        return asyncio.ensure_future(later())
-
-    monkeypatch.setattr(loop, "run_in_executor", in_a_second)
-
-
-def fill(nodes: Nodes, batches: int = 10, each: int = 3) -> None:
-    for log in nodes.logs.values():
-        for _ in range(batches):
-            log.append(each)
-
 
 Poll = Callable[[AsyncConsumer], Awaitable[list[tuple[int, int]]]]
 
@@ -383,69 +260,6 @@ def test_a_position_that_could_not_be_looked_up_is_asked_for_again(
             await consumer.position(A, timeout_ms=70_000)
         nodes.trip = lambda address, name: None
         assert await consumer.position(A) == 4, "without a poll in between"
-
-    run(scenario, monkeypatch)
-
-
-# Offsets that are asked for.
-
-
-def test_a_hung_leader_is_left_by_those_who_ask_for_offsets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
-        fill(nodes, batches=2, each=3)
-        assert await consumer.end_offsets([A, B]) == {A: 6, B: 6}
-        nodes.hung.add(NODE_1)
-        nodes.leaders = {A: 2, B: 2}
-        began = asyncio.get_running_loop().time()
-        assert await consumer.end_offsets([A, B]) == {A: 6, B: 6}
-        assert asyncio.get_running_loop().time() - began < 12, "not request.timeout.ms"
-
-    run(scenario, monkeypatch)
-
-
-def test_an_offset_that_is_refused_for_a_while_is_asked_for_again_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
-        fill(nodes, batches=1, each=3)
-        asked: list[list[int]] = []
-        whole = nodes._offsets
-
-        def refuse(request: Any) -> Any:
-            answer = whole(request)
-            asked.append([item.partition_index for item in request.partitions])
-            for item in answer.partitions:
-                if item.partition_index == 0 and len(asked) < 4:
-                    item.error_code = ErrorCode.OFFSET_NOT_AVAILABLE
-            return answer
-
-        monkeypatch.setattr(nodes, "_offsets", refuse)
-        found = await consumer.offsets_for_times({A: 0, B: 0})
-        assert {partition: answer.offset for partition, answer in found.items() if answer} == {
-            A: 0,
-            B: 0,
-        }
-        assert asked == [[0, 1], [0], [0], [0]]
-
-    run(scenario, monkeypatch)
-
-
-def test_a_code_that_nobody_knows_is_an_error_that_names_the_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
-        whole = nodes._offsets
-
-        def refuse(request: Any) -> Any:
-            answer = whole(request)
-            answer.partitions[0].error_code = 12345
-            return answer
-
-        monkeypatch.setattr(nodes, "_offsets", refuse)
-        with pytest.raises(UnknownServerError, match="t-0"):
-            await consumer.end_offsets([A, B])
 
     run(scenario, monkeypatch)
 

@@ -18,7 +18,6 @@ from random import Random
 from tidemark.client.consuming.answers import error_of, extent_of_answer
 from tidemark.client.consuming.assignment import Assignment
 from tidemark.client.consuming.partition import (
-    UNKNOWN_EPOCH,
     Asked,
     AssignedPartition,
     Draining,
@@ -297,8 +296,7 @@ class FetchCore:
             elif result is None:
                 self.assignment.move(partition, Position(0))
             else:
-                epoch = UNKNOWN_EPOCH if result.leader_epoch is None else result.leader_epoch
-                self.assignment.move(partition, Position(result.offset, epoch))
+                self.assignment.move(partition, Position(result.offset, result.leader_epoch))
 
     def failed(self, request_id: int, error: BaseException, now_ms: float) -> None:
         """The request failed as a whole. Does nothing if it has ended."""
