@@ -45,7 +45,8 @@ class AsyncConsumer(AsyncCloses):
     Names and meanings of the settings are Kafka's. `auto_offset_reset` decides where to begin
     without a position, and when the position is out of range or the topic was made anew. Where the
     log was truncated, it goes on where log and position part, unless it is "none". `buffer_bytes`
-    bounds the bytes fetched ahead. Raises ConfigError for a wrong setting.
+    bounds the bytes fetched ahead. `check_crcs` has the CRC of each batch compared, also of raw
+    ones. Raises ConfigError for a wrong setting.
     """
 
     def __init__(
