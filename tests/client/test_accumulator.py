@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemark.client.accumulator import Accumulator
-from tidemark.client.batch import Batch, Stamp
+from tidemark.client.batch import Batch, Stamp, State
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import (
     DuplicateSequenceNumberError,
     InvalidRecordError,
+    MessageTooLargeError,
     NetworkError,
     NotEnoughReplicasError,
     OutOfOrderSequenceNumberError,
@@ -73,14 +74,14 @@ def test_a_full_batch_closes_at_once_and_the_tail_grows_while_the_head_is_under_
     first = send(accumulator, ONE, 0)
     while (last := send(accumulator, ONE, 0)) is first:
         pass
-    assert first.closed
+    assert first.state is State.CLOSED
     encode(accumulator)
     assert drain(accumulator, 0) == [first]
     accumulator.close_due(1000)
-    assert not last.closed, "nothing can be sent anyway: let it grow"
+    assert last.state is State.OPEN, "nothing can be sent anyway: let it grow"
     accumulator.succeeded(first, 0)
     accumulator.close_due(1000)
-    assert last.closed
+    assert last.state is State.CLOSED
 
 
 def test_only_one_batch_of_a_partition_is_in_flight_and_a_retry_comes_before_its_successors() -> (
@@ -133,7 +134,7 @@ def test_a_batch_lost_after_it_was_sent_bumps_the_epoch_of_its_partition_only() 
 def test_a_batch_that_was_never_sent_leaves_no_gap_when_it_expires() -> None:
     accumulator = make(timeout_ms=100)
     accumulator.set_identity(7, 0)
-    sent, stale = send(accumulator, ONE, 0, 150), send(accumulator, ONE, 10, 150)
+    sent, stale = send(accumulator, ONE, 50, 150), send(accumulator, ONE, 10, 150)
     late = send(accumulator, ONE, 80, 150)
     accumulator.close_due(80, everything=True)
     encode(accumulator)
@@ -142,6 +143,56 @@ def test_a_batch_that_was_never_sent_leaves_no_gap_when_it_expires() -> None:
     assert isinstance(stale.error, RequestTimedOutError)
     assert late.stamp == Stamp(7, 0, 1)
     accumulator.succeeded(sent, 0)
+    accumulator.validate()
+
+
+def test_a_batch_in_flight_expires_at_its_own_time_and_its_answer_comes_too_late() -> None:
+    accumulator = make(timeout_ms=100)
+    accumulator.set_identity(7, 0)
+    old, young = send(accumulator, ONE, 0), send(accumulator, TWO, 90)
+    accumulator.close_due(95, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 95) == [old, young]
+    later = send(accumulator, ONE, 96)
+    assert accumulator.next_deadline_ms(96) == 100
+    assert accumulator.expire(100) == [old]
+    assert isinstance(old.error, RequestTimedOutError)
+    accumulator.succeeded(old, 5)
+    assert (old.base_offset, young.state) == (-1, State.IN_FLIGHT)
+    accumulator.close_due(100, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 100) == [later]
+    assert later.stamp == Stamp(7, 1, 0), "the leader refuses what is under way of epoch 0"
+    accumulator.validate()
+
+
+def test_a_batch_takes_legal_transitions_only() -> None:
+    accumulator = make()
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    with pytest.raises(AssertionError, match="OPEN to IN_FLIGHT"):
+        batch.move(State.IN_FLIGHT)
+    accumulator.give_up(batch, InvalidRecordError())
+    with pytest.raises(AssertionError, match="DONE to READY"):
+        batch.move(State.READY)
+
+
+def test_a_batch_that_is_too_large_is_cut_once() -> None:
+    accumulator = make(timeout_ms=1000)
+    accumulator.set_identity(7, 0)
+    batch = send(accumulator, ONE, 0)
+    assert send(accumulator, ONE, 0) is batch
+    accumulator.close_due(0, everything=True)
+    encode(accumulator)
+    assert drain(accumulator, 0) == [batch]
+    assert not accumulator.failed(batch, MessageTooLargeError(), 1)
+    assert batch.state is State.CUTTING
+    assert drain(accumulator, 1) == [], "not before it is cut"
+    assert batch.stamp is not None
+    accumulator.cut(batch, [(b"a", 1, batch.stamp), (b"b", 1, batch.stamp)])
+    first, second = batch.children
+    assert [first.stamp, second.stamp] == [Stamp(7, 0, 0), Stamp(7, 0, 1)]
+    assert drain(accumulator, 1) == [first]
     accumulator.validate()
 
 

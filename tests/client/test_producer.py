@@ -45,7 +45,7 @@ def run(
             AsyncProducer(cluster.bootstrap_servers, **(FAST | settings)) as producer,
         ):
             await scenario(cluster, producer)
-            producer._accumulator.validate()
+            producer._core.validate()
 
     asyncio.run(main())
 

@@ -13,8 +13,6 @@ SIZES = {
     "commitlog/log/log.py:Log": (32, 17),
     "commitlog/segment/segment.py:Segment": (29, 23),
     "quorum/replica/metadata_log.py:ReplicatedLog": (36, 6),
-    "tidemark/client/batch.py:Batch": (3, 24),
-    "tidemark/client/sender.py:Sender": (5, 21),
 }
 """(public methods, attributes) of classes beyond the limits."""
 

@@ -5,7 +5,8 @@ Programs import the names of `__all__` from here, or the common ones from `tidem
 `connections`; Spark and the command line import `sync`, `models` and `records`. The other modules
 are private to the room.
 
-    producer, accumulator, sender, batch, encoding   records out; `accumulator` is the pure core
+    producer, sender, encoding, batch                records out
+    producer_core, admission, accumulator            the pure core of that
     consumer, consuming, records, offsets            records in; `consuming.core` is the pure core
     admin and admin_*, decoding                      administration
     connections, metadata, retry                     shared by all three

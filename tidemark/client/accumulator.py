@@ -6,9 +6,12 @@ through retries with and without idempotence, and a batch that is sent twice is 
 successors. While the head is in flight the tail fills: batches grow with load up to `batch_size`,
 without a setting that trades latency for throughput.
 
-    open -> closed (full, lingered, flushed) -> stamped -> encoded -> in flight -> done
-                                                             ^            |
-                                                             +-- retry ---+
+    open -> closed (full, lingered, flushed) -> encoding -> ready -> in flight -> done
+                                                              ^          |   |
+                                                              +- retry --+   +-> cutting -> cut
+
+Each batch has one explicit state (`batch.State`). A batch that has no answer in time is taken from
+its request: it expires, or goes to another leader. A late answer changes nothing.
 
 Idempotence (KIP-98, KIP-360): each queue stamps its batches with producer id, epoch and sequence.
 If a batch fails for good, or the leader reports a missing sequence, the sequences after it would
@@ -19,7 +22,8 @@ The epoch is kept per partition: the log compares epochs within a partition only
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from math import inf
 from random import Random
 
 from tidemark.client.batch import (
@@ -27,6 +31,7 @@ from tidemark.client.batch import (
     RECORD_OVERHEAD_BYTES,
     Batch,
     Stamp,
+    State,
 )
 from tidemark.client.models import Header
 from tidemark.client.retry import RetryPolicy
@@ -43,6 +48,7 @@ from tidemark.types import TopicPartition
 
 _MAX_EPOCH = 2**15 - 1
 _SEQUENCE_GAPS = (OutOfOrderSequenceNumberError, UnknownProducerIdError)
+_AT_HEAD = (State.IN_FLIGHT, State.CUTTING)
 _TOO_LARGE = (MessageTooLargeError, RecordListTooLargeError)
 
 
@@ -85,6 +91,7 @@ class Accumulator:
         self._identity: tuple[int, int] | None = None
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._busy: dict[TopicPartition, PartitionQueue] = {}  # those with batches; order rotates
+        self._no_expiry_before_ms = inf  # a lower bound: most batches are done long before
         self.buffered_bytes = 0
 
     # Filling.
@@ -105,7 +112,10 @@ class Accumulator:
         headers: tuple[Header, ...],
         now_ms: float,
     ) -> Batch:
-        """Adds a record to the open batch; its row is `batch.count - 1` afterwards."""
+        """Adds a record to the open batch; its row is `batch.count - 1` afterwards.
+
+        `now_ms` is the time of its send: the delivery timeout counts from it.
+        """
         size = RECORD_OVERHEAD_BYTES
         if value is not None:
             size += len(value)
@@ -117,7 +127,7 @@ class Accumulator:
         if batch is None:
             batch = self._open(queue, now_ms)
         elif batch.size_bytes + size > self._batch_size:
-            batch.closed = True
+            batch.move(State.CLOSED)
             batch = self._open(queue, now_ms)
         if headers:
             batch.headers[batch.count] = headers
@@ -134,10 +144,11 @@ class Accumulator:
     ) -> Batch:
         """Adds a whole batch whose records `source` holds."""
         if queue.open is not None:
-            queue.open.closed = True
+            queue.open.move(State.CLOSED)
         batch = self._open(queue, now_ms)
         queue.open = None
-        batch.closed, batch.source, batch.count = True, source, count
+        batch.move(State.CLOSED)
+        batch.source, batch.count = source, count
         batch.size_bytes += size_bytes
         self.buffered_bytes += size_bytes
         return batch
@@ -147,6 +158,7 @@ class Accumulator:
         queue.batches.append(batch)
         self._busy[queue.topic_partition] = queue
         self.buffered_bytes += HEADER_BYTES
+        self._no_expiry_before_ms = min(self._no_expiry_before_ms, self._expiry_ms(batch))
         return batch
 
     # Closing, stamping, encoding.
@@ -161,7 +173,8 @@ class Accumulator:
                 continue
             lingered = batch is queue.batches[0] and now_ms >= batch.created_ms + self._linger_ms
             if everything or lingered:
-                batch.closed, queue.open = True, None
+                batch.move(State.CLOSED)
+                queue.open = None
 
     @property
     def needs_identity(self) -> bool:
@@ -171,6 +184,10 @@ class Accumulator:
             and self._identity is None
             and any(queue.producer_id < 0 and queue.batches for queue in self._busy.values())
         )
+
+    def without_identity(self) -> list[Batch]:
+        """Batches of queues that have no producer id yet."""
+        return [b for q in self._busy.values() if q.producer_id < 0 for b in q.batches]
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
         """Applies the answer of InitProducerId to queues without an id."""
@@ -183,10 +200,10 @@ class Accumulator:
         found: list[Batch] = []
         for queue in self._busy.values():
             for batch in queue.batches:
-                if not batch.closed or not self._stamp(queue, batch):
+                if batch.state is State.OPEN or not self._stamp(queue, batch):
                     break
-                if batch.payload is None and not batch.encoding:
-                    batch.encoding = True
+                if batch.state is State.CLOSED:
+                    batch.move(State.ENCODING)
                     found.append(batch)
         return found
 
@@ -208,9 +225,9 @@ class Accumulator:
         """Takes the encoded bytes of a batch and the stamp they carry, which may be outdated
         already.
         """
-        batch.encoding = False
         if batch.done:
             return
+        batch.move(State.READY)
         batch.payload, batch.payload_stamp = payload, stamp
         batch.keys, batch.values, batch.timestamps, batch.headers = [], [], [], {}
         batch.source = None
@@ -234,10 +251,11 @@ class Accumulator:
         sizes: dict[int, int] = {}
         for queue in list(self._busy.values()):
             batch = queue.batches[0]
-            if batch.in_flight or batch.payload is None or now_ms < batch.retry_at_ms:
+            if batch.state is not State.READY or now_ms < batch.tries.retry_at_ms:
                 continue
             if batch.stamp is None:
                 continue
+            assert batch.payload is not None
             leader = leader_of(queue.topic_partition)
             if leader is None or not room(leader):
                 continue
@@ -246,8 +264,8 @@ class Accumulator:
                 continue
             sizes[leader] = size
             requests.setdefault(leader, []).append(batch)
-            batch.in_flight = True
-            batch.attempts += 1
+            batch.move(State.IN_FLIGHT)
+            batch.tries.count += 1
             # To the back: the next request begins with the queues that a full one left out.
             self._busy.pop(queue.topic_partition)
             self._busy[queue.topic_partition] = queue
@@ -260,7 +278,7 @@ class Accumulator:
         return [
             partition
             for partition, queue in self._busy.items()
-            if not queue.batches[0].in_flight and leader_of(partition) is None
+            if queue.batches[0].state < State.IN_FLIGHT and leader_of(partition) is None
         ]
 
     # Answers.
@@ -270,7 +288,7 @@ class Accumulator:
         if batch.done:
             return
         batch.base_offset, batch.log_append_time_ms = base_offset, log_append_time_ms
-        self._finish(batch)
+        self._finish([batch])
 
     def failed(
         self, batch: Batch, error: BaseException, now_ms: float, *, at_once: bool = False
@@ -278,63 +296,78 @@ class Accumulator:
         """Handles a refused batch or a lost answer. Returns True if the batch is sent again.
 
         It is False if the batch is done, or if it is to be cut. A batch that is too large and has
-        several records stays in the queue for `cut`; see `must_cut`. `at_once` skips the backoff,
+        several records is in state CUTTING then, and waits for `cut`. `at_once` skips the backoff,
         because the answer named the leader.
         """
         if batch.done:
             return False
-        batch.in_flight = False
         if isinstance(error, DuplicateSequenceNumberError):
             self.succeeded(batch, -1)  # an earlier try was written; its offset is unknown
             return False
-        if must_cut(batch, error):
+        if batch.count > 1 and isinstance(error, _TOO_LARGE):
+            batch.move(State.CUTTING)  # KIP-126
             return False
         elapsed_ms = now_ms - batch.created_ms
         if self._idempotent and isinstance(error, _SEQUENCE_GAPS):
-            wait_ms: int | None = self._retry.backoff(batch.attempts, self._rng)
+            wait_ms: int | None = self._retry.backoff(batch.tries.count, self._rng)
             if elapsed_ms + (wait_ms or 0) >= self._retry.timeout_ms:
                 wait_ms = None
             else:
+                batch.move(State.READY)
                 self._restart_sequences(self.queue(batch.topic_partition))
         else:
-            wait_ms = self._retry.next_wait_ms(error, batch.attempts, elapsed_ms, self._rng)
+            wait_ms = self._retry.next_wait_ms(error, batch.tries.count, elapsed_ms, self._rng)
         if wait_ms is None:
             self.give_up(batch, error)
             return False
-        batch.refusal = error
-        batch.retry_at_ms = now_ms + (0 if at_once else wait_ms)
+        if batch.state is State.IN_FLIGHT:
+            batch.move(State.READY)
+        batch.tries.refusal = error
+        batch.tries.retry_at_ms = now_ms + (0 if at_once else wait_ms)
         return True
 
     def give_up(self, batch: Batch, error: BaseException) -> None:
         """Ends a batch that is lost for good; its successors must not leave a gap in the
         sequences.
         """
-        if batch.done:
-            return
-        queue = self.queue(batch.topic_partition)
-        successors = list(queue.batches)[queue.batches.index(batch) + 1 :]
-        batch.error = error
-        self._finish(batch)
-        if not self._idempotent or batch.stamp is None:
-            return
-        if batch.attempts == 0:
-            # Never sent: its sequences are free. The head may be in flight and keeps its own.
-            self._stamp_anew(queue, successors, batch.stamp.base_sequence)
-        else:
-            self._restart_sequences(queue)
+        self.give_up_all([(batch, error)])
+
+    def give_up_all(self, lost: Iterable[tuple[Batch, BaseException]]) -> None:
+        """Ends batches, which are in the order of their queues, with an error for each."""
+        by_partition: dict[TopicPartition, list[Batch]] = {}
+        for batch, error in lost:
+            if not batch.done:
+                batch.error = error
+                by_partition.setdefault(batch.topic_partition, []).append(batch)
+        for partition, batches in by_partition.items():
+            queue, first = self.queue(partition), batches[0]
+            was_sent = any(batch.tries.count and batch.stamp is not None for batch in batches)
+            place = queue.batches.index(first)
+            self._finish(batches)
+            if not self._idempotent or first.stamp is None:
+                continue
+            if was_sent:
+                self._restart_sequences(queue)
+            else:
+                # Never sent: their sequences are free. The head may be in flight and keeps its own.
+                behind = list(queue.batches)[place:]
+                self._stamp_anew(queue, behind, first.stamp.base_sequence)
 
     def cut(self, batch: Batch, parts: Iterable[tuple[bytes, int, Stamp]]) -> None:
         """Replaces a batch that was too large by smaller ones (payload, count, stamp carried).
 
         Together they keep its sequences, so the batches behind them do not change.
         """
+        if batch.done:
+            return  # it expired meanwhile
         queue = self.queue(batch.topic_partition)
-        assert queue.batches[0] is batch and not batch.in_flight
+        assert queue.batches[0] is batch
+        batch.move(State.CUT)
         queue.batches.popleft()
         sequence = batch.stamp.base_sequence if batch.stamp else -1
         for payload, count, stamp in parts:
-            child = Batch(batch.topic_partition, batch.created_ms)
-            child.closed, child.count, child.size_bytes = True, count, len(payload)
+            child = Batch(batch.topic_partition, batch.created_ms, State.READY)
+            child.count, child.size_bytes = count, len(payload)
             child.payload, child.payload_stamp = payload, stamp
             child.stamp = NO_STAMP
             if batch.stamp is not None and batch.stamp.producer_id >= 0:
@@ -345,20 +378,27 @@ class Accumulator:
         assert sum(child.count for child in batch.children) == batch.count
         queue.batches.extendleft(reversed(batch.children))
         self.buffered_bytes -= batch.size_bytes
-        batch.done, batch.payload = True, None
+        batch.payload = None
         batch.notify()
 
-    def _finish(self, batch: Batch) -> None:
-        queue = self.queue(batch.topic_partition)
-        if queue.open is batch:
+    def _finish(self, batches: list[Batch]) -> None:
+        """Removes batches of one queue: its head, or whichever expired while they waited."""
+        queue = self.queue(batches[0].topic_partition)
+        for batch in batches:
+            batch.move(State.DONE)
+            self.buffered_bytes -= batch.size_bytes
+            batch.payload, batch.source = None, None
+            batch.keys, batch.values, batch.timestamps, batch.headers = [], [], [], {}
+        if queue.open is not None and queue.open.done:
             queue.open = None
-        queue.batches.remove(batch)  # the head, unless it expired while it waited
+        if len(batches) == 1 and queue.batches[0] is batches[0]:
+            queue.batches.popleft()
+        else:
+            queue.batches = deque(batch for batch in queue.batches if not batch.done)
         if not queue.batches:
             self._busy.pop(queue.topic_partition, None)
-        self.buffered_bytes -= batch.size_bytes
-        batch.done, batch.in_flight, batch.payload, batch.source = True, False, None, None
-        batch.keys, batch.values = [], []
-        batch.notify()
+        for batch in batches:
+            batch.notify()
 
     def _restart_sequences(self, queue: PartitionQueue) -> None:
         """Starts a new epoch for this partition; after the last epoch, clears the producer id."""
@@ -368,7 +408,7 @@ class Accumulator:
             if self._identity is not None and self._identity[0] == queue.producer_id:
                 self._identity = None
             queue.producer_id = queue.epoch = -1
-        assert not any(batch.in_flight for batch in queue.batches)
+        assert not any(batch.state is State.IN_FLIGHT for batch in queue.batches)
         self._stamp_anew(queue, list(queue.batches), 0)
 
     def _stamp_anew(self, queue: PartitionQueue, batches: list[Batch], sequence: int) -> None:
@@ -383,23 +423,29 @@ class Accumulator:
     # Time.
 
     def expire(self, now_ms: float) -> list[Batch]:
-        """Fails batches that have waited longer than the delivery timeout, and returns them.
+        """Fails batches older than the delivery timeout, and returns them; those in flight, too
+        (KIP-91).
 
-        The error is that of their last try, or RequestTimedOutError. Batches in flight are left to
-        their request.
+        The error is that of their last try, or RequestTimedOutError.
         """
-        expired = [batch for batch in self._waiting() if now_ms >= self._expiry_ms(batch)]
-        for batch in expired:
+        if now_ms < self._no_expiry_before_ms:
+            return []
+        lost: list[tuple[Batch, BaseException]] = []
+        for batch in self.pending():
+            if now_ms < self._expiry_ms(batch):
+                continue
             partition, limit = batch.topic_partition, self._retry.timeout_ms
             text = f"not acknowledged in delivery.timeout.ms={limit}"
-            if batch.refusal is None:
+            if batch.tries.refusal is None:
                 kind: type[BaseException] = RequestTimedOutError
                 text = f"{batch.count} record(s) for {partition} were {text}"
             else:
-                kind = type(batch.refusal)
-                text = f"{batch.refusal} ({batch.count} record(s) were {text})"
-            self.give_up(batch, kind(text))
-        return expired
+                kind = type(batch.tries.refusal)
+                text = f"{batch.tries.refusal} ({batch.count} record(s) were {text})"
+            lost.append((batch, kind(text)))
+        self.give_up_all(lost)
+        self._no_expiry_before_ms = min(map(self._expiry_ms, self.pending()), default=inf)
+        return [batch for batch, _ in lost]
 
     def expiry_ms(self, batches: Iterable[Batch]) -> float:
         """The latest expiry of these batches: no request for them needs to last longer."""
@@ -408,16 +454,18 @@ class Accumulator:
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """The time to call `close_due`, `expire` and `drain` again, if nothing else happens.
 
-        A batch that only lacks a leader sets no deadline.
+        A batch that only lacks a leader sets no deadline but its expiry.
         """
-        deadlines = [self._expiry_ms(batch) for batch in self._waiting()]
+        if not self._busy:
+            return None
+        deadline_ms = self._no_expiry_before_ms
         for queue in self._busy.values():
             head = queue.batches[0]
             if head is queue.open:
-                deadlines.append(head.created_ms + self._linger_ms)
-            elif not head.in_flight and head.retry_at_ms > now_ms:
-                deadlines.append(head.retry_at_ms)
-        return min(deadlines, default=None)
+                deadline_ms = min(deadline_ms, head.created_ms + self._linger_ms)
+            elif head.state is State.READY and head.tries.retry_at_ms > now_ms:
+                deadline_ms = min(deadline_ms, head.tries.retry_at_ms)
+        return deadline_ms
 
     @property
     def is_empty(self) -> bool:
@@ -427,17 +475,6 @@ class Accumulator:
     def pending(self) -> list[Batch]:
         """All batches that are not done, by partition, oldest first."""
         return [batch for queue in self._busy.values() for batch in queue.batches]
-
-    def _waiting(self) -> Iterator[Batch]:
-        """Batches that may expire: per queue those up to the first that is too young.
-
-        Queues are in order of time.
-        """
-        for queue in self._busy.values():
-            for batch in queue.batches:
-                if not batch.in_flight:
-                    yield batch
-                    break
 
     def _expiry_ms(self, batch: Batch) -> float:
         return batch.created_ms + self._retry.timeout_ms
@@ -451,16 +488,13 @@ class Accumulator:
             sequence = None
             for place, batch in enumerate(queue.batches):
                 assert not batch.done
-                assert batch.closed or batch is queue.open
-                assert not batch.in_flight or place == 0
+                assert (batch.state is State.OPEN) == (batch is queue.open)
+                assert batch.state not in _AT_HEAD or place == 0
+                assert (batch.payload is None) == (batch.state < State.READY)
+                assert self._no_expiry_before_ms <= self._expiry_ms(batch)
                 total += batch.size_bytes
                 if batch.stamp is not None and batch.stamp.producer_id >= 0:
                     assert sequence is None or batch.stamp.base_sequence == sequence
                     sequence = sequence_after(batch.stamp.base_sequence, batch.count)
             assert sequence is None or sequence == queue.next_sequence
         assert total == self.buffered_bytes
-
-
-def must_cut(batch: Batch, error: BaseException) -> bool:
-    """Whether the batch can be sent as several smaller ones (KIP-126)."""
-    return batch.count > 1 and isinstance(error, _TOO_LARGE)

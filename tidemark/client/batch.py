@@ -8,6 +8,7 @@ once. Waiting for a record is waiting for its batch; an acknowledgement does no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from tidemark.client.models import Header
@@ -34,41 +35,76 @@ class Stamp(NamedTuple):
 NO_STAMP = Stamp(-1, -1, -1)
 
 
+class State(IntEnum):
+    """State of a batch. `move` allows the transitions of `_NEXT`, and no other."""
+
+    OPEN = 0  # takes records
+    CLOSED = 1
+    ENCODING = 2
+    READY = 3  # encoded: waits to be sent, or to be sent again
+    IN_FLIGHT = 4
+    CUTTING = 5  # too large for the leader: being cut in two
+    CUT = 6  # replaced by its children
+    DONE = 7  # acknowledged, or failed
+
+
+_NEXT: dict[State, frozenset[State]] = {
+    State.OPEN: frozenset({State.CLOSED, State.DONE}),
+    State.CLOSED: frozenset({State.ENCODING, State.DONE}),
+    State.ENCODING: frozenset({State.READY, State.DONE}),
+    State.READY: frozenset({State.IN_FLIGHT, State.DONE}),
+    State.IN_FLIGHT: frozenset({State.READY, State.CUTTING, State.DONE}),
+    State.CUTTING: frozenset({State.CUT, State.DONE}),
+    State.CUT: frozenset(),
+    State.DONE: frozenset(),
+}
+
+
+class Tries:
+    """The sends of a batch so far: their number, the error of the last, the time of the next."""
+
+    __slots__ = ("count", "refusal", "retry_at_ms")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.refusal: BaseException | None = None
+        self.retry_at_ms = 0.0
+
+
 class Batch:
-    """One record batch. Only the accumulator and the sender change it.
+    """One record batch. Only the accumulator changes it.
 
     The records are in the columns `keys`, `values`, `timestamps` (and `headers` by row), or in
     `source`: Arrow arrays of `send_arrow`. Both are dropped once `payload` has the encoded bytes.
     """
 
     __slots__ = (
-        "attempts",
         "base_offset",
         "callbacks",
         "children",
-        "closed",
         "count",
         "created_ms",
-        "done",
-        "encoding",
         "error",
+        "flight",
         "headers",
-        "in_flight",
         "keys",
         "log_append_time_ms",
         "payload",
         "payload_stamp",
-        "refusal",
-        "retry_at_ms",
         "size_bytes",
         "source",
         "stamp",
+        "state",
         "timestamps",
         "topic_partition",
+        "tries",
         "values",
     )
 
-    def __init__(self, topic_partition: TopicPartition, created_ms: float) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, created_ms: float, state: State = State.OPEN
+    ) -> None:
+        self.state = state
         self.topic_partition = topic_partition
         self.created_ms = created_ms
         self.count = 0
@@ -78,21 +114,29 @@ class Batch:
         self.timestamps: list[int] = []
         self.headers: dict[int, tuple[Header, ...]] = {}
         self.source: Any = None
-        self.closed = False
-        self.encoding = False
         self.payload: bytes | None = None
         self.payload_stamp = NO_STAMP
         self.stamp: Stamp | None = None
-        self.attempts = 0
-        self.refusal: BaseException | None = None  # error of the last try
-        self.retry_at_ms = 0.0
-        self.in_flight = False
-        self.done = False
+        self.tries = Tries()
+        self.flight: object = None  # the request that carries it
         self.error: BaseException | None = None
         self.base_offset = -1
         self.log_append_time_ms = -1
         self.children: list[Batch] = []
         self.callbacks: list[Callable[[], None]] = []
+
+    def move(self, state: State) -> None:
+        """Changes the state. Raises AssertionError for a transition that is not legal."""
+        if state not in _NEXT[self.state]:
+            raise AssertionError(f"a batch can not go from {self.state.name} to {state.name}")
+        self.state = state
+        if state is not State.IN_FLIGHT:
+            self.flight = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the batch is acknowledged, failed, or replaced by its children."""
+        return self.state >= State.CUT
 
     def child_of(self, row: int) -> tuple[Batch, int]:
         """The batch that now carries a row, and the row's place in it.

@@ -59,6 +59,11 @@ class Delivery:
         self._error: BaseException | None = None
         self._gates: list[asyncio.Future[None]] | None = None
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the record is in a batch, or was."""
+        return self._batch is not None
+
     def done(self) -> bool:
         """Whether the record is acknowledged or has failed."""
         if self._batch is None:
@@ -108,6 +113,8 @@ class Delivery:
 
     def fail(self, error: BaseException) -> None:
         """Fails a record that never reached a batch."""
+        if self._batch is not None or self._error is not None:
+            return
         self._error = error
         if self._gates is not None:
             self._open_gates()
@@ -119,32 +126,75 @@ class Delivery:
         self._gates = None
 
 
+class ArrowSend:
+    """The state of one `send_arrow`: the batches of its tables so far, and its error."""
+
+    __slots__ = ("_gates", "_tables_left", "batches", "error")
+
+    def __init__(self, table_count: int) -> None:
+        self._tables_left = table_count
+        self._gates: list[asyncio.Future[None]] = []
+        self.batches: list[Batch] = []
+        self.error: BaseException | None = None
+
+    def add(self, batches: list[Batch]) -> None:
+        """Takes the batches of the next table."""
+        self.batches += batches
+        self._tables_left -= 1
+        if self._tables_left == 0:
+            self._open_gates()
+
+    def fail(self, error: BaseException) -> None:
+        """Fails the tables that are left; the first error stays."""
+        if self.error is None and self._tables_left:
+            self.error = error
+            self._open_gates()
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether each table is in the buffer, or has failed."""
+        return self._tables_left == 0 or self.error is not None
+
+    async def until_accepted(self) -> None:
+        """Waits for that; raises the error."""
+        while not self.is_accepted:
+            gate = asyncio.get_running_loop().create_future()
+            self._gates.append(gate)
+            await gate
+        if self.error is not None:
+            raise self.error
+
+    def _open_gates(self) -> None:
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            if not gate.done():
+                gate.set_result(None)
+
+
 class ArrowDelivery:
     """Awaitable list[BatchMetadata] of one `send_arrow`, in order of partition."""
 
-    __slots__ = ("_accepted", "_task")
+    __slots__ = ("_send",)
 
-    def __init__(self, task: asyncio.Task[list[Batch]], accepted: asyncio.Future[None]) -> None:
-        self._task = task
-        self._accepted = accepted
+    def __init__(self, send: ArrowSend) -> None:
+        self._send = send
 
     async def accepted(self) -> None:
         """Returns when the records are in the producer's buffer and the next ones may be sent."""
-        await asyncio.shield(self._accepted)
+        await self._send.until_accepted()
 
     def done(self) -> bool:
         """Whether every record is acknowledged or has failed."""
-        if not self._task.done():
-            return False
-        if self._task.cancelled() or self._task.exception() is not None:
-            return True
-        return all(leaf.done for batch in self._task.result() for leaf in batch.leaves())
+        return self._send.is_accepted and all(
+            leaf.done for batch in self._send.batches for leaf in batch.leaves()
+        )
 
     def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
         return self._wait().__await__()
 
     async def _wait(self) -> list[BatchMetadata]:
+        await self._send.until_accepted()
         found: list[BatchMetadata] = []
-        for batch in await asyncio.shield(self._task):
+        for batch in self._send.batches:
             found += await metadata_of(batch)
         return found

@@ -55,7 +55,7 @@ class EncodeJob(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> EncodeJob:
-        assert batch.closed and batch.stamp is not None
+        assert batch.stamp is not None
         return cls(
             batch,
             batch.keys,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidemark.client.admin import AsyncAdmin
+from tidemark.client.admission import check_record
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES
 from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
@@ -31,7 +32,6 @@ from tidemark.client.models import (
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
-from tidemark.errors import TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicPartition
 
@@ -65,7 +65,7 @@ class LoopThread:
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise
-        except KeyboardInterrupt:
+        except BaseException:  # KeyboardInterrupt, or the error of `work`
             future.cancel()
             raise
 
@@ -204,21 +204,21 @@ class Producer(_Face):
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
-        if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
-            raise TypeError("key and value are bytes or None")
+        checked = check_record(topic, value, key, partition, timestamp_ms, headers)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
         if self._core.buffered_bytes + self._staged_bytes + size > self._core.buffer_memory:
             self._wait_for_room()
         delivery = Delivery()
         with self._lock:
-            self._staged_bytes += size
             self._staged.append(
-                (size, delivery, topic, value, key, partition, timestamp_ms, headers)
+                (size, delivery, topic, value, key, partition, timestamp_ms, checked)
             )
-            # One wake-up for all records staged until the loop runs.
-            wake, self._waking = not self._waking, True
-        if wake:
-            self._thread.loop.call_soon_threadsafe(self._unstage)
+            self._staged_bytes += size
+            # One wake-up for all records staged until the loop runs. The flag is set behind it: an
+            # interrupt between the two costs another wake-up, not all later ones.
+            if not self._waking:
+                self._thread.loop.call_soon_threadsafe(self._unstage)
+                self._waking = True
         return SyncDelivery(delivery, self._thread)
 
     def _unstage(self) -> None:
@@ -237,7 +237,7 @@ class Producer(_Face):
                 self._staged_bytes -= size
             try:
                 self._core.enqueue(delivery, *fields)
-            except TidemarkError as error:
+            except Exception as error:  # the caller waits for it, whatever it is
                 delivery.fail(error)
 
     async def _unstage_all(self) -> None:
@@ -290,10 +290,15 @@ class Producer(_Face):
         """Flushes for at most `timeout_ms`, then closes."""
 
         async def close() -> None:
-            if timeout_ms is None:
-                await self._unstage_all()
-            await self._core.close(timeout_ms)
-            self._unstage()
+            try:
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    await self._unstage_all()
+                    await self._core.flush()
+            except TimeoutError:
+                pass
+            finally:
+                await self._core.close(0)
+                self._unstage()  # the rest fails: the core is closed
 
         self._closed = True
         self._thread.run(close())
