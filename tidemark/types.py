@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from tidemark.surroundings import surroundings
+
+T = TypeVar("T")
 
 ZERO_UUID = UUID(int=0)
 ONE_UUID = UUID(int=1)  # Kafka's METADATA_TOPIC_ID; as a directory id: LOST
@@ -135,6 +137,24 @@ class ConfigResource(NamedTuple):
     def broker(cls, broker_id: int | None) -> ConfigResource:
         """The resource of a broker; None stands for the default of all brokers."""
         return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
+
+
+class OrderedSet(dict[T, None]):
+    """A set that is iterated in the order of insertion.
+
+    The order of a plain set follows from addresses and hashes. Where it shows, two runs of one
+    simulation would differ.
+    """
+
+    __slots__ = ()
+
+    def add(self, item: T) -> None:
+        """Adds an item that may be there already."""
+        self[item] = None
+
+    def discard(self, item: T) -> None:
+        """Removes an item if it is there."""
+        self.pop(item, None)
 
 
 def random_uuid() -> UUID:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 
 from commitlog.log.log import Log
+from tidemark.types import OrderedSet
 
 
 class Changes:
@@ -37,21 +38,22 @@ class Changes:
         """Marks logs as changed."""
         self.unread.update(logs)
 
-    def take(self, reader: ChangeReader) -> set[Log]:
+    def take(self, reader: ChangeReader) -> OrderedSet[Log]:
         """Implements `ChangeReader.take`."""
         with self._lock:
             moved = []
             while self.unread:  # one at a time: logs add themselves meanwhile
                 moved.append(self.unread.pop())
+            moved.sort(key=lambda log: log.topic_partition)  # the same order in every run
             for each in self._readers:
-                each.waiting.update(moved)
-            taken, reader.waiting = reader.waiting, set()
+                each.waiting.update(dict.fromkeys(moved))
+            taken, reader.waiting = reader.waiting, OrderedSet()
         return taken
 
     def give_back(self, reader: ChangeReader, logs: Iterable[Log]) -> None:
         """Implements `ChangeReader.put_back`."""
         with self._lock:
-            reader.waiting.update(logs)
+            reader.waiting.update(dict.fromkeys(logs))
 
 
 class ChangeReader:
@@ -59,9 +61,9 @@ class ChangeReader:
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self.waiting: set[Log] = set()
+        self.waiting: OrderedSet[Log] = OrderedSet()
 
-    def take(self) -> set[Log]:
+    def take(self) -> OrderedSet[Log]:
         """Returns the logs that changed since the last call, and those put back."""
         return self._changes.take(self)
 

@@ -20,7 +20,7 @@ from commitlog.types import CorruptLogError
 from node.partition.core import Partition, Role
 from tidemark.config import TopicConfig
 from tidemark.errors import ErrorCode
-from tidemark.types import TopicIdPartition, TopicPartition
+from tidemark.types import OrderedSet, TopicIdPartition, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ class HostedPartition:
     config: TopicConfig
     offline: str = ""
     deleted: bool = False
-    data_waiters: set[Wakeable] = field(default_factory=set)
-    commit_waiters: set[Wakeable] = field(default_factory=set)
+    data_waiters: OrderedSet[Wakeable] = field(default_factory=OrderedSet)
+    commit_waiters: OrderedSet[Wakeable] = field(default_factory=OrderedSet)
     acks: deque[PendingAck] = field(default_factory=deque)
     segment_copyable: Callable[[TopicIdPartition], None] | None = (
         None  # the tier's; called once per segment
     )
-    watched: set[HostedPartition] = field(default_factory=set)  # shared with IsrKeeper
+    watched: OrderedSet[HostedPartition] = field(default_factory=OrderedSet)  # IsrKeeper's, too
     give_up: Callable[[HostedPartition, CorruptLogError], bool] = lambda *_: False
     damage: str = ""  # found in the log, which is served as far as it can be read
     reported_start: int = 0  # the log start at the last `start_moved`
@@ -166,7 +166,7 @@ class HostedPartition:
         _wake(self.commit_waiters)
 
 
-def _wake(waiters: set[Wakeable]) -> None:
+def _wake(waiters: OrderedSet[Wakeable]) -> None:
     if waiters:
         for waiter in waiters:
             if not waiter.done():

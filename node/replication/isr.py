@@ -19,7 +19,7 @@ from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.runtime.clock import Clock
 from tidemark.errors import ApiError, ErrorCode, code_of
-from tidemark.types import TopicIdPartition
+from tidemark.types import OrderedSet, TopicIdPartition
 from tidemark.v1 import controller_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class IsrKeeper:
         self._request_timeout_ms = request_timeout_ms
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
-        self.watched: set[HostedPartition] = set()  # checked by `shrink`
+        self.watched: OrderedSet[HostedPartition] = OrderedSet()  # checked by `shrink`
 
     def on_follower_fetch(
         self,

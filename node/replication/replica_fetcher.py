@@ -232,7 +232,7 @@ class ReplicaFetcher:
             session_id=self._session_id,
         )
         if self._session_id:
-            for key in self._leaving & self._in_session.keys():
+            for key in sorted(self._leaving & self._in_session.keys()):
                 if key in self._resting or key not in self._followed:
                     del self._in_session[key]
                     request.forgotten.add(topic=key.topic, partition=key.partition)

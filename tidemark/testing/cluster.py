@@ -44,8 +44,8 @@ class Cluster:
     """A cluster as a context manager.
 
     `brokers` nodes have the ids 1, 2, ...; the first three are controllers, too. With `controllers`
-    there are that many nodes besides, from id 101, which are controllers only. `settings` are
-    server properties of all nodes. Methods block; `run`
+    there are that many nodes besides, from id 101, which are controllers only. Each broker has
+    `log_dirs` disks. `settings` are server properties of all nodes. Methods block; `run`
     runs coroutines over the clients that `asyncio` makes.
     """
 
@@ -55,6 +55,7 @@ class Cluster:
         *,
         brokers: int = 3,
         controllers: int = 0,
+        log_dirs: int = 1,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.seed = seed
@@ -65,7 +66,8 @@ class Cluster:
         voters = [FIRST_CONTROLLER + n for n in range(controllers)] or broker_ids[:3]
         self.nodes: dict[int, SimNode] = {}
         for node_id in dict.fromkeys((*voters, *broker_ids)):
-            properties = _properties(node_id, voters, node_id in broker_ids, settings or {})
+            properties = _properties(node_id, voters, node_id in broker_ids, log_dirs)
+            properties |= settings or {}
             seed_of_node = self.rng.getrandbits(64)
             self.nodes[node_id] = SimNode(self.loop, self.network, properties, seed_of_node)
         self.brokers = [self.nodes[n] for n in broker_ids]
@@ -324,9 +326,7 @@ class _Driver:
         return self._cluster.run(asyncio.wait_for(work, timeout_s))
 
 
-def _properties(
-    node_id: int, voters: list[int], is_broker: bool, settings: Mapping[str, str]
-) -> dict[str, str]:
+def _properties(node_id: int, voters: list[int], is_broker: bool, log_dirs: int) -> dict[str, str]:
     """The server properties of one node."""
     host, is_voter = f"node-{node_id}", node_id in voters
     listeners = [f"PLAINTEXT://{host}:9092"] * is_broker + [f"CONTROLLER://{host}:9093"] * is_voter
@@ -337,8 +337,8 @@ def _properties(
         "listeners": ",".join(listeners),
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": ",".join(f"{v}@node-{v}:9093" for v in voters),
-        "log.dirs": f"/{host}/data",
-        **settings,
+        "log.dirs": ",".join(f"/{host}/data{number}" for number in range(log_dirs)),
+        "metadata.log.dir": f"/{host}/metadata" if log_dirs > 1 else f"/{host}/data0",
     }
 
 

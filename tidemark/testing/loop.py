@@ -90,17 +90,28 @@ class SimLoop(asyncio.BaseEventLoop):
         self._busy_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._default_pool = _DefaultPool()
         self.steps = 0
+        self._made = 0
+        self.after_instant: Callable[[], None] = _nothing
+        """Called whenever time is about to move on."""
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         return self._now_s
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = _Future(loop=self)
+        self._made += 1
+        future.number = self._made
+        return future
 
     def take_back(self, handles: list[asyncio.Handle]) -> None:
         """Queues held handles after the ready ones."""
         self._ready.extend(handles)
 
     def _make_task(self, loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        task = _Task(work, loop=loop, **options)
+        self._made += 1
+        task.number = self._made
         context = options.get("context")
         process = _PROCESS.get() if context is None else context.get(_PROCESS)
         if process is not None:
@@ -115,6 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._timer_cancelled_count -= 1
             heapq.heappop(scheduled)._scheduled = False
         if not ready and not self._stopping:
+            self.after_instant()
             if not scheduled:
                 raise Deadlock("no task is ready and no timer is set")
             self._now_s = max(self._now_s, scheduled[0]._when) + _GRAIN_S
@@ -172,6 +184,28 @@ class SimLoop(asyncio.BaseEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Ends no threads: there are none."""
+
+
+def _nothing() -> None:
+    """Does nothing."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set does not follow from its address: sets are iterated."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(asyncio.Future[Any]):
+    """As `_Task`."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class _DefaultPool:

@@ -89,7 +89,6 @@ class SimNode(SimProcess):
         network: SimNetwork,
         settings: Mapping[str, str],
         seed: int,
-        make_server: Callable[[Any], Server] | None = None,
     ) -> None:
         from tidemark.config import parse_server_config
 
@@ -97,10 +96,12 @@ class SimNode(SimProcess):
         super().__init__(loop, network, self.config.node_id, seed)
         self.disks = Disks(seed)
         self.server: Server | None = None
-        self.make_server = make_server
+        self.is_stopping = False
         self.ended: BaseException | None = None
         """The error that ended its process."""
         self.on_end: Callable[[SimNode, BaseException], None] = lambda node, error: None
+        self.before_start: Callable[[SimNode], None] = lambda node: None
+        self.before_kill: Callable[[SimNode], None] = lambda node: None
 
     def format(self, cluster_id: str) -> None:
         """Formats the directories that are not formatted yet."""
@@ -121,6 +122,7 @@ class SimNode(SimProcess):
         assert self.life is None, f"node {self.node_id} runs"
         life = self.begin(f"node {self.node_id}", open_directory=self.disks.open)
         self.ended = None
+        self.is_stopping = False
         try:
             await life.spawn(self._start(life))
         except asyncio.CancelledError:
@@ -134,7 +136,8 @@ class SimNode(SimProcess):
     async def _start(self, life: Process) -> None:
         from node.server import Server
 
-        server = self.server = (self.make_server or Server)(self.config)
+        self.before_start(self)
+        server = self.server = Server(self.config)
         life.spawn(self._watch(life, server))
         await server.start()
 
@@ -156,6 +159,7 @@ class SimNode(SimProcess):
         life, server = self.life, self.server
         if life is None or server is None:
             return
+        self.is_stopping = True
         await asyncio.wait([life.spawn(server.stop())])
         if self.life is life:
             self.kill()
@@ -167,6 +171,7 @@ class SimNode(SimProcess):
         life = self.life
         if life is None:
             return
+        self.before_kill(self)
         self.life = self.server = None
         self.disks.crash("random" if power else "everything")
         life.end()

@@ -129,7 +129,7 @@ class ServerWorld:
             raise Violation(f"I8 the image at {image.offset} differs on node {node.node_id}")
         for topic in image.topics:
             for index, partition in topic.partitions.items():
-                broken = _broken_rule(image, partition)
+                broken = broken_rule(image, partition)
                 if broken is not None:
                     raise Violation(f"I9 {topic.name}-{index}: {broken}: {partition}")
         self._elections.see(image)
@@ -421,7 +421,7 @@ class ServerWorld:
         self.clients.require_settings(image)
 
 
-def _broken_rule(image: MetadataImage, partition: PartitionRegistration) -> str | None:
+def broken_rule(image: MetadataImage, partition: PartitionRegistration) -> str | None:
     """Returns the rule of an image that a partition breaks, whatever came before it; None if it
     breaks none.
     """

@@ -1,0 +1,10 @@
+"""The whole cluster under one seed: production's nodes and clients of `tidemark.testing.Cluster`,
+faults of every kind, and a workload whose history is judged. Run it by
+`python -m tests.sim --cluster`.
+
+    world     one seed: nodes, faults, workload, healing, final requirements
+    faults    the storms: crashes, power, cuts, pauses, disks, clocks, reassignments
+    views     what the checks of the quorum and of images need of a real node
+    checks    invariants of data partitions, read off the real brokers after every instant
+    canaries  bugs planted in production code, and how to add one
+"""

@@ -1,0 +1,87 @@
+"""The whole cluster in the test suite: seeds hold, runs repeat exactly, planted bugs are caught."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from node.server import GARBAGE_THRESHOLDS
+from tests.sim.cluster.canaries import CANARIES
+from tests.sim.cluster.world import ClusterOutcome, run_cluster
+
+SEEDS = max(4, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
+"""`scripts/test` runs 62."""
+CAUGHT_BY = {"cluster-commits-with-any-isr": range(20)}
+"""Seeds of which one at least catches the bug."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    before = gc.get_threshold()
+    logging.disable(logging.CRITICAL)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    yield
+    gc.set_threshold(*before)
+    logging.disable(logging.NOTSET)
+
+
+@functools.cache
+def outcome_of(seed: int) -> ClusterOutcome:
+    try:
+        return run_cluster(seed)
+    except Exception as error:
+        command = f"python -m tests.sim --cluster --seeds 1 --start {seed} --verbose"
+        raise AssertionError(f"seed {seed}: {error}; repeat it: {command}") from error
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_promise_to_clients_is_broken_under_faults(seed: int) -> None:
+    outcome = outcome_of(seed)
+    assert outcome.elections > 0
+    assert outcome.committed > 100
+
+
+def test_the_seeds_meet_what_they_are_for() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen.update(outcome_of(seed).seen)
+    for kind in ("killed", "power lost", "unsynced writes lost", "paused", "stopped in order"):
+        assert seen[kind], kind
+    assert seen["cut one way"] + seen["cut both ways"]
+    assert seen["leader began"] > SEEDS
+
+
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
+    code = (
+        "import logging; logging.disable(50); from tests.sim.cluster.world import run_cluster;"
+        "print(run_cluster(3).trace_hash)"
+    )
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "4242")
+    }
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_a_planted_bug_is_caught(name: str) -> None:
+    for seed in CAUGHT_BY[name]:
+        try:
+            run_cluster(seed, CANARIES[name]())
+        except Exception:
+            return
+    raise AssertionError(f"{name} was not caught in seeds {CAUGHT_BY[name]}")
