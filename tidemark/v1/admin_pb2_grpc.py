@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on every listener. A topic with TOPIC_ALREADY_EXISTS after a retry may be the one that the first try made.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -133,7 +134,8 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on every listener. A topic with TOPIC_ALREADY_EXISTS after a retry may be the one that the first try made.
+    """
 
     def CreateTopics(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -360,7 +362,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on every listener. A topic with TOPIC_ALREADY_EXISTS after a retry may be the one that the first try made.
+    """
 
     @staticmethod
     def CreateTopics(request,

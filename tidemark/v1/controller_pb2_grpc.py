@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ControllerStub:
-    """Missing associated documentation comment in .proto file."""
+    """From brokers to the active controller. A client needs none of it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +68,8 @@ class ControllerStub:
 
 
 class ControllerServicer:
-    """Missing associated documentation comment in .proto file."""
+    """From brokers to the active controller. A client needs none of it.
+    """
 
     def RegisterBroker(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -147,7 +149,8 @@ def add_ControllerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Controller:
-    """Missing associated documentation comment in .proto file."""
+    """From brokers to the active controller. A client needs none of it.
+    """
 
     @staticmethod
     def RegisterBroker(request,

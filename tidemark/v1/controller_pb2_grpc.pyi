@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControllerStub:
+    """From brokers to the active controller. A client needs none of it."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -40,6 +42,8 @@ class ControllerStub:
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
+    """From brokers to the active controller. A client needs none of it."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterBroker: _aio.UnaryUnaryMultiCallable[_controller_pb2.RegisterBrokerRequest, _controller_pb2.RegisterBrokerResponse]  # type: ignore[assignment]
     BrokerHeartbeat: _aio.UnaryUnaryMultiCallable[_controller_pb2.BrokerHeartbeatRequest, _controller_pb2.BrokerHeartbeatResponse]  # type: ignore[assignment]
@@ -49,6 +53,8 @@ class ControllerAsyncStub(ControllerStub):
     RegisterController: _aio.UnaryUnaryMultiCallable[_controller_pb2.RegisterControllerRequest, _controller_pb2.RegisterControllerResponse]  # type: ignore[assignment]
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
+    """From brokers to the active controller. A client needs none of it."""
+
     @_abc_1.abstractmethod
     def RegisterBroker(
         self,

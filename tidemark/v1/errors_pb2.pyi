@@ -3,6 +3,10 @@
 isort:skip_file
 The error table: Apache Kafka's names and numbers (org.apache.kafka.common.protocol.Errors).
 tidemark/errors has the same table as exception classes; a test keeps the two equal.
+The proto has the codes that nodes answer; a client treats a number that it does not know as UNKNOWN_SERVER_ERROR.
+
+A comment tells what a client does. "Retry": send the same request again after a wait, at first 100 ms, then twice as long,
+up to 1 s. "Refresh": ask for Metadata first, and send to the leader that it names. Codes without a comment end the request.
 """
 
 from google.protobuf import descriptor as _descriptor
@@ -27,19 +31,31 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     NONE: _ErrorCode.ValueType  # 0
     UNKNOWN_SERVER_ERROR: _ErrorCode.ValueType  # -1
     OFFSET_OUT_OF_RANGE: _ErrorCode.ValueType  # 1
+    """fetch from another offset: ListOffsets tells the first and the last"""
     CORRUPT_MESSAGE: _ErrorCode.ValueType  # 2
+    """produce: retry, the batch was damaged on its way; fetch: stop, the log is damaged"""
     UNKNOWN_TOPIC_OR_PARTITION: _ErrorCode.ValueType  # 3
+    """refresh and retry for some seconds: a new topic takes a moment to be known to all brokers"""
     LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 5
+    """refresh and retry: no leader at the moment"""
     NOT_LEADER_OR_FOLLOWER: _ErrorCode.ValueType  # 6
+    """refresh and retry; current_leader may name the new one"""
     REQUEST_TIMED_OUT: _ErrorCode.ValueType  # 7
+    """retry; what was requested may have been done, or may be done yet"""
     BROKER_NOT_AVAILABLE: _ErrorCode.ValueType  # 8
+    """retry, with another node where any will do"""
     REPLICA_NOT_AVAILABLE: _ErrorCode.ValueType  # 9
+    """refresh and retry"""
     MESSAGE_TOO_LARGE: _ErrorCode.ValueType  # 10
+    """above max.message.bytes of the topic: send fewer records at once"""
     NETWORK_EXCEPTION: _ErrorCode.ValueType  # 13
+    """refresh and retry"""
     INVALID_TOPIC_EXCEPTION: _ErrorCode.ValueType  # 17
     RECORD_LIST_TOO_LARGE: _ErrorCode.ValueType  # 18
     NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 19
+    """retry: the ISR is below min.insync.replicas; nothing was appended"""
     NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 20
+    """retry; appended, and may be read yet: without idempotence a retry appends again"""
     INVALID_REQUIRED_ACKS: _ErrorCode.ValueType  # 21
     CLUSTER_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 31
     INVALID_TIMESTAMP: _ErrorCode.ValueType  # 32
@@ -50,30 +66,41 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     INVALID_REPLICA_ASSIGNMENT: _ErrorCode.ValueType  # 39
     INVALID_CONFIG: _ErrorCode.ValueType  # 40
     NOT_CONTROLLER: _ErrorCode.ValueType  # 41
+    """retry, with any node: no controller is active at the moment"""
     INVALID_REQUEST: _ErrorCode.ValueType  # 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT: _ErrorCode.ValueType  # 43
     POLICY_VIOLATION: _ErrorCode.ValueType  # 44
     OUT_OF_ORDER_SEQUENCE_NUMBER: _ErrorCode.ValueType  # 45
+    """an earlier batch is missing: retry if it is still under way, else the producer is at its end"""
     DUPLICATE_SEQUENCE_NUMBER: _ErrorCode.ValueType  # 46
+    """success: the batch was appended before, its offset is no longer known"""
     INVALID_PRODUCER_EPOCH: _ErrorCode.ValueType  # 47
     INVALID_TXN_STATE: _ErrorCode.ValueType  # 48
     TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 52
     KAFKA_STORAGE_ERROR: _ErrorCode.ValueType  # 56
+    """refresh and retry: a disk failed, another replica takes over"""
     LOG_DIR_NOT_FOUND: _ErrorCode.ValueType  # 57
     UNKNOWN_PRODUCER_ID: _ErrorCode.ValueType  # 59
     REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 60
     INVALID_FETCH_SESSION_EPOCH: _ErrorCode.ValueType  # 71
+    """followers: begin a new session"""
     FENCED_LEADER_EPOCH: _ErrorCode.ValueType  # 74
+    """refresh and retry: the epoch in the request is old"""
     UNKNOWN_LEADER_EPOCH: _ErrorCode.ValueType  # 75
+    """retry: the broker has not heard of this epoch yet"""
     UNSUPPORTED_COMPRESSION_TYPE: _ErrorCode.ValueType  # 76
     STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 77
     OFFSET_NOT_AVAILABLE: _ErrorCode.ValueType  # 78
+    """retry: a new leader does not know its high watermark yet"""
     PREFERRED_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 80
+    """retry, when that broker is back"""
     ELIGIBLE_LEADERS_NOT_AVAILABLE: _ErrorCode.ValueType  # 83
+    """retry, when one of them is back"""
     ELECTION_NOT_NEEDED: _ErrorCode.ValueType  # 84
     NO_REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 85
     INVALID_RECORD: _ErrorCode.ValueType  # 87
     THROTTLING_QUOTA_EXCEEDED: _ErrorCode.ValueType  # 89
+    """retry"""
     PRODUCER_FENCED: _ErrorCode.ValueType  # 90
     RESOURCE_NOT_FOUND: _ErrorCode.ValueType  # 91
     DUPLICATE_RESOURCE: _ErrorCode.ValueType  # 92
@@ -83,9 +110,11 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     SNAPSHOT_NOT_FOUND: _ErrorCode.ValueType  # 98
     POSITION_OUT_OF_RANGE: _ErrorCode.ValueType  # 99
     UNKNOWN_TOPIC_ID: _ErrorCode.ValueType  # 100
+    """refresh: the topic was deleted, or the broker has not heard of it; retry if the id is the same"""
     DUPLICATE_BROKER_REGISTRATION: _ErrorCode.ValueType  # 101
     BROKER_ID_NOT_REGISTERED: _ErrorCode.ValueType  # 102
     INCONSISTENT_TOPIC_ID: _ErrorCode.ValueType  # 103
+    """refresh: the name belongs to another topic by now"""
     INCONSISTENT_CLUSTER_ID: _ErrorCode.ValueType  # 104
     INELIGIBLE_REPLICA: _ErrorCode.ValueType  # 107
     NEW_LEADER_ELECTED: _ErrorCode.ValueType  # 108
@@ -100,19 +129,31 @@ class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper): ...
 NONE: ErrorCode.ValueType  # 0
 UNKNOWN_SERVER_ERROR: ErrorCode.ValueType  # -1
 OFFSET_OUT_OF_RANGE: ErrorCode.ValueType  # 1
+"""fetch from another offset: ListOffsets tells the first and the last"""
 CORRUPT_MESSAGE: ErrorCode.ValueType  # 2
+"""produce: retry, the batch was damaged on its way; fetch: stop, the log is damaged"""
 UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.ValueType  # 3
+"""refresh and retry for some seconds: a new topic takes a moment to be known to all brokers"""
 LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 5
+"""refresh and retry: no leader at the moment"""
 NOT_LEADER_OR_FOLLOWER: ErrorCode.ValueType  # 6
+"""refresh and retry; current_leader may name the new one"""
 REQUEST_TIMED_OUT: ErrorCode.ValueType  # 7
+"""retry; what was requested may have been done, or may be done yet"""
 BROKER_NOT_AVAILABLE: ErrorCode.ValueType  # 8
+"""retry, with another node where any will do"""
 REPLICA_NOT_AVAILABLE: ErrorCode.ValueType  # 9
+"""refresh and retry"""
 MESSAGE_TOO_LARGE: ErrorCode.ValueType  # 10
+"""above max.message.bytes of the topic: send fewer records at once"""
 NETWORK_EXCEPTION: ErrorCode.ValueType  # 13
+"""refresh and retry"""
 INVALID_TOPIC_EXCEPTION: ErrorCode.ValueType  # 17
 RECORD_LIST_TOO_LARGE: ErrorCode.ValueType  # 18
 NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
+"""retry: the ISR is below min.insync.replicas; nothing was appended"""
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 20
+"""retry; appended, and may be read yet: without idempotence a retry appends again"""
 INVALID_REQUIRED_ACKS: ErrorCode.ValueType  # 21
 CLUSTER_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 31
 INVALID_TIMESTAMP: ErrorCode.ValueType  # 32
@@ -123,30 +164,41 @@ INVALID_REPLICATION_FACTOR: ErrorCode.ValueType  # 38
 INVALID_REPLICA_ASSIGNMENT: ErrorCode.ValueType  # 39
 INVALID_CONFIG: ErrorCode.ValueType  # 40
 NOT_CONTROLLER: ErrorCode.ValueType  # 41
+"""retry, with any node: no controller is active at the moment"""
 INVALID_REQUEST: ErrorCode.ValueType  # 42
 UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorCode.ValueType  # 43
 POLICY_VIOLATION: ErrorCode.ValueType  # 44
 OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorCode.ValueType  # 45
+"""an earlier batch is missing: retry if it is still under way, else the producer is at its end"""
 DUPLICATE_SEQUENCE_NUMBER: ErrorCode.ValueType  # 46
+"""success: the batch was appended before, its offset is no longer known"""
 INVALID_PRODUCER_EPOCH: ErrorCode.ValueType  # 47
 INVALID_TXN_STATE: ErrorCode.ValueType  # 48
 TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 52
 KAFKA_STORAGE_ERROR: ErrorCode.ValueType  # 56
+"""refresh and retry: a disk failed, another replica takes over"""
 LOG_DIR_NOT_FOUND: ErrorCode.ValueType  # 57
 UNKNOWN_PRODUCER_ID: ErrorCode.ValueType  # 59
 REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 60
 INVALID_FETCH_SESSION_EPOCH: ErrorCode.ValueType  # 71
+"""followers: begin a new session"""
 FENCED_LEADER_EPOCH: ErrorCode.ValueType  # 74
+"""refresh and retry: the epoch in the request is old"""
 UNKNOWN_LEADER_EPOCH: ErrorCode.ValueType  # 75
+"""retry: the broker has not heard of this epoch yet"""
 UNSUPPORTED_COMPRESSION_TYPE: ErrorCode.ValueType  # 76
 STALE_BROKER_EPOCH: ErrorCode.ValueType  # 77
 OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 78
+"""retry: a new leader does not know its high watermark yet"""
 PREFERRED_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 80
+"""retry, when that broker is back"""
 ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorCode.ValueType  # 83
+"""retry, when one of them is back"""
 ELECTION_NOT_NEEDED: ErrorCode.ValueType  # 84
 NO_REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 85
 INVALID_RECORD: ErrorCode.ValueType  # 87
 THROTTLING_QUOTA_EXCEEDED: ErrorCode.ValueType  # 89
+"""retry"""
 PRODUCER_FENCED: ErrorCode.ValueType  # 90
 RESOURCE_NOT_FOUND: ErrorCode.ValueType  # 91
 DUPLICATE_RESOURCE: ErrorCode.ValueType  # 92
@@ -156,9 +208,11 @@ FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96
 SNAPSHOT_NOT_FOUND: ErrorCode.ValueType  # 98
 POSITION_OUT_OF_RANGE: ErrorCode.ValueType  # 99
 UNKNOWN_TOPIC_ID: ErrorCode.ValueType  # 100
+"""refresh: the topic was deleted, or the broker has not heard of it; retry if the id is the same"""
 DUPLICATE_BROKER_REGISTRATION: ErrorCode.ValueType  # 101
 BROKER_ID_NOT_REGISTERED: ErrorCode.ValueType  # 102
 INCONSISTENT_TOPIC_ID: ErrorCode.ValueType  # 103
+"""refresh: the name belongs to another topic by now"""
 INCONSISTENT_CLUSTER_ID: ErrorCode.ValueType  # 104
 INELIGIBLE_REPLICA: ErrorCode.ValueType  # 107
 NEW_LEADER_ELECTED: ErrorCode.ValueType  # 108

@@ -3,6 +3,11 @@
 isort:skip_file
 Produce, fetch and look-up for clients (any language), and replication among nodes.
 A request carries whole record batches of many partitions as bytes. A node checks them without decoding each record.
+proto/README.md tells how to write a client, in the order in which it needs these calls.
+
+A failure is an error code, mostly of a partition or a topic; the call itself succeeds. A status other than OK means that
+the node did not answer: UNAVAILABLE and DEADLINE_EXCEEDED may be repeated, and a Produce may have been done.
+proto3 knows no default but zero: a field whose comment names -1 has to be set to it.
 """
 
 from collections import abc as _abc
@@ -39,11 +44,16 @@ class ProduceRequest(_message.Message):
         topic_id: _builtins.bytes
         """instead of topic; checked against topic if both are set"""
         index: _builtins.int
+        """the partition; the client chooses it, by its key"""
         records: _builtins.bytes
-        """record batches v2"""
+        """Record batches v2, byte for byte those of Apache Kafka: compressed, and of idempotent producers with id, epoch and
+        sequence. One batch if it has a producer id. At most max.message.bytes each, else MESSAGE_TOO_LARGE.
+        """
         @_builtins.property
         def plain_records(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Record]:
-            """instead of records; the node encodes a batch"""
+            """Instead of records: the node encodes one batch, not compressed. It has no producer id and no sequence, so a repeated
+            request whose first answer was lost is appended a second time.
+            """
 
         def __init__(
             self,
@@ -67,10 +77,13 @@ class ProduceRequest(_message.Message):
     transactional_id: _builtins.str
     """empty: none"""
     acks: _builtins.int
-    """0, 1, or -1 for all in-sync replicas"""
+    """1: the leader has the records; -1: all in-sync replicas; 0 (the default): as 1 without any promise"""
     timeout_ms: _builtins.int
+    """for the replicas; 0 or below: the broker's request.timeout.ms. The call's deadline has to be later"""
     @_builtins.property
-    def partition_data(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRequest.PartitionProduceData]: ...
+    def partition_data(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRequest.PartitionProduceData]:
+        """a partition once"""
+
     def __init__(
         self,
         *,
@@ -110,7 +123,7 @@ class ProduceResponse(_message.Message):
         error_code: _errors_pb2.ErrorCode.ValueType
         error_message: _builtins.str
         base_offset: _builtins.int
-        """-1 on error"""
+        """of the first record, the others follow without a gap; -1 on error"""
         log_append_time_ms: _builtins.int
         """-1 unless message.timestamp.type=LogAppendTime"""
         log_start_offset: _builtins.int
@@ -140,8 +153,11 @@ class ProduceResponse(_message.Message):
     RESPONSES_FIELD_NUMBER: _builtins.int
     THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
     throttle_time_ms: _builtins.int
+    """above 0: send nothing to this broker for so long (KIP-219)"""
     @_builtins.property
-    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResponse.PartitionProduceResponse]: ...
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResponse.PartitionProduceResponse]:
+        """in the order of the request"""
+
     def __init__(
         self,
         *,
@@ -175,15 +191,18 @@ class FetchRequest(_message.Message):
         HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         topic_id: _builtins.bytes
+        """instead of topic: a topic made anew under the name is told, by UNKNOWN_TOPIC_ID"""
         partition: _builtins.int
         current_leader_epoch: _builtins.int
-        """-1: not checked"""
+        """of the metadata; the broker's is lower: UNKNOWN_LEADER_EPOCH, higher: FENCED_LEADER_EPOCH. -1: not checked; 0 is an epoch"""
         fetch_offset: _builtins.int
+        """the first record to return"""
         last_fetched_epoch: _builtins.int
-        """-1: no divergence check (KIP-595)"""
+        """leader epoch of the record before fetch_offset, from its batch; -1: no divergence check (KIP-320, KIP-595); 0 is an epoch"""
         log_start_offset: _builtins.int
         """followers: their own; else -1"""
         partition_max_bytes: _builtins.int
+        """a first batch comes whole even if larger"""
         high_watermark: _builtins.int
         """followers: their own (KIP-1166); else -1"""
         def __init__(
@@ -212,14 +231,19 @@ class FetchRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
     max_wait_ms: _builtins.int
+    """at most 60,000; the call's deadline has to be later"""
     min_bytes: _builtins.int
+    """answer once so much is there; 0: at once"""
     max_bytes: _builtins.int
+    """of all partitions; 0: the broker's fetch.max.bytes. The first batch comes whole even if larger"""
     isolation_level: _builtins.int
     """0 read uncommitted, 1 read committed"""
     plain_records: _builtins.bool
     """answer with records, not batches"""
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.FetchPartition]: ...
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.FetchPartition]:
+        """rotate their order if max_bytes is small: the first are filled first"""
+
     def __init__(
         self,
         *,
@@ -334,25 +358,31 @@ class FetchResponse(_message.Message):
         partition_index: _builtins.int
         error_code: _errors_pb2.ErrorCode.ValueType
         high_watermark: _builtins.int
-        """-1 on error"""
+        """end of the committed records; -1 on error"""
         last_stable_offset: _builtins.int
+        """end of what isolation_level 1 reads"""
         log_start_offset: _builtins.int
+        """the first offset that is left"""
         records: _builtins.bytes
-        """may begin below fetch_offset, and end with a part of a batch"""
+        """record batches v2; may begin below fetch_offset, and end with a part of a batch: drop both"""
         error_message: _builtins.str
         next_offset: _builtins.int
         """the offset to fetch next, behind all that was read, also what plain_records leave out; 0: nothing was read"""
         @_builtins.property
-        def diverging_epoch(self) -> _common_pb2.EpochEndOffset: ...
+        def diverging_epoch(self) -> _common_pb2.EpochEndOffset:
+            """set: what was read at and above its end_offset is no longer in the log (KIP-320); no records then"""
+
         @_builtins.property
-        def current_leader(self) -> _common_pb2.LeaderIdAndEpoch: ...
+        def current_leader(self) -> _common_pb2.LeaderIdAndEpoch:
+            """set on errors, if the broker knows it"""
+
         @_builtins.property
         def aborted_transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.AbortedTransaction]:
             """with isolation_level 1: those with records among these; plain_records are without them"""
 
         @_builtins.property
         def plain_records(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Record]:
-            """without control records; with isolation_level 1 without those of aborted transactions"""
+            """from fetch_offset on, without control records; with isolation_level 1 without those of aborted transactions"""
 
         def __init__(
             self,
@@ -406,10 +436,13 @@ class FetchResponse(_message.Message):
     error_code: _errors_pb2.ErrorCode.ValueType
     error_message: _builtins.str
     throttle_time_ms: _builtins.int
+    """above 0: send nothing to this broker for so long (KIP-219)"""
     session_id: _builtins.int
     """of a follower's call that stays open; 0: every request must name all partitions"""
     @_builtins.property
-    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.PartitionData]: ...
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.PartitionData]:
+        """in the order of the request"""
+
     def __init__(
         self,
         *,
@@ -444,7 +477,7 @@ class ListOffsetsRequest(_message.Message):
         current_leader_epoch: _builtins.int
         """-1: not checked"""
         timestamp: _builtins.int
-        """ms, or -1 latest, -2 earliest, -3 max timestamp, -4 earliest local, -5 latest tiered, -6 earliest not yet tiered"""
+        """ms: the first record at or after it; or -1 latest (the high watermark, or the last stable offset), -2 earliest, -3 max timestamp, -4 earliest local, -5 latest tiered, -6 earliest not yet tiered"""
         def __init__(
             self,
             *,
@@ -465,6 +498,7 @@ class ListOffsetsRequest(_message.Message):
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     isolation_level: _builtins.int
     timeout_ms: _builtins.int
+    """not used: a look-up in the tier has the broker's remote.list.offsets.request.timeout.ms"""
     replica_id: _builtins.int
     """0 or below: a client; a follower sends its id plus one"""
     @_builtins.property
@@ -545,6 +579,10 @@ Global___ListOffsetsResponse: _TypeAlias = ListOffsetsResponse  # noqa: Y015
 
 @_typing.final
 class MetadataRequest(_message.Message):
+    """Answered from the broker's own copy of the metadata, which may lag behind: a topic just created may be unknown, a leader
+    may be the last one. Take an answer about a partition only if its leader_epoch is not below the one known (KIP-320).
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
@@ -582,8 +620,10 @@ class MetadataResponse(_message.Message):
         IS_INTERNAL_FIELD_NUMBER: _builtins.int
         PARTITIONS_FIELD_NUMBER: _builtins.int
         error_code: _errors_pb2.ErrorCode.ValueType
+        """UNKNOWN_TOPIC_OR_PARTITION: no such topic, or not yet; none is created by asking"""
         name: _builtins.str
         topic_id: _builtins.bytes
+        """another one than before: the topic was deleted and made anew"""
         is_internal: _builtins.bool
         @_builtins.property
         def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataResponse.Partition]: ...
@@ -617,9 +657,13 @@ class MetadataResponse(_message.Message):
         """LEADER_NOT_AVAILABLE without a leader"""
         partition_index: _builtins.int
         leader_id: _builtins.int
+        """a node_id of brokers; -1: none"""
         leader_epoch: _builtins.int
+        """rises with every change of leader"""
         @_builtins.property
-        def replica_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        def replica_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """the preferred leader first"""
+
         @_builtins.property
         def isr_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
@@ -646,10 +690,12 @@ class MetadataResponse(_message.Message):
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
+    """another one than before: these are addresses of another cluster"""
     controller_id: _builtins.int
+    """the active controller; -1: unknown"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
-        """live ones"""
+        """live ones, at the listener that was asked"""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataResponse.Topic]: ...
@@ -678,7 +724,7 @@ class InitProducerIdRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
-    """empty: an idempotent producer"""
+    """must be empty: there are no transactions yet (UNSUPPORTED_VERSION)"""
     transaction_timeout_ms: _builtins.int
     producer_id: _builtins.int
     """-1: a new one"""
@@ -702,6 +748,10 @@ Global___InitProducerIdRequest: _TypeAlias = InitProducerIdRequest  # noqa: Y015
 
 @_typing.final
 class InitProducerIdResponse(_message.Message):
+    """The id and the epoch stand in each batch, with a sequence that counts the records per partition, from 0. A batch goes out
+    again with the same numbers, and is appended once. OUT_OF_ORDER_SEQUENCE_NUMBER: an earlier batch is missing.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_CODE_FIELD_NUMBER: _builtins.int
@@ -841,7 +891,7 @@ class DeleteRecordsRequest(_message.Message):
         topic: _builtins.str
         partition_index: _builtins.int
         offset: _builtins.int
-        """the first to keep; -1: the high watermark"""
+        """the first to keep, at most the high watermark; -1: the high watermark"""
         def __init__(
             self,
             *,

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class LogStub:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -72,48 +74,56 @@ class LogStub:
 
 
 class LogServicer:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
 
     def Produce(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
+        whole or not at all. The partitions of a request succeed and fail one by one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ProduceStream(self, request_iterator, context):
-        """Many Produce requests on one call, answered in order: a third of the cost of separate calls.
+        """Many Produce requests on one call, answered in order: a third of the cost of separate calls. Several may be under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """long poll
+        """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
+        An error of any partition ends the wait at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListOffsets(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Finds offsets by time, and where partitions begin and end.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Metadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InitProducerId(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98).
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """to the leader (KIP-107)
+        """Raises the start of logs, below which records are deleted (KIP-107).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +176,9 @@ def add_LogServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Log:
-    """Missing associated documentation comment in .proto file."""
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
 
     @staticmethod
     def Produce(request,
@@ -359,7 +371,8 @@ class Log:
 
 
 class ReplicationStub:
-    """Missing associated documentation comment in .proto file."""
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -385,7 +398,8 @@ class ReplicationStub:
 
 
 class ReplicationServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch.
+    """
 
     def Fetch(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -433,7 +447,8 @@ def add_ReplicationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Replication:
-    """Missing associated documentation comment in .proto file."""
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch.
+    """
 
     @staticmethod
     def Fetch(request,

@@ -3,6 +3,11 @@
 isort:skip_file
 Produce, fetch and look-up for clients (any language), and replication among nodes.
 A request carries whole record batches of many partitions as bytes. A node checks them without decoding each record.
+proto/README.md tells how to write a client, in the order in which it needs these calls.
+
+A failure is an error code, mostly of a partition or a topic; the call itself succeeds. A status other than OK means that
+the node did not answer: UNAVAILABLE and DEADLINE_EXCEEDED may be repeated, and a Produce may have been done.
+proto3 knows no default but zero: a field whose comment names -1 has to be set to it.
 """
 
 from collections import abc as _abc
@@ -29,42 +34,73 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LogStub:
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LogAsyncStub: ...
     Produce: _grpc.UnaryUnaryMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]
+    """Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
+    whole or not at all. The partitions of a request succeed and fail one by one.
+    """
     ProduceStream: _grpc.StreamStreamMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]
-    """Many Produce requests on one call, answered in order: a third of the cost of separate calls."""
+    """Many Produce requests on one call, answered in order: a third of the cost of separate calls. Several may be under way."""
     Fetch: _grpc.UnaryUnaryMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]
-    """long poll"""
+    """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
+    An error of any partition ends the wait at once.
+    """
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
+    """Finds offsets by time, and where partitions begin and end."""
     Metadata: _grpc.UnaryUnaryMultiCallable[_log_pb2.MetadataRequest, _log_pb2.MetadataResponse]
+    """Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so."""
     InitProducerId: _grpc.UnaryUnaryMultiCallable[_log_pb2.InitProducerIdRequest, _log_pb2.InitProducerIdResponse]
+    """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98)."""
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
-    """to the leader (KIP-107)"""
+    """Raises the start of logs, below which records are deleted (KIP-107)."""
 
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Produce: _aio.UnaryUnaryMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]  # type: ignore[assignment]
+    """Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
+    whole or not at all. The partitions of a request succeed and fail one by one.
+    """
     ProduceStream: _aio.StreamStreamMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]  # type: ignore[assignment]
-    """Many Produce requests on one call, answered in order: a third of the cost of separate calls."""
+    """Many Produce requests on one call, answered in order: a third of the cost of separate calls. Several may be under way."""
     Fetch: _aio.UnaryUnaryMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
-    """long poll"""
+    """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
+    An error of any partition ends the wait at once.
+    """
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
+    """Finds offsets by time, and where partitions begin and end."""
     Metadata: _aio.UnaryUnaryMultiCallable[_log_pb2.MetadataRequest, _log_pb2.MetadataResponse]  # type: ignore[assignment]
+    """Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so."""
     InitProducerId: _aio.UnaryUnaryMultiCallable[_log_pb2.InitProducerIdRequest, _log_pb2.InitProducerIdResponse]  # type: ignore[assignment]
+    """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98)."""
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
-    """to the leader (KIP-107)"""
+    """Raises the start of logs, below which records are deleted (KIP-107)."""
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
+    """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
+    InitProducerId, which any broker answers.
+    """
+
     @_abc_1.abstractmethod
     def Produce(
         self,
         request: _log_pb2.ProduceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_log_pb2.ProduceResponse, _abc.Awaitable[_log_pb2.ProduceResponse]]: ...
+    ) -> _typing.Union[_log_pb2.ProduceResponse, _abc.Awaitable[_log_pb2.ProduceResponse]]:
+        """Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
+        whole or not at all. The partitions of a request succeed and fail one by one.
+        """
 
     @_abc_1.abstractmethod
     def ProduceStream(
@@ -72,7 +108,7 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_log_pb2.ProduceRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_log_pb2.ProduceResponse], _abc.AsyncIterator[_log_pb2.ProduceResponse]]:
-        """Many Produce requests on one call, answered in order: a third of the cost of separate calls."""
+        """Many Produce requests on one call, answered in order: a third of the cost of separate calls. Several may be under way."""
 
     @_abc_1.abstractmethod
     def Fetch(
@@ -80,28 +116,33 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.FetchResponse, _abc.Awaitable[_log_pb2.FetchResponse]]:
-        """long poll"""
+        """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
+        An error of any partition ends the wait at once.
+        """
 
     @_abc_1.abstractmethod
     def ListOffsets(
         self,
         request: _log_pb2.ListOffsetsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_log_pb2.ListOffsetsResponse, _abc.Awaitable[_log_pb2.ListOffsetsResponse]]: ...
+    ) -> _typing.Union[_log_pb2.ListOffsetsResponse, _abc.Awaitable[_log_pb2.ListOffsetsResponse]]:
+        """Finds offsets by time, and where partitions begin and end."""
 
     @_abc_1.abstractmethod
     def Metadata(
         self,
         request: _log_pb2.MetadataRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_log_pb2.MetadataResponse, _abc.Awaitable[_log_pb2.MetadataResponse]]: ...
+    ) -> _typing.Union[_log_pb2.MetadataResponse, _abc.Awaitable[_log_pb2.MetadataResponse]]:
+        """Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so."""
 
     @_abc_1.abstractmethod
     def InitProducerId(
         self,
         request: _log_pb2.InitProducerIdRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_log_pb2.InitProducerIdResponse, _abc.Awaitable[_log_pb2.InitProducerIdResponse]]: ...
+    ) -> _typing.Union[_log_pb2.InitProducerIdResponse, _abc.Awaitable[_log_pb2.InitProducerIdResponse]]:
+        """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98)."""
 
     @_abc_1.abstractmethod
     def DeleteRecords(
@@ -109,11 +150,13 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.DeleteRecordsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.DeleteRecordsResponse, _abc.Awaitable[_log_pb2.DeleteRecordsResponse]]:
-        """to the leader (KIP-107)"""
+        """Raises the start of logs, below which records are deleted (KIP-107)."""
 
 def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ReplicationStub:
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -125,6 +168,8 @@ class ReplicationStub:
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Fetch: _aio.UnaryUnaryMultiCallable[_log_pb2.ReplicaFetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
     FetchStream: _aio.StreamStreamMultiCallable[_log_pb2.ReplicaFetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
@@ -132,6 +177,8 @@ class ReplicationAsyncStub(ReplicationStub):
     OffsetForLeaderEpoch: _aio.UnaryUnaryMultiCallable[_log_pb2.OffsetForLeaderEpochRequest, _log_pb2.OffsetForLeaderEpochResponse]  # type: ignore[assignment]
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
+    """Among brokers. A client needs none of it: it sends last_fetched_epoch with its Fetch."""
+
     @_abc_1.abstractmethod
     def Fetch(
         self,

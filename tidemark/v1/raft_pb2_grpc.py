@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RaftStub:
-    """Missing associated documentation comment in .proto file."""
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -87,7 +88,8 @@ class RaftStub:
 
 
 class RaftServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum.
+    """
 
     def Vote(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -215,7 +217,8 @@ def add_RaftServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Raft:
-    """Missing associated documentation comment in .proto file."""
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum.
+    """
 
     @staticmethod
     def Vote(request,

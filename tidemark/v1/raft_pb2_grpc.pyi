@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RaftStub:
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -48,6 +50,8 @@ class RaftStub:
 
 @_typing.type_check_only
 class RaftAsyncStub(RaftStub):
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Vote: _aio.UnaryUnaryMultiCallable[_raft_pb2.VoteRequest, _raft_pb2.VoteResponse]  # type: ignore[assignment]
     BeginQuorumEpoch: _aio.UnaryUnaryMultiCallable[_raft_pb2.BeginQuorumEpochRequest, _raft_pb2.BeginQuorumEpochResponse]  # type: ignore[assignment]
@@ -65,6 +69,8 @@ class RaftAsyncStub(RaftStub):
     """leader only"""
 
 class RaftServicer(metaclass=_abc_1.ABCMeta):
+    """Among the voters and observers of the metadata quorum. A client needs none of it: Admin has DescribeMetadataQuorum."""
+
     @_abc_1.abstractmethod
     def Vote(
         self,
