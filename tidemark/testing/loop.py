@@ -118,6 +118,8 @@ class SimLoop(asyncio.BaseEventLoop):
             tasks = process.tasks
             tasks[task] = None
             task.add_done_callback(lambda ended: _forget(tasks, ended))
+            if not process.alive:  # made while the others of this process were cancelled
+                self.call_soon(task.cancel)
         return task
 
     def _run_once(self) -> None:
