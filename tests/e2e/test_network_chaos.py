@@ -159,6 +159,7 @@ def test_a_proxy_knows_a_node_by_its_process() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as connection,
     ):
-        port = connection.getsockname()[1]
-        assert mine.owner_of(port) == 7
-        assert nobodys.owner_of(port) == CLIENTS
+        port, peer = connection.getsockname()[1], server.getsockname()[1]
+        assert mine.owner_of(port, peer) == 7
+        assert nobodys.owner_of(port, peer) == CLIENTS
+        assert mine.owner_of(peer, port) == CLIENTS  # not accepted: nobody has it yet
