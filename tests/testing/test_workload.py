@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,20 +15,30 @@ import pytest
 from tests.testing.fake_clients import COUNT, FakeClients
 from tests.virtual_time import run
 from tidemark.testing.checker import broken, judge, report
-from tidemark.testing.history import Entry, History, Outcome, ReadDone, to_line
+from tidemark.testing.history import (
+    Calmed,
+    Entry,
+    History,
+    Outcome,
+    ProducerMade,
+    ReadDone,
+    Sent,
+    to_line,
+)
 from tidemark.testing.workload import Workload, WorkloadPace
+from tidemark.testing.workload_senders import SENDERS
 
 PACE = WorkloadPace(slack_ms=0, finish_ms=5_000, delivery_timeout_ms=3_000)
 
 
-def worked(seed: int, *bugs: str, seconds: float = 6) -> list[Entry]:
+def worked(seed: int, *bugs: str, seconds: float = 6, pace: WorkloadPace = PACE) -> list[Entry]:
     """The history of some seconds of work."""
 
     async def work() -> list[Entry]:
         loop = asyncio.get_running_loop()
         history = History(lambda: loop.time() * 1000)
         clients: Any = FakeClients(seed, set(bugs))
-        async with Workload(clients, history, random.Random(seed), {"t": COUNT}, PACE) as workload:
+        async with Workload(clients, history, random.Random(seed), {"t": COUNT}, pace) as workload:
             await asyncio.sleep(seconds)
             history.note_fault("answers are lost no more")
             clients.calm = True
@@ -62,6 +73,15 @@ def test_work_has_all_kinds_of_clients_calls_and_outcomes() -> None:
     offsets = [p for e in entries if isinstance(e, Outcome) for p in e.places]
     assert any(offset == -1 for _, offset in offsets)  # acks=0
     assert len({partition for partition, _ in offsets}) == COUNT
+
+
+def test_no_producer_is_closed_after_the_faults_with_records_under_way() -> None:
+    pace = replace(PACE, sends_after=200, finish_ms=60_000)
+    entries = worked(2, seconds=1, pace=pace)
+    kinds = [type(entry) for entry in entries]
+    assert ProducerMade in kinds[len(SENDERS) * 2 : kinds.index(Calmed)]  # it was before
+    assert ProducerMade not in kinds[kinds.index(Calmed) :]
+    assert kinds[kinds.index(Calmed) :].count(Sent) >= len(SENDERS) * 200
 
 
 @pytest.mark.parametrize(

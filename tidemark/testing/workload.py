@@ -122,6 +122,8 @@ class Workload:
 
         Returns after `finish_ms` for each step at the latest; the history then shows the lack.
         """
+        for sender in self.senders:
+            sender.calm()
         self._history.add(Calmed(self._history.now_ms()))
         wanted = [sender.count + self._pace.sends_after for sender in self.senders]
         await self._until(

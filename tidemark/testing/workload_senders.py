@@ -90,6 +90,7 @@ class WorkloadSender:
         self._rng = rng
         self._partitions = partitions
         self._pace = pace
+        self._closes = True
         self._generation = 0
         self._sequence = 0
         self._producer: AsyncProducer | None = None
@@ -103,13 +104,17 @@ class WorkloadSender:
     async def run(self, stop: asyncio.Event) -> None:
         """Sends until `stop` is set."""
         while not stop.is_set():
-            if self._producer is None or self._rng.random() < 0.004:
+            if self._producer is None or (self._closes and self._rng.random() < 0.004):
                 await self.close()
                 self._begin()
             if len(self._under_way) < _MAX_UNDER_WAY:
                 for _ in range(self._rng.choice((1, 1, 1, 2, 8))):
                     self._send()
             await asyncio.sleep(self._rng.expovariate(1.0) * self._pace.send_ms / 1000)
+
+    def calm(self) -> None:
+        """Closes no producer from here on: one that is closed may give up what is under way."""
+        self._closes = False
 
     async def settle(self) -> None:
         """Waits for all outcomes, at most for their limit; then the missing ones show in the
