@@ -262,12 +262,12 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """Returns the first local record at or after a timestamp (KIP-33), or None."""
-        start = self.local_log_start_offset
-        return lookup.offset_for_timestamp(self._segments, self.epochs, start, timestamp_ms)
+        start, end = self.local_log_start_offset, self._log_end_offset
+        return lookup.offset_for_timestamp(self._segments, self.epochs, start, end, timestamp_ms)
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """Returns the first local record with the greatest timestamp (ListOffsets -3)."""
-        return lookup.offset_of_max_timestamp(self._segments.all)
+        return lookup.offset_of_max_timestamp(self._segments, self._log_end_offset)
 
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Returns the aborted transactions with records in [start, end), for read_committed."""

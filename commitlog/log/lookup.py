@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from commitlog.log.loader import replay_producers
 from commitlog.log.segments import Segments
@@ -16,9 +15,10 @@ from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.segment import Segment
 from commitlog.segment.txn_recovery import check_transactions
-from commitlog.types import AbortedTransaction, TimestampOffset
+from commitlog.types import AbortedTransaction, CorruptLogError, TimestampOffset
 from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
+from tidemark.records.header import BatchHeader, read_header
 
 _SCRATCH_BYTES = 64 << 10
 _scratch: list[memoryview] = []  # buffers to read into, one for each concurrent look-up
@@ -27,28 +27,50 @@ logger = logging.getLogger(__name__)
 
 
 def offset_for_timestamp(
-    segments: Segments, epochs: LeaderEpochCache, start: int, timestamp_ms: int
+    segments: Segments, epochs: LeaderEpochCache, start: int, end: int, timestamp_ms: int
 ) -> TimestampOffset | None:
-    """Returns the first record at or after `timestamp_ms`, by offset, from `start` on.
+    """Returns the first record at or after `timestamp_ms`, by offset, from `start` on and
+    below the log's `end`.
 
     Every record at or after the timestamp has this offset or a higher one.
     """
     for segment in segments.since(timestamp_ms):
         if segment.max_timestamp_ms < timestamp_ms or segment.size_bytes == 0:
             continue
+        limit = _end_of(segments, segment, end)
         try:
-            found = _first_in_segment(segment, timestamp_ms, start)
+            found = _first_in_segment(segment, timestamp_ms, start, limit)
         except (CorruptIndexError, CorruptMessageError) as error:
             logger.warning("%s: %s; rebuilding the indexes", segment.directory.path, error)
             segment.rebuild_indexes()
-            found = _first_in_segment(segment, timestamp_ms, start)
+            found = _first_in_segment(segment, timestamp_ms, start, limit)
         if found is not None:
+            _check_whole(segments, segment)
             return TimestampOffset(*found, epochs.epoch_for_offset(found[1]))
+    _check_whole(segments, None)
     return None
 
 
+def _end_of(segments: Segments, segment: Segment, end: int) -> int:
+    """Returns the offset where the next segment begins, or the log ends."""
+    following = bisect_right(segments.bases, segment.base_offset)
+    return segments.bases[following] if following < len(segments.bases) else end
+
+
+def _check_whole(segments: Segments, until: Segment | None) -> None:
+    """Checks that no segment before `until` (None: no segment) is damaged, so that it might hold an
+    earlier answer. Its greatest timestamp is only that of the batches before the damage. Raises
+    CorruptLogError.
+    """
+    for segment in segments.all if Segment.rebuilds else ():  # only a rebuild finds damage
+        if segment is until:
+            return
+        if segment.fault is not None and segment.fault[0] < segment.size_bytes:
+            raise CorruptLogError(f"{segment.directory.path}/{segment.log_file}", *segment.fault)
+
+
 def _first_in_segment(
-    segment: Segment, timestamp_ms: int, start_offset: int
+    segment: Segment, timestamp_ms: int, start_offset: int, end_offset: int
 ) -> tuple[int, int] | None:
     """Returns (timestamp, offset) of the segment's first record at or after both bounds.
 
@@ -62,9 +84,11 @@ def _first_in_segment(
     if unproven and entry_ms < timestamp_ms:
         place = segment.batch_after(entry_offset, entry_ms)
         if place is not None and place[1] <= len(scratch):
-            position, size = place
+            position, size, last_offset = place
             got = segment.file.pread_into(scratch[:size], position)
-            found = find_in_plain_batch(scratch[:got], timestamp_ms, start_offset)
+            found = None
+            if read_header(scratch[:got]).last_offset == last_offset:  # else the scan finds out
+                found = find_in_plain_batch(scratch[:got], timestamp_ms, start_offset)
             if found is not None:
                 _scratch.append(scratch)
                 return found
@@ -78,6 +102,7 @@ def _first_in_segment(
                 data, at = segment.read_batch(header), 0
             found = first_record_at_or_after(data, at, header, timestamp_ms, start_offset)
             if found is not None:
+                _check_end_of(segment, header, end_offset)
                 _scratch.append(scratch)
                 return found
     if unproven:
@@ -85,10 +110,35 @@ def _first_in_segment(
     return None
 
 
-def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | None:
+def _check_end_of(segment: Segment, header: BatchHeader, end_offset: int) -> None:
+    """Checks the base offset of a batch, which no CRC covers, by what is behind it: another batch,
+    or `end_offset`. Raises CorruptLogError.
+    """
+    end, limit = header.end_position, end_offset
+    if end < segment.size_bytes:
+        entry = segment.offset_index.lookup(header.last_offset)
+        if (
+            header.position
+            and entry == (header.last_offset, header.position)
+            and (
+                segment.fault is None  # else the index was made of the damaged batches
+            )
+        ):
+            return
+        limit = segment.header_at(end).base_offset
+    if header.next_offset > limit:
+        raise CorruptLogError(
+            f"{segment.directory.path}/{segment.log_file}",
+            header.position,
+            f"the batch at offset {header.base_offset} ends behind offset {limit}",
+        )
+
+
+def offset_of_max_timestamp(segments: Segments, end: int) -> TimestampOffset | None:
     """Returns the first record with the greatest timestamp; None for a log without timestamps."""
+    _check_whole(segments, None)
     best: Segment | None = None
-    for segment in segments:
+    for segment in segments.all:
         if segment.size_bytes and (
             best is None or segment.max_timestamp_ms > best.max_timestamp_ms
         ):
@@ -100,6 +150,7 @@ def offset_of_max_timestamp(segments: Sequence[Segment]) -> TimestampOffset | No
             best.read_batch(header), 0, header, best.max_timestamp_ms, 0
         )
         if found is not None:
+            _check_end_of(best, header, _end_of(segments, best, end))
             epoch = header.partition_leader_epoch  # the offset may lie below the log start
             return TimestampOffset(*found, epoch if epoch >= 0 else None)
     return None

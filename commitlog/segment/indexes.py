@@ -203,6 +203,12 @@ class OffsetIndex(_IndexFile):
             return self.base_offset, 0
         return self.base_offset + self._offsets[index - 1], self._positions[index - 1]
 
+    def entry_behind(self, offset: int) -> int:
+        """Returns the offset of the first entry above `offset`, which there must be."""
+        return (
+            self.base_offset + self._offsets[bisect_right(self._offsets, offset - self.base_offset)]
+        )
+
     def window(self, offset: int) -> tuple[int, int, int, int]:
         """As `lookup`, with the bytes from that entry to the next one, and from there to the one
         after. Both are 0 if there is none. The batch of `offset` most likely lies within them.

@@ -547,11 +547,10 @@ class Segment:
         floor = 0 if start else self.base_offset
         return scan_batches(self.file, start, self._size, chunk_bytes, scratch, first, floor)
 
-    def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int] | None:
-        """Returns (position, size) of the batch behind the one with this last offset and greatest
-        timestamp. None if the index alone does not give both: it needs an entry for each of them
-        and one more. None also for compressed batches or LogAppendTime. `scan_from` then finds the
-        batch, or the damage.
+    def batch_after(self, last_offset: int, max_timestamp_ms: int) -> tuple[int, int, int] | None:
+        """Returns (position, size, last offset) of the batch behind the one with this last offset
+        and greatest timestamp. None if the index alone, by three entries in a row, does not give
+        them, for compressed batches and LogAppendTime. `scan_from` then finds batch or damage.
         """
         offset, position, gap, next_gap = self.offset_index.window(last_offset)
         if offset != last_offset or next_gap < HEADER_BYTES:
@@ -561,7 +560,8 @@ class Segment:
             return None
         if header.attributes & _NOT_PLAIN:  # most likely the next one is not plain either
             return None
-        return (position + gap, next_gap) if header.size_bytes == gap else None
+        place = position + gap, next_gap, self.offset_index.entry_behind(last_offset)
+        return place if header.size_bytes == gap else None
 
     def read(
         self,

@@ -5,6 +5,7 @@ another offset, never a hole, never an empty answer below the end.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from commitlog.log.log import Log
 from commitlog.types import CorruptLogError
 from tests.commitlog.builders import NOW, batch, config, open_log, records_of
 from tests.commitlog.log.test_damage import copy_of
+from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.records import Record, decode_batch, iter_batches
 from tidemark.records.header import CRC_AT, PATCH_BYTES
@@ -123,6 +125,37 @@ def test_no_flipped_bit_outside_the_crc_is_served(clean: bool, first_byte: int) 
             found += reader.errors > 0 or log.log_end_offset < len(records)
     if clean or first_byte < EPOCH_AT:
         assert found == BATCHES * 8 * min(2, CRC_AT - first_byte), "some read notices each flip"
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, config(index_interval_bytes=1)])
+def test_no_flipped_offset_is_the_answer_of_a_look_up_by_timestamp(settings: TopicConfig) -> None:
+    """Neither by the index alone, nor by the scan from an entry on."""
+    directory = MemoryDirectory()
+    log = open_log(directory, settings)
+    for number in range(BATCHES):
+        log.append_as_leader(batch(3, timestamp=NOW + number * 10), 1, NOW)
+    times = {NOW + 10 * n + i: 3 * n + i for n in range(BATCHES) for i in range(3)}
+    noticed = 0
+    for name, position in places(directory):
+        for bit in (0, 1, 2, 4, 13, 40, 62):
+            at, of = position + 7 - bit // 8, bit % 8
+            directory.flip_bit(name, at, of)
+            for time, offset in times.items():
+                try:
+                    found = log.offset_for_timestamp(time)
+                except CorruptMessageError:
+                    noticed += 1
+                    continue
+                assert found is not None
+                assert (found.timestamp_ms, found.offset) == (time, offset), (position, bit)
+            with suppress(CorruptMessageError):
+                newest = log.offset_of_max_timestamp()
+                assert newest is not None
+                assert newest.offset == log.log_end_offset - 1
+            directory.flip_bit(name, at, of)
+            for segment in log.segments:
+                segment.rebuild_indexes()
+    assert noticed > BATCHES * 7 * 3
 
 
 def test_bits_flipped_while_the_log_is_open_are_noticed() -> None:
