@@ -181,7 +181,7 @@ class World:
         delivery, ids = Delivery(), self._ids(1)
         value = b"%08d" % ids[0] + b"x" * size
         try:
-            self.core.send(delivery, topic, value, None, partition, 0, (), self.now_ms)
+            self.core.admission.send(delivery, topic, value, None, partition, 0, (), self.now_ms)
         except (BufferExhaustedError, ClientClosedError):
             self.refused += 1
             return

@@ -144,3 +144,60 @@ def test_a_blocking_call_on_its_own_loop_is_refused(cluster: FakeCluster) -> Non
 
     with pytest.raises(RuntimeError, match="its own event loop"):
         shared_loop().run(misuse())
+
+
+def test_an_error_of_the_core_reaches_whoever_waits_for_the_record(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("nobody foresaw it")
+
+    with Producer(cluster.bootstrap_servers) as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._core, "enqueue", broken)
+            delivery = producer.send("t", b"a")
+            with pytest.raises(RuntimeError, match="nobody foresaw"):
+                delivery.result(10)
+        assert producer.send("t", b"b").result(10).offset == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"headers": {"a": b"1"}}, {"partition": "0"}, {"timestamp_ms": "now"}]
+)
+def test_a_bad_record_is_refused_in_the_thread_that_sends_it(
+    cluster: FakeCluster, wrong: dict[str, Any]
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(TypeError):
+            producer.send("t", b"bad", **wrong)
+        assert producer.send("t", b"good").result(10).offset == 0
+
+
+def test_an_interrupt_amid_a_send_holds_up_no_later_one(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Producer(cluster.bootstrap_servers) as producer:
+        assert producer.send("t", b"0").result(10).offset == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._thread.loop, "call_soon_threadsafe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                producer.send("t", b"1")
+        assert producer.send("t", b"2").result(10).offset == 2
+    assert cluster.values("t") == [b"0", b"1", b"2"]
+
+
+def test_close_with_a_time_limit_fails_records_that_wait_for_their_topic(
+    cluster: FakeCluster,
+) -> None:
+    producer = Producer(cluster.bootstrap_servers)
+    deliveries = [producer.send("nowhere", b"a") for _ in range(3)]
+    arrow_of_topic = pa.RecordBatch.from_pydict({"value": [b"a"]})
+    assert producer.send("t", b"b").result(10).offset == 0
+    assert producer.send_arrow("t", arrow_of_topic).result(10)[0].base_offset == 1
+    producer.close(timeout_ms=50)
+    for delivery in deliveries:
+        with pytest.raises(ClientClosedError):
+            delivery.result(10)

@@ -174,8 +174,9 @@ class Admission:
         timestamp_ms: int,
         headers: tuple[Header, ...],
         now_ms: float,
-    ) -> Batch | None:
-        """Appends a record, or parks it. Returns the batch that was opened for it, if one was.
+    ) -> Batch | ParkedRecord | None:
+        """Appends a record, or parks it. Returns the batch that was opened for it, if one was, or
+        the parked record.
 
         Raises ClientClosedError, and BufferExhaustedError if the parked records fill as much as
         the buffer.
@@ -203,7 +204,7 @@ class Admission:
             )
         self.parked_bytes += parked.size_bytes
         self._park(self._records, topic, parked, now_ms)
-        return None
+        return parked
 
     def send_tables(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from tidemark.client.admission import Limits, check_record
+from tidemark.client.admission import Limits, ParkedRecord, check_record
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.delivery import ArrowDelivery, ArrowSend, Delivery
@@ -79,6 +79,7 @@ class AsyncProducer(AsyncCloses):
         )
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._wall_ms = surroundings().wall_ms
+        self._loop_time = asyncio.get_running_loop().time
         self._linger_ms = linger_ms
         self._limits = Limits(
             batch_size=batch_size,
@@ -108,6 +109,7 @@ class AsyncProducer(AsyncCloses):
             request_timeout_ms=request_timeout_ms,
             rng=rng,
         )
+        self._admit = self._core.admission.send  # a record's way is short: it is taken most often
         self._sender = Sender(
             self._core,
             self._connections,
@@ -155,19 +157,27 @@ class AsyncProducer(AsyncCloses):
         headers: Sequence[Header],
     ) -> None:
         """`send` for a delivery that the blocking class made in another thread."""
-        checked = check_record(topic, value, key, partition, timestamp_ms, headers)
+        checked: tuple[Header, ...] = ()
+        if (
+            partition is not None
+            or timestamp_ms is not None
+            or headers
+            or type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+        ):
+            checked = check_record(topic, value, key, partition, timestamp_ms, headers)
         if timestamp_ms is None:
             timestamp_ms = self._wall_ms()
-        now_ms = self._sender.now_ms()
-        opened = self._core.send(
-            delivery, topic, value, key, partition, timestamp_ms, checked, now_ms
-        )
-        if opened is not None:
-            if opened is not self._core.accumulator.queue(opened.topic_partition).batches[0]:
-                self._sender.schedule()  # the batch before it is full
-            self._sender.linger(now_ms + self._linger_ms)
-        elif not self._core.admission.is_empty:
+        now_ms = self._loop_time() * 1000
+        found = self._admit(delivery, topic, value, key, partition, timestamp_ms, checked, now_ms)
+        if found is None:
+            return
+        if isinstance(found, ParkedRecord):
             self._sender.schedule()
+            return
+        if found is not self._core.accumulator.queue(found.topic_partition).batches[0]:
+            self._sender.schedule()  # the batch before it is full
+        self._sender.linger(now_ms + self._linger_ms)
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> ArrowDelivery:
         """Queues the rows of a pyarrow RecordBatch or Table; `await` the result for

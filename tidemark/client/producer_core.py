@@ -21,8 +21,7 @@ from tidemark.client import watch
 from tidemark.client.accumulator import Accumulator
 from tidemark.client.admission import Admission, Limits, ParkedTable, View
 from tidemark.client.batch import Batch, Stamp, State
-from tidemark.client.delivery import ArrowSend, Delivery
-from tidemark.client.models import Header
+from tidemark.client.delivery import ArrowSend
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import (
     ApiError,
@@ -142,23 +141,7 @@ class ProducerCore:
         self._is_stale = False
         self._wants = False  # metadata, as of the last step
 
-    # Records in.
-
-    def send(
-        self,
-        delivery: Delivery,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int | None,
-        timestamp_ms: int,
-        headers: tuple[Header, ...],
-        now_ms: float,
-    ) -> Batch | None:
-        """See `Admission.send`."""
-        return self.admission.send(
-            delivery, topic, value, key, partition, timestamp_ms, headers, now_ms
-        )
+    # Records in: by `admission.send`, which is called most often, and by tables.
 
     def send_tables(
         self,

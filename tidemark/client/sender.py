@@ -229,7 +229,7 @@ class Sender:
             from tidemark.client.encoding import split
 
             pieces = await self._loop.run_in_executor(
-                self._pool,
+                None,  # beside the threads that encode what was split before
                 split,
                 table.table,
                 partitioner.partition_count,
