@@ -108,6 +108,12 @@ class Story:
         ]
 
 
+def told(story: Story, rule: str) -> str:
+    """The messages of a rule's findings."""
+    found = next(verdict for verdict in judge(story.entries) if verdict.rule == rule)
+    return "\n".join(finding.message for finding in found.findings)
+
+
 def _named(text: str) -> str:
     producer, _, sequence = text.partition("/")
     return identity_of(producer, int(sequence), "k") if sequence else text

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.testing.story import Story
+from tests.testing.story import Story, told
 from tidemark.testing.checker import judge
 from tidemark.testing.history import REFUSED, Outcome
 from tidemark.testing.rules import RULES
@@ -121,6 +121,18 @@ def test_acknowledged_by_one_among_faults_may_be_lost() -> None:
     assert story.broken() == []
 
 
+def test_acknowledged_record_at_another_offset_than_0() -> None:
+    story = Story()
+    story.producer("p", idempotent=False)
+    story.producer("q")
+    story.send("q", 1)
+    story.unknown("q", 1)
+    sent = story.send("p", 1)
+    story.acked("p", 1, 0)
+    log = story.log("q/1", "p/1")
+    assert story.shown("acknowledged") == [(sent, sent + 1, log)]
+
+
 # Phantoms and duplicates.
 
 
@@ -220,6 +232,27 @@ def test_in_order_with_acks_1_where_both_were_kept() -> None:
     assert story.broken() == ["order"]
 
 
+def test_in_order_with_acks_1_leaves_copies_out() -> None:
+    story = Story()
+    story.producer("p", 1, idempotent=False)
+    story.send("p", 1)
+    story.send("p", 2)
+    story.acked("p", 2, 0)
+    story.acked("p", 1, 1)
+    story.log("p/2", "p/1", "p/1")
+    assert story.broken() == []
+
+
+def test_in_order_is_no_offset_for_two_and_none_that_is_unknown() -> None:
+    story = written()
+    story.send("p", 3)
+    story.acked("p", 3, -1)
+    assert story.broken() == []
+    story.send("p", 4)
+    story.acked("p", 4, 1)
+    assert story.broken() == ["order"]
+
+
 def test_behind_committed_records_that_were_acknowledged_before() -> None:
     story = Story()
     story.producer("p")
@@ -281,6 +314,14 @@ def test_never_changes_an_end_that_was_seen() -> None:
     assert story.shown("never changes") == [(read,), (end,)]
 
 
+def test_never_changes_what_is_deleted_from_the_start_on() -> None:
+    story = written(1, idempotent=False)
+    read = story.read("c", (0, "p/1"), (1, "p/2"))
+    story.log("-", start=1)
+    assert story.shown("never changes") == [(read,)]
+    assert "p:2:k was read" in told(story, "never changes")
+
+
 # Positions.
 
 
@@ -319,6 +360,17 @@ def test_positions_go_forward_and_a_cancelled_poll_moves_none() -> None:
     moved = story.read("c", to=2)
     log = story.log("p/1", "p/2")
     assert story.shown("positions") == [(first, moved, log)]
+
+
+def test_positions_go_forward_over_what_is_deleted() -> None:
+    story = written()
+    story.read("d", (0, "p/1"))
+    story.seek("c", 0)
+    story.read("c", (1, "p/2"))
+    assert story.broken() == ["positions"]
+    assert "c went from 0 to 2 of t-0 and did not get 0" in told(story, "positions")
+    story.log("p/2", start=1)
+    assert story.broken() == []
 
 
 def test_positions_go_anywhere_by_a_seek() -> None:
@@ -406,6 +458,35 @@ def test_consumers_reach_the_end_and_not_only_a_place_before_it() -> None:
     read = story.read("c", (0, "p/1"))
     story.log("p/1", "p/2")
     assert story.shown("the end is reached") == [(calm, read)]
+
+
+def test_consumers_reach_the_end_or_it_is_told_where_they_are() -> None:
+    story = written()
+    story.consumer("c")
+    story.consumer("d", 1)
+    calm = story.calm()
+    assert story.shown("the end is reached") == [(calm,), (calm,)]  # neither log was read
+    story.log("p/1", "p/2")
+    assert "it was at nowhere of 2" in told(story, "the end is reached")
+    story.read("c", (0, "p/1"))
+    assert "it was at 1 of 2" in told(story, "the end is reached")
+
+
+def test_a_history_without_its_beginning_or_its_end_is_judged() -> None:
+    story = written()
+    story.producer("q", 1, idempotent=False)
+    story.consumer("c")
+    story.send("q", 1)
+    story.acked("q", 1, 2)
+    story.seek("c", 0)
+    story.read("c", (0, "p/1"), (1, "p/2"), (2, "q/1"), watermark=3)
+    story.calm()
+    story.end_seen("c", 3)
+    story.log("p/1", "p/2", "q/1")
+    assert story.broken() == ["the end is reached"]
+    for begin in range(len(story.entries)):
+        for end in range(begin, len(story.entries)):
+            judge(story.entries[begin:end])
 
 
 def test_nothing_unforeseen_happens_to_a_client() -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from tidemark.testing.facts import Acknowledgement, Facts, Sight
 from tidemark.testing.history import (
     ACKNOWLEDGED,
-    FINAL,
     REFUSED,
     EndSeen,
     Misbehaved,
@@ -178,7 +177,7 @@ def in_order(facts: Facts, verdict: Verdict) -> None:
                 rows.setdefault((known[1].client, partition), []).append(row)
     for acks in (-1, 1):
         for place in facts.acknowledged(acks):
-            if _is_idempotent(facts, place.sent) or place.offset < 0:
+            if place.offset < 0:
                 continue
             if acks == 1:
                 there = facts.final.get(place.partition, {}).get(place.offset)
@@ -375,7 +374,7 @@ def consumers_reach_the_end(facts: Facts, verdict: Verdict) -> None:
         verdict.broken(f"{partition} was not read to its end after the faults", facts.calm_line)
     last: dict[tuple[str, TopicPartition], tuple[int, int]] = {}
     for line, read in facts.reads:
-        if line > facts.calm_line and read.how != FINAL:
+        if line > facts.calm_line:
             place = read.client, TopicPartition(read.topic, read.partition)
             last[place] = read.next_offset, line
     for client, (made_line, made) in facts.consumers.items():
