@@ -235,3 +235,17 @@ def test_jobs_of_one_pool_run_one_after_another(pair: Pair) -> None:
 
     pair.run(work())
     assert [round(time_s, 3) for time_s in done] == [0.001, 0.002, 0.003]
+
+
+def test_a_call_whose_beginning_met_a_dead_process_is_reset(pair: Pair) -> None:
+    async def exchange() -> None:
+        pair.network.cut([(CALLER, SERVER)])
+        call = pair.channel.stream_stream(LINES)()
+        await asyncio.sleep(0.1)
+        pair.server.end()
+        pair.network.heal()
+        await call.read()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        pair.run(exchange())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -34,6 +34,7 @@ class _Held(NamedTuple):
     deliver: Callable[[], None]
     context: Context
     order: _Order | None
+    lost: Callable[[], None] | None
 
 
 class _Order:
@@ -93,13 +94,14 @@ class SimNetwork:
         deliver: Callable[[], None],
         context: Context,
         order: _Order | None = None,
+        lost: Callable[[], None] | None = None,
     ) -> None:
-        """Calls `deliver` at the target after a while, unless either process is dead by then."""
+        """Calls `deliver` at the target after a while, or `lost` if the target is dead by then."""
         if not source.alive:
             return
         if (source.node_id, target.node_id) in self._cut:
             self.seen["message held by a cut"] += 1
-            self._held.append(_Held(source, target, deliver, context, order))
+            self._held.append(_Held(source, target, deliver, context, order, lost))
             return
         rng = self.rng
         delay_ms = 0.1 + rng.random() * self.delay_ms_max
@@ -113,6 +115,8 @@ class SimNetwork:
         def arrive() -> None:
             if target.alive:
                 deliver()
+            elif lost is not None:
+                lost()
 
         self.loop.call_at(when_s, arrive, context=context)
 
@@ -248,7 +252,9 @@ class _Call:
             network.loop.call_later(0.001, self._refused, context=refused)
         else:
             target = server.process
-            network.send(self.source, target, deliver, target.context, self._there)
+            # Without the call's beginning nothing else of it can arrive.
+            lost = self.reset if self.server is None else None
+            network.send(self.source, target, deliver, target.context, self._there, lost)
 
     def to_caller(self, deliver: Callable[[], None]) -> None:
         assert self.server is not None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from node.partition.core import Partition
+from tests.sim.partitions import canaries as partitions
 
 
 class ClusterCanary:
@@ -33,7 +33,16 @@ class ClusterCanary:
 class CommitsWithAnyIsr(ClusterCanary):
     """A high watermark moves while the ISR is below min.insync.replicas (rule 9)."""
 
-    patches = ((Partition, "_may_commit", property(lambda self: True)),)
+    patches = partitions.CommitsWithAnyIsr.patches
 
 
-CANARIES: dict[str, type[ClusterCanary]] = {"cluster-commits-with-any-isr": CommitsWithAnyIsr}
+class ElectsAnyReplica(ClusterCanary):
+    """A replica outside of ISR and ELR is elected as if it had been in sync (I4)."""
+
+    patches = partitions.ElectsAnyReplica.patches
+
+
+CANARIES: dict[str, type[ClusterCanary]] = {
+    "cluster-commits-with-any-isr": CommitsWithAnyIsr,
+    "cluster-elects-any-replica": ElectsAnyReplica,
+}

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
 from commitlog.log.log import Log
 from node.partition.core import Role
 from node.partition.hosted import HostedPartition
+from quorum.image import MetadataImage
 from tests.sim.checks import Violation
 from tidemark.records import iter_batches
 from tidemark.testing.node import SimNode
@@ -47,8 +49,11 @@ class _Seen(NamedTuple):
 class PartitionChecks:
     """The committed batches of each partition, and what each replica was last seen with."""
 
-    def __init__(self, seen: Counter[str]) -> None:
+    def __init__(
+        self, seen: Counter[str], newest_image: Callable[[], MetadataImage | None]
+    ) -> None:
         self.seen = seen
+        self._newest_image = newest_image
         self.committed: dict[PartitionId, list[_Batch]] = {}
         self._committed_in: dict[PartitionId, list[int]] = {}  # leader epoch, batch by batch
         self._replicas: dict[tuple[int, PartitionId], _Seen] = {}
@@ -136,12 +141,13 @@ class PartitionChecks:
         self, node_id: int, hosted: HostedPartition, identity: PartitionId, end: int
     ) -> None:
         core = hosted.core
-        if len(core.isr) < core.effective_min_isr and len(core.maximal_isr) < 2:
+        if len(core.isr) < core.effective_min_isr or core.elr:
             raise Violation(
-                f"I6 commits with {core.effective_min_isr} in-sync replicas: "
-                f"{hosted.topic_partition} at broker {node_id}: ISR {sorted(core.isr)}"
+                f"I6 commits with {core.effective_min_isr} in-sync replicas and no eligible ones: "
+                f"{hosted.topic_partition} at broker {node_id}: ISR {sorted(core.isr)}, "
+                f"ELR {core.elr}"
             )
-        for member in sorted(core.maximal_isr):
+        for member in sorted(self._in_sync(hosted, identity)):
             known = self._ends.get((member, identity))
             if known is not None and known < end:
                 raise Violation(
@@ -149,6 +155,18 @@ class PartitionChecks:
                     f"below {end} at broker {node_id} in epoch {core.leader_epoch}, but broker "
                     f"{member} ends at {known}"
                 )
+
+    def _in_sync(self, hosted: HostedPartition, identity: PartitionId) -> set[int]:
+        """The ISR as the leader has it, as it proposed it, and as the controller has it."""
+        core = hosted.core
+        members = set(core.isr)
+        if core.pending is not None:
+            members |= {member.broker_id for member in core.pending.new_isr}
+        image = self._newest_image()
+        found = None if image is None else image.topics.partition(*identity)
+        if found is not None and found.leader_epoch == core.leader_epoch:
+            members |= set(found.isr)
+        return members
 
     def _begins_to_lead(
         self, node_id: int, hosted: HostedPartition, committed: list[_Batch], epochs: list[int]

@@ -30,10 +30,13 @@ class Faults:
         self._rng = world.rng
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._broken: dict[int, str] = {}  # nodes whose disks fail, with the fault
-        self._paused: dict[int, None] = {}
         self._lost: dict[int, int] = {}  # brokers that lost something, with their epochs then
         self.is_over = False
-        network, rng = world.cluster.network, world.rng
+
+    def _trouble(self) -> None:
+        """Makes links and disks of this seed slow, lossy or wrong from now on."""
+        world, rng = self._world, self._rng
+        network = world.cluster.network
         network.delay_ms_max = rng.choice([2.0, 2.0, 10.0, 40.0])
         network.late_rate = rng.choice([0.0, 0.002, 0.02])
         network.break_rate = rng.choice([0.0, 0.005, 0.03])
@@ -44,6 +47,7 @@ class Faults:
     def storms(self) -> list[Coroutine[Any, Any, None]]:
         """One coroutine for each kind of fault."""
         rng = self._rng
+        self._trouble()
         return [
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._crash),
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._cut),

@@ -81,7 +81,7 @@ class ClusterWorld:
         self.events = 0
         self.failure: BaseException | None = None
         self.checks = Checks()
-        self.partitions = PartitionChecks(self.seen)
+        self.partitions = PartitionChecks(self.seen, self.newest_image)
         self._hash = hashlib.sha256()
         self._digests: dict[int, str] = {}
         controllers = rng.choice([0, 0, 1, 3])
