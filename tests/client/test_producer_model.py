@@ -21,6 +21,7 @@ from tidemark.errors import (
     RequestTimedOutError,
     UnknownServerError,
 )
+from tidemark.types import TopicPartition
 
 TOPICS = st.sampled_from(["a", "b", "c"])
 SIZES = st.integers(0, 120)
@@ -162,3 +163,47 @@ class Producing(RuleBasedStateMachine):
 
 TestProducerModel = Producing.TestCase
 TestProducerModel.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+
+
+def test_records_behind_a_head_that_waits_for_metadata_are_not_overtaken() -> None:
+    world = World(1, idempotent=False)
+    world.make_topic("a", 1)
+    world.send("a", 0)
+    world.step()
+    world.refresh()
+    world.step()
+    while world.core.has_room:
+        world.send("a", 100, 0)
+    world.send("a", 0, 7)  # the topic may have grown
+    world.send("a", 0, 0)
+    behind = world.sent[-1]
+    for _ in range(20):
+        world.step(flush=True)
+        world.encode()
+        world.deliver(lambda: ErrorCode.NONE)
+        world.answer()
+    assert world.core.has_room
+    assert behind.state() == "owned"
+    world.send("a", 0, 0)
+    world.settle()
+    written = world.logs[TopicPartition("a", 0)].records
+    assert written == sorted(written)
+    assert written[-2:] == [*behind.ids, *world.sent[-1].ids]
+
+
+def test_an_answer_for_a_batch_that_left_its_request_changes_nothing() -> None:
+    world = World(1, idempotent=False)
+    world.make_topic("a", 1)
+    world.send("a", 0)
+    world.step()
+    world.refresh()
+    world.step(flush=True)
+    world.encode()
+    world.step()
+    (first,) = world.under_way
+    (batch,) = first.request.batches
+    assert world.core.accumulator.failed(batch, NetworkError("left"), world.now_ms, at_once=True)
+    refusal = batch.tries.refusal
+    assert first.request.open_batches == []
+    world.core.request_failed(first.request, RuntimeError("late"), world.now_ms)
+    assert (batch.error, batch.tries.refusal) == (None, refusal)
