@@ -55,6 +55,10 @@ def properties(tmp_path: Path) -> Path:
         ["delete-records"],
         ["get-offsets"],
         ["log-dirs", "describe"],
+        ["perf"],
+        ["perf", "produce"],
+        ["perf", "consume"],
+        ["perf", "e2e"],
     ],
 )
 def test_every_command_explains_itself(command: list[str]) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import tests.helm.test_readme as helm
+import tests.test_documents as documents
 import tests.wheel.test_installed as wheel
 from node.runtime.storage import format_storage
 from tests.readme import README, block, blocks
@@ -159,6 +161,15 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
     assert "would make 1 the voters" in "".join(told.values())
 
 
+def test_a_measurement_runs_as_printed(small_cluster: LocalCluster, tmp_path: Path) -> None:
+    create, produce, consume, through = commands(block("Measure", "bash"))
+    servers = small_cluster.bootstrap_servers
+    run(create, tmp_path, servers)
+    assert run(produce, tmp_path, servers).startswith("200000 records, ")
+    assert json.loads(run(consume, tmp_path, servers))["failed"] == 0
+    assert run(through, tmp_path, servers).startswith("200 records, ")
+
+
 def test_the_python_blocks_run_as_printed(
     small_cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,8 +190,10 @@ HELD_BY = {
     ("Two commands", "bash"): test_the_two_commands_are_scripts_that_ci_runs,
     ("A cluster to play with", "bash"): test_the_cluster_to_play_with_answers_as_printed,
     ("For operators", "bash"): test_each_line_for_operators_succeeds_as_printed,
+    ("Measure", "bash"): test_a_measurement_runs_as_printed,
     ("Install", "bash"): wheel.test_what_readme_installs_is_as_much_as_it_says,
     ("Python", "python"): test_the_python_blocks_run_as_printed,
+    ("Tests without a cluster", "python"): documents.test_the_test_in_the_readme_passes,
     ("Any language, by gRPC", "python"): test_the_python_blocks_run_as_printed,
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,

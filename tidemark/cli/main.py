@@ -26,6 +26,7 @@ from tidemark.cli import (
     get_offsets,
     log_dirs,
     metadata,
+    perf,
     produce,
     quorum,
     reassign,
@@ -99,6 +100,7 @@ app.add_typer(brokers.app, name="brokers")
 app.add_typer(configs.app, name="configs")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(features.app, name="features")
+app.add_typer(perf.app, name="perf")
 app.command("elect-leaders")(elect_leaders.elect_leaders)
 app.command("server")(server.server)
 app.command("dev")(dev.dev)
