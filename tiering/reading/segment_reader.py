@@ -18,7 +18,8 @@ from uuid import UUID
 
 from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError
-from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header
+from tidemark.records.extent import Extent
+from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
@@ -102,13 +103,35 @@ class SegmentReader:
         # The header behind the last batch confirms where it ends.
         size = min(position + HEADER_BYTES, segment.segment_size_bytes) - start
         data = await self.slice(segment, start, size)
+        extent = self._checked(segment, data, start, position - start)
+        self._metrics.remote_fetch_bytes += extent.size_bytes
+        return data[: extent.size_bytes], start + extent.size_bytes
+
+    async def batch(
+        self, segment: RemoteLogSegmentMetadata, position: int, header: BatchHeader
+    ) -> bytes:
+        """Returns the batch at `position`. Its CRC is checked, and the header behind it confirms
+        its offsets. Raises CorruptMessageError.
+        """
+        wanted = header.size_bytes
+        size = min(wanted + HEADER_BYTES, segment.segment_size_bytes - position)
+        data = await self.slice(segment, position, max(size, wanted))
+        extent = self._checked(segment, data, position, wanted)
         try:
-            extent = checked_extent(segment, data, start, position - start)
+            verify_crc(data, 0, header)
         except CorruptMessageError:
             self._chunks.drop(segment.id)
             raise
-        self._metrics.remote_fetch_bytes += extent.size_bytes
-        return data[: extent.size_bytes], start + extent.size_bytes
+        return data[: extent.size_bytes]
+
+    def _checked(
+        self, segment: RemoteLogSegmentMetadata, data: bytes, position: int, wanted: int
+    ) -> Extent:
+        try:
+            return checked_extent(segment, data, position, wanted)
+        except CorruptMessageError:
+            self._chunks.drop(segment.id)
+            raise
 
     async def find(
         self, segment: RemoteLogSegmentMetadata, indexes: RemoteIndexes, offset: int

@@ -133,21 +133,21 @@ def test_a_partition_whose_followers_lag_is_looked_at_until_they_are_back() -> N
     async def scenario() -> None:
         broker = Broker()
         await broker.work.shrink()
-        assert broker.isr.watched == set()
+        assert list(broker.isr.watched) == []
         broker.append(3, fetched=False)
         hosted = broker.hosted(3)
         await broker.work.shrink()
-        assert broker.isr.watched == {hosted}
+        assert list(broker.isr.watched) == [hosted]
         broker.now += 31_000
         await broker.work.shrink()
         assert hosted.core.pending is not None, "both followers are to leave the ISR"
         hosted.core.pending = None
         broker.fetched(hosted)
         await broker.work.shrink()
-        assert broker.isr.watched == set()
+        assert list(broker.isr.watched) == []
         name = SimpleNamespace(node_id=2, broker_epoch=2)
         broker.isr.on_follower_fetch(hosted, name, 0, 0, broker.now)  # it lost its disk
-        assert broker.isr.watched == {hosted}
+        assert list(broker.isr.watched) == [hosted]
         await broker.work.stop()
 
     asyncio.run(scenario())

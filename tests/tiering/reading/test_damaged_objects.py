@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.log.expiration import delete_expired
+from commitlog.types import TimestampOffset
 from tests.tiering.builders import PARTITION
-from tests.tiering.world import World
+from tests.tiering.world import NOW_MS, World
 from tidemark.errors import ApiError, CorruptMessageError
 from tidemark.records import iter_batches
-from tidemark.records.header import CRC_AT
+from tidemark.records.header import CRC_AT, HEADER_BYTES
 
 END = 60
 
@@ -75,6 +77,27 @@ def reads(world: World) -> bool:
     return complete
 
 
+def look_ups(world: World, times: list[int]) -> list[TimestampOffset | None]:
+    """Looks times up without caches in the tier; None for an error."""
+    manager = world.manager = world.new_manager()
+    world.lead(world.epoch)
+
+    async def look_up(timestamp_ms: int) -> TimestampOffset | None:
+        try:
+            found = await manager.offset_for_timestamp(PARTITION, world.log, timestamp_ms)
+        except CorruptMessageError:
+            return None
+        assert found is not None
+        return found
+
+    async def scenario() -> list[TimestampOffset | None]:
+        found = [await look_up(timestamp_ms) for timestamp_ms in times]
+        await manager.stop()
+        return found
+
+    return asyncio.run(scenario())
+
+
 def test_no_flipped_bit_outside_the_crc_is_served(tmp_path: Path) -> None:
     world = tiered(tmp_path)
     assert reads(world)
@@ -88,6 +111,37 @@ def test_no_flipped_bit_outside_the_crc_is_served(tmp_path: Path) -> None:
             assert not reads(world), (position, at)
     middle.write_bytes(whole)
     assert reads(world)
+
+
+def test_a_look_up_by_time_gives_no_offset_of_a_batch_with_a_flipped_bit(tmp_path: Path) -> None:
+    world = World(tmp_path, index_interval_bytes=300, local_retention_bytes=1)
+    world.lead()
+    for number in range(12):
+        world.produce(1, timestamp_ms=NOW_MS + number)
+        if number % 4 == 3:
+            world.log.roll(world.now_ms)
+    world.produce(1)
+    asyncio.run(world.once())
+    delete_expired(world.log, world.now_ms)
+    times = [NOW_MS + number for number in range(4, 9)]
+    wanted = look_ups(world, times)
+    assert [found and found.offset for found in wanted] == [20, 25, 30, 35, 40]
+    middle = objects(world, ".log")[1]
+    whole = middle.read_bytes()
+    refused = 0
+    for position, _ in iter_batches(whole):
+        for at in range(HEADER_BYTES):
+            damaged = bytearray(whole)
+            damaged[position + at] ^= 1 << (at + position) % 8
+            middle.write_bytes(damaged)
+            found = look_ups(world, times)
+            assert all(
+                one is None or one == right for one, right in zip(found, wanted, strict=True)
+            ), (position, at)
+            refused += None in found
+    assert refused
+    middle.write_bytes(whole)
+    assert look_ups(world, times) == wanted
 
 
 @pytest.mark.parametrize("cut", [1, 61, 200])
