@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemark import wire
 from tidemark.client.admission import ParkedTable
-from tidemark.client.batch import Batch
+from tidemark.client.batch import Batch, Stamp
 from tidemark.client.connections import Connections
 from tidemark.client.delivery import until_notified
 from tidemark.client.metadata import MetadataCache
@@ -138,10 +138,10 @@ class Sender:
         core = self._core
         prepared = core.prepare(now_ms, flush=self._flushing > 0)
         self._gave_up(prepared.expired)
-        for table in prepared.split:
-            self._spawn(self._split(table))
         for batch in prepared.encode:
             self._encode(batch)
+        for table in prepared.split:
+            self._spawn(self._split(table))
         effects = core.dispatch(now_ms)
         for request in effects.requests:
             self._calls[request] = self._spawn(self._produce(request))
@@ -205,20 +205,20 @@ class Sender:
 
             job = EncodeJob.of(batch)
             if batch.size_bytes > _INLINE_BYTES or not kernels_loaded():
-                self._spawn(self._encode_in_thread(batch, job))
+                encoding = self._loop.run_in_executor(
+                    self._pool, encode, job, self._compression_type
+                )
+                self._spawn(self._await_encoded(batch, job.stamp, encoding))
                 return
             self._core.encoded(batch, encode(job, self._compression_type), job.stamp)
         except Exception as error:
             self._batch_failed(batch, error)
 
-    async def _encode_in_thread(self, batch: Batch, job: Any) -> None:
-        from tidemark.client.encoding import encode
-
+    async def _await_encoded(
+        self, batch: Batch, stamp: Stamp, encoding: asyncio.Future[bytes]
+    ) -> None:
         try:
-            payload = await self._loop.run_in_executor(
-                self._pool, encode, job, self._compression_type
-            )
-            self._core.encoded(batch, payload, job.stamp)
+            self._core.encoded(batch, await encoding, stamp)
         except Exception as error:
             self._batch_failed(batch, error)
 
