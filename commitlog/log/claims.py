@@ -47,14 +47,14 @@ def check_end(path: str, end: int, recovery_point: int | None) -> None:
 
 
 def check_indexes(path: str, without_segment: Collection[str]) -> None:
-    """Raises RecordsMissingError if indexes of a log that was closed cleanly have no segment."""
+    """Raises RecordsMissingError if there are indexes that lost their segment."""
     if without_segment:
         name = min(without_segment)
         raise RecordsMissingError(
-            f"{path} has {name} without its segment, although it was closed cleanly: the segment"
-            " is gone. The log is copied anew from its leader as soon as another replica is in"
-            f" sync. If there is none, stop the broker and restore the files of {path}; to continue"
-            " without these records, remove the indexes"
+            f"{path} has {name} without its segment: the segment is gone, and nothing deleted it."
+            " The log is copied anew from its leader as soon as another replica is in sync. If"
+            f" there is none, stop the broker and restore the files of {path}; to continue without"
+            " these records, remove the indexes"
         )
 
 

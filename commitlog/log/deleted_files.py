@@ -13,7 +13,9 @@ from commitlog.segment.segment import Segment
 
 
 def rename_deleted(directory: Directory, segment: Segment) -> tuple[str, ...]:
-    """Renames a segment's files to `.deleted`, the log first; returns the new names."""
+    """Renames a segment's files to `.deleted`, the log first; returns the new names. After a crash
+    the renamed log explains the indexes that are left (`commitlog.log.loader`).
+    """
     segment.close()
     renamed = []
     for name in (*segment.file_names, snapshot_name(segment.base_offset)):

@@ -1,7 +1,7 @@
 """Opens the segments of a log, and repairs the damage of an unclean stop (Kafka's LogLoader).
 
-1. Leftovers are removed: `.deleted`, `.cleaned` and `.tmp` files, and index files without a log. A
-   finished `.swap` takes its place.
+1. Leftovers are removed: `.deleted`, `.cleaned` and `.tmp` files, and their indexes. A finished
+   `.swap` takes its place. Any other index without a log tells that a segment is gone.
 2. After an unclean stop every segment from the recovery point on is checked batch by batch: shape,
    CRC, rising offsets. Its indexes are rebuilt. The log ends at the first bad byte: the file is
    truncated there, and all later segments are removed. It also ends at a gap that is a loss
@@ -85,29 +85,50 @@ class Loaded:
     recovered_segments: int
 
 
-def remove_leftovers(directory: Directory, clean: bool) -> list[str]:
+def remove_leftovers(directory: Directory, clean: bool, recovery_point: int | None) -> list[str]:
     """Removes temporary files of the last run, and finishes swaps; returns the remaining names.
 
-    Raises RecordsMissingError if an index has no segment after a clean stop.
+    Raises RecordsMissingError if an index lost its segment. A segment that leaves the log takes its
+    indexes along: they go first, or its `.deleted` file is there until they are gone.
     """
     names = directory.list()
     if any(name.endswith(_LEFTOVERS) for name in names):  # rarely: one listing is enough otherwise
         finish_swaps(directory)
-        for name in directory.list():
-            if name.endswith((DELETED_SUFFIX, ".tmp")):
-                directory.remove(name)
         names = directory.list()
     known = set(names)
+    logs = [name for name in names if is_log_file(name)]
     alone = {
         name
         for name in names
         if name.endswith(_INDEXES) and name[:20].isdigit() and name[:20] + LOG_SUFFIX not in known
     }
-    if clean:
-        check_indexes(directory.path, alone)
+    lost = {name for name in alone if name[:20] + LOG_SUFFIX + DELETED_SUFFIX not in known}
+    if not clean:
+        lost = {name for name in lost if _was_durable(int(name[:20]), logs, recovery_point)}
+    check_indexes(directory.path, lost)
     for name in alone:
         directory.remove(name)
+    if alone:
+        directory.fsync()  # before their `.deleted` files, which explain them
+    for name in names:
+        if name.endswith((DELETED_SUFFIX, ".tmp")):
+            directory.remove(name)
+            alone.add(name)
     return [name for name in names if name not in alone]
+
+
+def is_log_file(name: str) -> bool:
+    """Whether this is the name of a segment's `.log` file."""
+    return name.endswith(LOG_SUFFIX) and name[:20].isdigit() and len(name) == 24
+
+
+def _was_durable(base_offset: int, logs: list[str], recovery_point: int | None) -> bool:
+    """Whether a segment was there before an unclean stop. Without a recovery point nobody knows:
+    other programs remove indexes after their segment.
+    """
+    if recovery_point is None:
+        return False
+    return base_offset < recovery_point or (bool(logs) and base_offset < int(logs[0][:20]))
 
 
 def load_segments(
@@ -122,7 +143,7 @@ def load_segments(
     """Performs steps 1 to 3, and updates `epochs` from the recovered batches. `recovery_point`:
     None if unknown. Raises RecordsMissingError if the log would end below it, or lacks a segment.
     """
-    names = remove_leftovers(directory, clean)
+    names = remove_leftovers(directory, clean, recovery_point)
     segments = [
         Segment(
             directory,
@@ -132,7 +153,7 @@ def load_segments(
             created_ms=now_ms,
         )
         for name in names
-        if name.endswith(LOG_SUFFIX) and name[:20].isdigit() and len(name) == 24
+        if is_log_file(name)
     ]
     for segment in segments[:-1]:
         segment.is_rolled = True
@@ -272,9 +293,9 @@ def _cut_pretended(segment: Segment, gap: Gap) -> int:
 
 
 def remove_segment(directory: Directory, segment: Segment) -> None:
-    """Removes a segment's files, the log first: indexes without a log are leftovers."""
+    """Removes a segment's files, the log last: an index without its log tells of damage."""
     segment.close()
-    for name in (*segment.file_names, snapshot_name(segment.base_offset)):
+    for name in (snapshot_name(segment.base_offset), *reversed(segment.file_names)):
         directory.remove(name)
 
 

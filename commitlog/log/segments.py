@@ -114,7 +114,7 @@ class Segments:
         segment = self.all.pop()
         self.bases.pop()
         segment.close()
-        for name in segment.file_names:
+        for name in reversed(segment.file_names):  # the log last: its indexes are not left alone
             self.directory.remove(name)
         self.name_changes += 1
 

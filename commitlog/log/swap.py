@@ -125,7 +125,8 @@ def finish_swaps(directory: Directory) -> None:
         swaps = [base for base in swaps if base < cleaned[0]]
     for base in swaps:
         end = _next_offset(directory, base)
-        replaced = [b for b in _bases(directory, LOG_SUFFIX) if base <= b < max(end, base + 1)]
+        found = {b for kind in _KINDS for b in _bases(directory, kind)}
+        replaced = sorted(b for b in found if base <= b < max(end, base + 1))
         remove_files(directory, replaced, "")
         logger.info("%s: finishing the swap of %d (%s)", directory.path, base, replaced)
     if swaps:

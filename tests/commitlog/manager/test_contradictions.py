@@ -16,8 +16,9 @@ from commitlog.disk.checkpoints import (
     OffsetCheckpoint,
     PartitionMetadata,
 )
-from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.memory_files import Keep, MemoryDirectory
 from commitlog.log.claims import RecordsMissingError
+from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.manager.ownership import ForeignLogError, is_stray
@@ -148,8 +149,8 @@ def test_a_log_that_ends_below_its_recovery_point_is_not_opened(damage: str) -> 
     else:
         for segment in segments if damage == "all gone" else segments[-1:]:
             home.remove(segment.log_file)
-    first = "without its segment" if "gone" in damage else "below its recovery point 132"
-    for reason in (first, "below its recovery point 132"):
+    reason = "without its segment" if "gone" in damage else "below its recovery point 132"
+    for _ in range(2):
         again = opened(disk)
         assert again.get(TP) is None
         with pytest.raises(RecordsMissingError, match=reason):
@@ -159,6 +160,56 @@ def test_a_log_that_ends_below_its_recovery_point_is_not_opened(damage: str) -> 
     for name, content in gone.items():
         home.write_atomic(name, content)
     assert offsets_of(found(opened(disk))) == list(range(132))
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_a_segment_that_is_gone_after_an_unclean_stop_is_noticed(which: int) -> None:
+    """The first one above all: the log would begin later, and followers would delete theirs."""
+    disk = MemoryDirectory()
+    logs = written(disk)
+    found(logs).flush()
+    logs.checkpoint_recovery_points()
+    segments = found(logs).segments
+    home = disk.subdirectory(str(TP))
+    home.remove(segments[which if which < 4 else -1].log_file)
+    again = opened(disk)
+    with pytest.raises(RecordsMissingError):
+        again.get_or_create(TP, ID, config(), may_hold_data=True)
+
+
+def test_a_first_segment_that_is_gone_is_noticed_before_the_first_recovery_point() -> None:
+    disk = MemoryDirectory()
+    logs = written(disk)
+    logs.checkpoint_recovery_points()
+    set_offset(disk, RECOVERY_POINT_CHECKPOINT, 0)
+    disk.subdirectory(str(TP)).remove(found(logs).segments[0].log_file)
+    with pytest.raises(RecordsMissingError, match="without its segment"):
+        opened(disk).get_or_create(TP, ID, config(), may_hold_data=True)
+
+
+@pytest.mark.parametrize("keep", ["everything", "random"])
+@pytest.mark.parametrize("seed", range(15))
+def test_deleted_and_truncated_segments_are_never_taken_for_missing_ones(
+    seed: int, keep: Keep
+) -> None:
+    """At every crash within a deletion, a truncation, and within the opening after it."""
+    disk = MemoryDirectory(seed=seed)
+    logs = written(disk)
+    log = found(logs)
+    log.flush()
+    logs.checkpoint_recovery_points()
+    if seed % 3 == 0:
+        log.increment_log_start_offset(log.segments[2].base_offset)
+        delete_expired(log, NOW)
+    elif seed % 3 == 1:
+        log.truncate_to(log.segments[2].base_offset + 3, NOW)
+    else:
+        log.truncate_fully_and_start_at(500, NOW)
+    for _ in range(3):
+        disk.crash(keep)
+        again = manager(disk)
+        again.open()
+        assert offsets_of(found(again)) is not None
 
 
 def test_a_log_without_durable_records_is_copied_anew_where_nothing_counts_on_it() -> None:
