@@ -170,6 +170,25 @@ def _lacks_records(segment: Segment, header: Header) -> bool:
     return crc_is_valid(segment.read_batch(header), 0, header)
 
 
+def contradicts(epochs: LeaderEpochCache, segments: Sequence[Segment]) -> bool:
+    """Whether the last two batches of a log agree on a leader epoch that its lineage does not
+    have there. One alone may be damaged. False if the active segment is empty.
+    """
+    if not segments[-1].size_bytes:
+        return False
+    with suppress(CorruptMessageError):
+        last = next(segments[-1].headers(segments[-1].next_offset - 1))
+        if epochs.epoch_for_offset(last.base_offset) in (None, last.partition_leader_epoch):
+            return False
+        for segment in reversed(segments[-2:]):
+            end = min(last.base_offset, segment.next_offset)
+            for header in segment.headers(end - 1):
+                if header.base_offset < last.base_offset:
+                    return header.partition_leader_epoch == last.partition_leader_epoch
+                break
+    return False
+
+
 def check_epochs(
     segments: Sequence[Segment], index: int, found: FetchResult, epochs: LeaderEpochCache
 ) -> None:

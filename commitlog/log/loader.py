@@ -43,6 +43,7 @@ from commitlog.log.claims import check_end, check_indexes
 from commitlog.log.continuity import (
     Gap,
     Tail,
+    contradicts,
     doubted,
     has_gaps,
     may_have_gaps,
@@ -161,6 +162,9 @@ def load_segments(
         return Loaded([], 0, 0, 0)
     if clean and segments[-1].fault is None and not pretends(segments[-1], recovery_point):
         check_end(directory.path, segments[-1].next_offset, recovery_point)
+        if contradicts(epochs, segments):
+            logger.warning("%s: its leader epochs are found anew", directory.path)
+            epochs.clear()
         _find_epochs(epochs, segments)
         if recovery_point is None and has_gaps(segments):
             note_gaps(directory)

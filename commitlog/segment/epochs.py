@@ -140,6 +140,20 @@ class LeaderEpochCache:
                 self._on_disk = entries
             self._dirty = False
 
+    def repair(self) -> bool:
+        """Durably writes the checkpoint anew if the file is no longer as it was written; returns
+        whether it was not.
+        """
+        if self._on_disk is None:
+            return False
+        wanted, there = self._on_disk, self.directory.exists(LEADER_EPOCH_CHECKPOINT)
+        found = self.directory.read(LEADER_EPOCH_CHECKPOINT) if there else b""
+        if found == format_epochs(wanted) or not (there or wanted):
+            return False
+        self._dirty, self._on_disk = True, None
+        self.flush()
+        return True
+
     def validate(self) -> None:
         """Asserts that epochs and offsets rise strictly."""
         for (epoch, start), (next_epoch, next_start) in pairwise(self.entries()):

@@ -7,10 +7,20 @@ further read: the header behind the last batch comes with it.
 
 from __future__ import annotations
 
-from commitlog.disk.files import File
+from commitlog.disk.files import Directory, File
+from commitlog.types import CorruptLogError
 from tidemark.errors import CorruptMessageError
 from tidemark.records.extent import BatchOrderError, Extent, extent_of
 from tidemark.records.header import HEADER_BYTES, read_header
+
+
+def open_records(directory: Directory, name: str, size: int) -> File:
+    """Opens a `.log` file of `size` bytes, and creates an empty one. Raises CorruptLogError if the
+    file is gone.
+    """
+    if size and not directory.exists(name):
+        raise CorruptLogError(f"{directory.path}/{name}", 0, "the file is gone")
+    return directory.open(name, create=True)
 
 
 def read_extent(

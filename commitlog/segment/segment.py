@@ -32,7 +32,7 @@ from commitlog.segment.indexes import (
     TransactionIndex,
 )
 from commitlog.segment.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
-from commitlog.segment.reading import read_extent
+from commitlog.segment.reading import open_records, read_extent
 from commitlog.types import CorruptLogError, FetchResult
 from tidemark.config import TopicConfig
 from tidemark.errors import CorruptMessageError
@@ -127,7 +127,7 @@ class Segment:
     def file(self) -> File:
         """The open `.log` file."""
         if self._file is None:
-            self._file = self.directory.open(self.log_file, create=True)
+            self._file = open_records(self.directory, self.log_file, self._size)
         return self._file
 
     @property

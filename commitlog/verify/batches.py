@@ -24,8 +24,9 @@ _REACH = (1 << 31) - 1  # offsets of a segment relative to its base
 class BatchRun:
     """The result for the batches checked so far, and the bounds for those that follow.
 
-    `starts` are the leader epochs, each with the first base offset of it. `faults` are (byte,
-    reason). `on_batches` receives the sound batches.
+    `starts` are the leader epochs, each with the first base offset of it; `ends` are where the
+    batches before each of them end. `faults` are (byte, reason). `on_batches` receives the sound
+    batches.
     """
 
     base_offset: int
@@ -35,6 +36,7 @@ class BatchRun:
     ends_with_control: bool = False
     max_timestamp_ms: int = -1
     starts: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     faults: list[tuple[int, str]] = field(default_factory=list)
     on_batches: Callable[[BatchTable], None] = lambda _: None
 
@@ -91,6 +93,7 @@ def _take_epochs(run: BatchRun, table: BatchTable) -> None:
         run.faults.append((run.position + int(table.positions[row]), reason))
     for row in np.nonzero(epochs > floors[:-1])[0].tolist():
         run.starts.append((int(epochs[row]), int(offsets[row])))
+        run.ends.append(table.header(row - 1).next_offset if row else run.next_offset)
     run.epoch = int(floors[-1])
 
 

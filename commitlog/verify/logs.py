@@ -19,6 +19,7 @@ from commitlog.log.loader import replay_producers
 from commitlog.segment.batch_table import BatchTable
 from commitlog.segment.indexes import TransactionIndex
 from commitlog.segment.names import (
+    DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -176,8 +177,12 @@ class LogCheck:
 
     def _index(self, name: str) -> Iterator[Finding]:
         if not self._directory.exists(name[:20] + LOG_SUFFIX):
-            reason = "an index without a segment; the next start removes it"
-            yield self._finding(name, None, reason, damage=False)
+            if self._directory.exists(name[:20] + LOG_SUFFIX + DELETED_SUFFIX):
+                reason = "an index of a deleted segment; the next start removes it"
+                yield self._finding(name, None, reason, damage=False)
+            else:
+                reason = "an index without its segment"
+                yield self._finding(name, None, reason, self._bounds.is_durable(int(name[:20])))
             return
         base = int(name[:20])
         rebuilt = not self._bounds.is_durable(base)

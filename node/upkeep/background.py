@@ -20,13 +20,12 @@ from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
 from commitlog.manager.retention_schedule import RetentionSchedule
-from commitlog.types import CorruptLogError
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.runtime.tasks import OnFatal, cancel_all, every, spawn
 from node.upkeep.cleaning import CleanerWorkers
-from node.upkeep.scrubber import Scrubber
+from node.upkeep.scrubber import Scrubber, damage_reporter
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError
 
@@ -62,7 +61,7 @@ class BackgroundWork:
         self._with_starts = logs.changes.reader()
         self.cleaner = LogCleaner(logs, config, now_ms=clock.wall_ms)
         self._cleaners = CleanerWorkers(config, self.cleaner, on_fatal)
-        self.scrubber = Scrubber(config, logs, self._found_damage, self._pool)
+        self.scrubber = Scrubber(config, logs, damage_reporter(partitions), self._pool)
 
     def start(self) -> None:
         config = self._config
@@ -151,11 +150,6 @@ class BackgroundWork:
             hosted = self._partitions.find(changed.topic_partition)
             if hosted is not None and hosted.reported_start != changed.log_start_offset:
                 hosted.start_moved()
-
-    def _found_damage(self, damaged: Log, error: CorruptLogError) -> None:
-        hosted = self._partitions.find(damaged.topic_partition)
-        if hosted is not None and hosted.log is damaged:
-            hosted.found_damage(error)
 
     async def purge(self) -> None:
         """Removes files whose delete delay is over."""

@@ -2,9 +2,10 @@
 
 Nobody reads cold segments, so a bit that flips in one is found when the other replicas may be gone.
 A pass goes over all logs in random order, at log.scrubber.io.max.bytes.per.second. It compares
-CRCs, offsets, leader epochs and indexes (`commitlog.verify`). What the segments tell again is
-written anew: indexes, producer snapshots, partition.metadata. A damaged segment is reported: the
-replica is copied anew from its leader.
+CRCs, offsets, leader epochs and indexes (`commitlog.verify`). What the log tells again is written
+anew: indexes, producer snapshots, leader-epoch-checkpoint, partition.metadata. A damaged segment,
+or one of other leader epochs than the log's lineage, is reported: the replica is copied anew from
+its leader.
 
 Files are read in a thread by handles of the scrubber's own. A segment that was deleted, cut or
 compacted meanwhile is passed over.
@@ -21,7 +22,11 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from commitlog.disk.checkpoints import PARTITION_METADATA, PartitionMetadata
+from commitlog.disk.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    PartitionMetadata,
+)
 from commitlog.disk.files import Directory, DiskError
 from commitlog.log.continuity import check_end
 from commitlog.log.log import Log
@@ -30,6 +35,7 @@ from commitlog.segment.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from commitlog.segment.segment import Segment
 from commitlog.types import CorruptLogError
 from commitlog.verify import BatchRun, Finding, check_batches, verify_index
+from node.partition.registry import PartitionRegistry
 from tidemark.config import ServerConfig
 from tidemark.errors import StorageError
 from tidemark.surroundings import surroundings
@@ -42,9 +48,12 @@ _ASLEEP_MS = 60_000  # between looks at the settings while passes are switched o
 
 
 class _Part(NamedTuple):
-    """A rolled segment when its check began, its size then, and the segment behind it."""
+    """A rolled segment when its check began, its truncations and its size then, and the segment
+    behind it.
+    """
 
     segment: Segment
+    cuts: int
     size_bytes: int
     following: Segment
 
@@ -72,7 +81,7 @@ class Scrubber:
         self.scrubbed_bytes = 0
         self.damaged_segments = 0
         self.rebuilt_indexes = 0
-        self.repaired_files = 0  # producer snapshots and partition.metadata
+        self.repaired_files = 0  # producer snapshots, leader epochs and partition.metadata
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Applies altered log.scrubber.* settings, from the next chunk on."""
@@ -110,7 +119,7 @@ class Scrubber:
         for part in _parts(log):
             try:
                 run = await self._read(log.directory, part)
-                if run is None or not _is_current(log, part):
+                if not _is_current(log, part):
                     continue
                 damage = _damage(log, part, run)
                 if damage is not None:
@@ -129,6 +138,9 @@ class Scrubber:
         if removed:
             logger.warning("%s: removed %d damaged snapshots", log.topic_partition, removed)
         self.repaired_files += removed
+        if log.epochs.repair():
+            logger.warning("%s: %s is written anew", log.topic_partition, LEADER_EPOCH_CHECKPOINT)
+            self.repaired_files += 1
         if log.topic_id is None:
             return
         try:
@@ -167,8 +179,14 @@ class Scrubber:
             found = await self._in_thread(partial(_first_fault, log.directory, name))
             if found is not None and _is_current(log, part):
                 logger.warning("%s; rebuilding the indexes", found)
-                part.segment.rebuild_indexes()
-                self.rebuilt_indexes += 1
+                twin = await self._in_thread(partial(_indexed, part))
+                if _is_current(log, part):
+                    part.segment.offset_index = twin.offset_index
+                    part.segment.time_index = twin.time_index
+                    twin.finish_indexes()
+                    Segment.rebuilds += 1
+                    self.rebuilt_indexes += 1
+                twin.close()
                 return
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -176,7 +194,17 @@ class Scrubber:
 
 
 def _parts(log: Log) -> list[_Part]:
-    return [_Part(one, one.size_bytes, following) for one, following in pairwise(log.segments)]
+    return [
+        _Part(one, one.cuts, one.size_bytes, following) for one, following in pairwise(log.segments)
+    ]
+
+
+def _indexed(part: _Part) -> Segment:
+    """Returns a twin of the segment with indexes built from its batches, not written yet."""
+    known = part.segment
+    twin = Segment(known.directory, known.base_offset, known.config, size_bytes=part.size_bytes)
+    twin.rebuild_indexes()
+    return twin
 
 
 def _is_current(log: Log, part: _Part) -> bool:
@@ -184,9 +212,13 @@ def _is_current(log: Log, part: _Part) -> bool:
     return part in _parts(log)
 
 
-def _damage(log: Log, part: _Part, run: BatchRun) -> CorruptLogError | None:
-    """Returns the first contradiction in a segment, and with the segment behind it."""
+def _damage(log: Log, part: _Part, run: BatchRun | None) -> CorruptLogError | None:
+    """Returns the first contradiction in a segment (None: its file is gone), with the segment
+    behind it, or with the lineage.
+    """
     file = f"{log.directory.path}/{part.segment.log_file}"
+    if run is None:
+        return CorruptLogError(file, 0, "the file is gone")
     if run.faults:
         return CorruptLogError(file, *run.faults[0])
     if run.position < part.size_bytes:
@@ -199,7 +231,32 @@ def _damage(log: Log, part: _Part, run: BatchRun) -> CorruptLogError | None:
         check_end(part.segment, part.following)
     except CorruptLogError as error:
         return error
+    return _foreign_epoch(log, file, run)
+
+
+def _foreign_epoch(log: Log, file: str, run: BatchRun) -> CorruptLogError | None:
+    """Returns the first contradiction between the batches and the lineage. A wrong lineage cuts a
+    follower at a wrong offset, or misleads those that ask it.
+    """
+    ends = [*run.ends[1:], run.next_offset]
+    for (epoch, base), end in zip(run.starts, ends, strict=True):
+        for offset in (base, end - 1):
+            known = log.epochs.epoch_for_offset(offset)
+            if known not in (None, epoch):
+                problem = f"offset {offset} is of leader epoch {epoch}, not {known} as its lineage"
+                return CorruptLogError(file, 0, problem)
     return None
+
+
+def damage_reporter(partitions: PartitionRegistry) -> Callable[[Log, CorruptLogError], None]:
+    """Returns the function that reports damage of a log to its partition, if it still has it."""
+
+    def report(damaged: Log, error: CorruptLogError) -> None:
+        hosted = partitions.find(damaged.topic_partition)
+        if hosted is not None and hosted.log is damaged:
+            hosted.found_damage(error)
+
+    return report
 
 
 def _first_fault(directory: Directory, name: str) -> Finding | None:

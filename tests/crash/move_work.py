@@ -80,4 +80,5 @@ def _number_names() -> None:
     """Numbers unique names, so that the names of a crash point are the same in every child."""
     rng = random.Random(1)
     for module in (future_log, directory_moves):
-        module.uuid4 = lambda: UUID(int=rng.getrandbits(128))  # type: ignore[attr-defined]
+        assert hasattr(module, "random_uuid")
+        module.random_uuid = lambda: UUID(int=rng.getrandbits(128))

@@ -1,5 +1,5 @@
-"""SIGKILL at every point at which segments leave a log: the next start never takes one of them for
-a segment that is missing, and the log has no hole.
+"""SIGKILL at every point at which segments leave a log. The next start takes none of them for a
+missing one.
 """
 
 from __future__ import annotations

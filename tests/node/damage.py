@@ -11,6 +11,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.verify import Finding, verify_directory
 from tests.node.cluster import TOPIC
@@ -33,16 +34,21 @@ class Case:
 
     seed: int
     cluster: JbodCluster
+    variant: str = ""
     told: list[str] = field(default_factory=list)
     read: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.stop = STOPS[self.seed % len(STOPS)]
-        self.victim = self.rng.choice(NODES)
+        self.victims = self.rng.sample(NODES, 2 if self.variant == "two victims" else 1)
+        self.cluster.idempotent = self.variant == "idempotent"
 
     def __str__(self) -> str:
-        return f"seed {self.seed}: node {self.victim}, {self.stop}: {', '.join(self.told)}"
+        return (
+            f"seed {self.seed} {self.variant}: nodes {self.victims}, {self.stop}:"
+            f" {', '.join(self.told)}"
+        )
 
     async def run(self) -> None:
         """Loads, damages, goes on, and waits until three sound replicas are in sync again."""
@@ -53,13 +59,10 @@ class Case:
         )
         await cluster.load(0, 60)
         if self.stop == "running":
-            self.damage()
+            self.damage(self.victims[0])
             await self.read_around()
         else:
-            await cluster.stop_node(self.victim, clean=self.stop == "clean stop")
-            await cluster.load(0, self.rng.randrange(20))
-            self.damage()
-            await cluster.boot(self.victim)
+            await self._damage_at_rest(clean=self.stop == "clean stop")
         await self.read_around()
         await cluster.load(0, 30)
         await self.read_around()
@@ -71,9 +74,23 @@ class Case:
 
     # --- damage
 
-    def damage(self) -> None:
-        """Damages one to three files of the victim."""
-        disk = self.cluster.disk(self.victim, self.cluster.directories[0])
+    async def _damage_at_rest(self, *, clean: bool) -> None:
+        """Stops the victims, or all, one after the other; damages the victims; starts them."""
+        cluster = self.cluster
+        stopped = list(NODES) if self.variant == "all stopped" else self.victims
+        for node_id in stopped:
+            await cluster.stop_node(node_id, clean=clean or node_id not in self.victims)
+        if len(stopped) == 1:
+            await cluster.load(0, self.rng.randrange(20))
+        for node_id in self.victims:
+            self.damage(node_id)
+        await cluster.boot(*stopped)
+
+    def damage(self, node_id: int) -> None:
+        """Damages one to three files of a node."""
+        partition = f"{TOPIC}-0"
+        homes = [self.cluster.disk(node_id, name) for name in self.cluster.directories]
+        disk = next(home for home in homes if home.exists(partition))
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
             log = disk.subdirectory(f"{TOPIC}-0")
             assert isinstance(log, MemoryDirectory)
@@ -95,7 +112,11 @@ class Case:
             overwrite(directory, name, two)
             overwrite(directory, other, one)
             self.told.append(f"{name} and {other} exchanged")
-        elif way == "remove" and self.stop != "running":
+        elif name == LEADER_EPOCH_CHECKPOINT and way in ("cut", "zeros"):
+            forged = [(0, 0), (rng.randrange(1, 9), rng.randrange(1, 60))]
+            overwrite(directory, name, format_epochs(forged))
+            self.told.append(f"{name} has {forged}")
+        elif way == "remove":
             directory.remove(name)
             self.told.append(f"{name} removed")
         elif size:
@@ -167,8 +188,11 @@ class Case:
     def _faults(self) -> list[Finding]:
         """Damage left on any disk, in what is durable."""
         found: list[Finding] = []
-        for node_id in NODES:
-            disk = self.cluster.disk(node_id, self.cluster.directories[0])
+        disks = [(node_id, name) for node_id in NODES for name in self.cluster.directories]
+        for node_id, name in disks:
+            disk = self.cluster.disk(node_id, name)
+            if not disk.exists(f"{TOPIC}-0"):
+                continue
             check = verify_directory(disk, only=f"{TOPIC}-0")
             found += [finding for finding in check if finding.is_damage]
         return found
@@ -194,6 +218,8 @@ class Case:
             assert records == wanted, f"{self}: node {node.node_id} differs"
         assert wanted is not None
         missing = set(self.cluster.acked[0]) - set(wanted.values())
+        if self.variant == "idempotent":
+            assert len(set(wanted.values())) == len(wanted), f"{self}: a record is there twice"
         assert not missing, f"{self}: lost {sorted(missing)[:5]}"
         wrong = self.read - set(wanted.items())
         assert not wrong, f"{self}: wrong records were read: {sorted(wrong)[:5]}"

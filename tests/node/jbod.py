@@ -15,14 +15,12 @@ from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
-from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
-from commitlog.types import CorruptLogError
 from node.membership.lifecycle import BrokerLifecycle
 from node.runtime.tasks import spawn
 from node.serving.fetch_session import FetchPartition, SessionlessFetch
 from node.serving.fetching import FetchParams
-from node.upkeep.scrubber import Scrubber
+from node.upkeep.scrubber import Scrubber, damage_reporter
 from quorum.image import EMPTY_IMAGE, MetadataDelta, PartitionRegistration
 from tests import virtual_time
 from tests.inline import Inline
@@ -54,7 +52,7 @@ class JbodNode(Node):
             cluster.controller,
             self.view,
         )
-        self.scrubber = Scrubber(self.config, self.logs, self._found_damage, Inline())
+        self.scrubber = Scrubber(self.config, self.logs, damage_reporter(self.partitions), Inline())
         self.tasks += [
             spawn("life", self.life.run(), self.fatal.append),
             spawn("assignments", self.assignments.run(), self.fatal.append),
@@ -86,11 +84,6 @@ class JbodNode(Node):
         assert directory.directory_id is not None
         self.life.directory_failed(directory.directory_id)
 
-    def _found_damage(self, log: Log, error: CorruptLogError) -> None:
-        hosted = self.partitions.find(log.topic_partition)
-        if hosted is not None:
-            hosted.found_damage(error)
-
     def home_of(self, partition: int) -> str | None:
         """The directory of a partition's log: a or b."""
         home = self.logs.directory_of(self.cluster.name(partition))
@@ -113,6 +106,7 @@ class JbodCluster(Cluster):
         self.scenario = Scenario(config=controller_config(**controller))
         self.start_ms = self.scenario.now_ms
         self.delivered = 0
+        self.idempotent = False  # whether `load` is an idempotent producer
         self.acked: dict[int, list[str]] = {}
         self.refused: dict[int, list[ErrorCode]] = {}
         self.controller.handlers = {
@@ -269,9 +263,12 @@ class JbodCluster(Cluster):
     async def produce_to(
         self, node_id: int, partition: int, value: str, *, timeout_ms: int = 2_000
     ) -> ErrorCode:
-        data = PartitionProduceData(TOPIC, partition, batch(value))
-        producer = self.nodes[node_id].handlers.produce
-        (result,) = await producer.produce(-1, timeout_ms, [data])
+        number = int(value.rpartition(":")[2])
+        producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
+        records = batch(value, **producer) if self.idempotent else batch(value)
+        data = PartitionProduceData(TOPIC, partition, records)
+        handler = self.nodes[node_id].handlers.produce
+        (result,) = await handler.produce(-1, timeout_ms, [data])
         return ErrorCode(result.error_code)
 
     async def fetch_from(

@@ -32,6 +32,20 @@ def test_a_damaged_replica_heals_by_itself_and_no_wrong_record_is_read(seed: int
     jbod(case, directories=("a",))
 
 
+VARIANTS = ("idempotent", "two directories", "all stopped", "two victims")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("seed", range(SEEDS // 10))
+def test_damage_heals_in_other_settings_as_well(seed: int, variant: str) -> None:
+    """While one whole copy is in sync, nothing acknowledged is lost."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await Case(seed, cluster, variant).run()
+
+    jbod(case, directories=("a", "b") if variant == "two directories" else ("a",))
+
+
 def flip_in_second_segment(cluster: JbodCluster, node_id: int) -> int:
     """Flips a bit of the first base offset of a rolled segment; returns that offset."""
     segment = cluster.nodes[node_id].hosted(0).log.segments[1]
@@ -82,7 +96,7 @@ def test_the_only_replica_in_sync_serves_all_but_the_damage() -> None:
 async def give_up(cluster: JbodCluster, node_id: int) -> None:
     """Finds damage in a node's replica; returns before the controller knows of it."""
     node = cluster.nodes[node_id]
-    node._found_damage(node.hosted(0).log, CorruptLogError("00000000000000000000.log", 0, "test"))
+    node.hosted(0).found_damage(CorruptLogError("00000000000000000000.log", 0, "test"))
     for _ in range(3):
         await asyncio.sleep(0)
     assert node.partitions.find(cluster.name(0)) is None

@@ -11,10 +11,12 @@ import pytest
 
 from commitlog.disk.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     OffsetCheckpoint,
     PartitionMetadata,
+    format_epochs,
 )
 from commitlog.disk.memory_files import Keep, MemoryDirectory
 from commitlog.log.claims import RecordsMissingError
@@ -303,3 +305,21 @@ def test_a_log_of_a_topic_that_exists_under_another_name_is_set_aside() -> None:
         logs.get_or_create(TP, OTHER, config(), may_hold_data=True, leader_epoch=1)
     assert len(strays(disk)) == 1
     assert logs.get_or_create(TP, OTHER, config()).log_end_offset == 0
+
+
+# --- leader epochs
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("wrong", [[(0, 0)], [(1, 0), (2, 100)], [(7, 0)]])
+def test_a_wrong_leader_epoch_checkpoint_gives_way_to_the_batches(
+    clean: bool, wrong: list[tuple[int, int]]
+) -> None:
+    """A follower whose newest epoch is wrong would cut committed records."""
+    disk = MemoryDirectory()
+    logs = written(disk)
+    if clean:
+        logs.close(True, 17)
+    home = disk.subdirectory(str(TP))
+    home.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(wrong))
+    assert found(opened(disk)).epochs.entries() == ((1, 0),)

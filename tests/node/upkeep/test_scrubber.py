@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
@@ -94,6 +95,53 @@ def test_an_index_that_does_not_fit_its_segment_is_rebuilt(suffix: str) -> None:
     run(node.scrubber.scrub_all())
     assert (node.scrubber.rebuilt_indexes, node.damage) == (1, [])
     assert log.directory.read(name) == whole
+
+
+def test_a_rolled_segment_whose_file_is_gone_is_reported() -> None:
+    node = Node()
+    log = node.filled()
+    segment = log.segments[1]
+    log.directory.remove(segment.log_file)
+    run(node.scrubber.scrub_all())
+    assert [error.base_offset for _, error in node.damage] == [segment.base_offset]
+
+
+def lineage(log: Log, *entries: tuple[int, int]) -> None:
+    log.epochs.replace(entries)
+
+
+@pytest.mark.parametrize("wrong", [((1, 0),), ((0, 0), (1, 20)), ((0, 0), (1, 40))])
+def test_batches_that_contradict_the_lineage_are_reported(
+    wrong: tuple[tuple[int, int], ...],
+) -> None:
+    """The lineage answers followers, who cut their logs there."""
+    node = Node()
+    log = node.filled()
+    end = log.log_end_offset
+    for number in range(60):
+        log.append_as_leader(batch(3, timestamp=NOW + number), leader_epoch=1, now_ms=NOW)
+    assert log.epochs.entries() == ((0, 0), (1, end))
+    run(node.scrubber.scrub_all())
+    assert node.damage == []
+    lineage(log, *wrong)
+    run(node.scrubber.scrub_all())
+    ((_, error),) = node.damage
+    assert "leader epoch" in str(error)
+
+
+@pytest.mark.parametrize("damage", ["forged", "gone"])
+def test_a_leader_epoch_checkpoint_that_changed_on_disk_is_written_anew(damage: str) -> None:
+    node = Node()
+    log = node.filled()
+    log.flush()
+    whole = log.directory.read(LEADER_EPOCH_CHECKPOINT)
+    if damage == "gone":
+        log.directory.remove(LEADER_EPOCH_CHECKPOINT)
+    else:
+        log.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs([(0, 0), (3, 60)]))
+    run(node.scrubber.scrub_all())
+    assert log.directory.read(LEADER_EPOCH_CHECKPOINT) == whole
+    assert (node.scrubber.repaired_files, node.damage) == (1, [])
 
 
 def test_segments_deleted_meanwhile_are_no_damage() -> None:
