@@ -105,6 +105,7 @@ def test_every_acknowledged_line_is_read_once_though_its_leader_was_killed(
 ) -> None:
     create(binary, cluster, "killed")
     with Admin(cluster.bootstrap_servers) as admin:
+        admin.wait_until_topics_known(["killed"])
         leader = admin.describe_topics(["killed"])["killed"].partitions[0].leader
     assert leader is not None
     command = [str(binary), "-bootstrap", cluster.bootstrap_servers, "produce", "killed"]
