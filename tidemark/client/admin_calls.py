@@ -53,6 +53,7 @@ class AdminCalls(AsyncCloses):
 
     async def close(self) -> None:
         """Closes the connections."""
+        await self._metadata.close()
         await self._connections.close()
 
     # Sending and retrying.

@@ -113,13 +113,15 @@ class AsyncConsumer(AsyncCloses):
         """Stops fetching and closes the connections. Idempotent."""
         self.reader.close()
         await self._fetcher.close()
+        await self._metadata.close()
         await self._connections.close()
 
     # Positions. Plain calls take effect at once.
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Reads these partitions and no others; those that stay keep their positions."""
-        wanted = [TopicPartition(*partition) for partition in partitions]
+        self.reader.raise_if_closed()
+        wanted = [_checked(partition) for partition in partitions]
         self._fetcher.core.assign(wanted, self._fetcher.now_ms())
         self._metadata.want(dict.fromkeys(partition.topic for partition in wanted))
         self._fetcher.schedule()
@@ -133,12 +135,14 @@ class AsyncConsumer(AsyncCloses):
 
         `leader_epoch` is the epoch of the record before it, as `position_and_epoch` returns it:
         the next fetch then notices whether the log was truncated since (KIP-320). Raises
-        ValueError if the partition is not assigned, or a number is negative.
+        ValueError if the partition is not assigned, or a number is negative or too large.
         """
-        if offset < 0:
-            raise ValueError(f"{partition}: an offset is not negative: {offset}")
-        if leader_epoch is not None and leader_epoch < 0:
-            raise ValueError(f"{partition}: a leader epoch is not negative: {leader_epoch}")
+        if not 0 <= offset < 1 << 63:
+            raise ValueError(f"{partition}: an offset is not negative, of 64 bits: {offset}")
+        if leader_epoch is not None and not 0 <= leader_epoch < 1 << 31:
+            raise ValueError(
+                f"{partition}: a leader epoch is not negative, of 32 bits: {leader_epoch}"
+            )
         epoch = UNKNOWN_EPOCH if leader_epoch is None else leader_epoch
         self._seek(partition, Position(offset, epoch))
 
@@ -176,7 +180,8 @@ class AsyncConsumer(AsyncCloses):
     async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record; waits for a look-up that is under way.
 
-        Raises RequestTimedOutError after `timeout_ms`.
+        Raises RequestTimedOutError after `timeout_ms`, ValueError when the partition is no longer
+        assigned, ClientClosedError when the consumer is closed.
         """
         return (await self._position(partition, timeout_ms)).offset
 
@@ -191,10 +196,13 @@ class AsyncConsumer(AsyncCloses):
         return found.offset, None if found.epoch == UNKNOWN_EPOCH else found.epoch
 
     async def _position(self, partition: TopicPartition, timeout_ms: float | None) -> Position:
-        state = self._partition(partition)
         limit_ms = self._retry.timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._loop.time() + limit_ms / 1000
-        while state.reader is None:
+        while True:
+            self.reader.raise_if_closed()
+            state = self._partition(partition)
+            if state.reader is not None:
+                return state.reader
             if isinstance(state.phase, Halted):
                 self._fetcher.schedule()
                 raise self._assignment.tell(state, state.phase, self._fetcher.now_ms())
@@ -202,7 +210,6 @@ class AsyncConsumer(AsyncCloses):
             if left_s <= 0:
                 raise RequestTimedOutError(f"{partition} got no position in {limit_ms:.0f} ms")
             await self._fetcher.news(self._assignment.version, left_s)
-        return state.reader
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Stops returning records of these partitions until `resume`; positions stay."""
@@ -212,12 +219,13 @@ class AsyncConsumer(AsyncCloses):
     def resume(self, *partitions: TopicPartition) -> None:
         """Ends `pause`."""
         for partition in partitions:
-            self._partition(partition).is_paused = False
+            self._assignment.resume(self._partition(partition))
         self._fetcher.schedule()
 
     def paused(self) -> list[TopicPartition]:
         """The partitions that are paused."""
-        return sorted(p for p, state in self._assignment.partitions.items() if state.is_paused)
+        found = list(self._assignment.partitions.items())  # another thread may ask
+        return sorted(partition for partition, state in found if state.is_paused)
 
     def _partition(self, partition: TopicPartition) -> AssignedPartition:
         found = self._assignment.partitions.get(TopicPartition(*partition))
@@ -272,7 +280,7 @@ class AsyncConsumer(AsyncCloses):
     async def _offsets(
         self, partitions: Sequence[TopicPartition], where: int
     ) -> dict[TopicPartition, int]:
-        asked = {TopicPartition(*partition): where for partition in partitions}
+        asked = {_checked(partition): where for partition in partitions}
         found = await self._lookup.list_offsets(asked)
         return {p: 0 if answer is None else answer.offset for p, answer in found.items()}
 
@@ -287,7 +295,7 @@ class AsyncConsumer(AsyncCloses):
             if timestamp < 0:
                 raise ValueError(f"{partition}: a timestamp is not negative: {timestamp}")
         return await self._lookup.list_offsets(
-            {TopicPartition(*partition): timestamp for partition, timestamp in timestamps.items()}
+            {_checked(partition): timestamp for partition, timestamp in timestamps.items()}
         )
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
@@ -297,3 +305,17 @@ class AsyncConsumer(AsyncCloses):
         """
         found = await self._metadata.topic(topic)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+
+def _checked(partition: TopicPartition | tuple[str, int]) -> TopicPartition:
+    """Raises ValueError for what no request can name: it would fail for all that it asks."""
+    topic, number = partition
+    if not isinstance(topic, str) or not isinstance(number, int) or not 0 <= number < 1 << 31:
+        raise ValueError(f"{partition!r} is no partition: (topic, number) is")
+    try:
+        is_named = bool(topic.encode())
+    except UnicodeEncodeError:
+        is_named = False
+    if not is_named:
+        raise ValueError(f"{partition!r} is no partition: its topic has no name")
+    return TopicPartition(topic, number)

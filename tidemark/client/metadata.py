@@ -90,6 +90,7 @@ class MetadataCache:
         self._refreshed_at_ms: float | None = None
         self._stale = True
         self._refreshing: asyncio.Task[None] | None = None
+        self._is_closed = False
         self.brokers: dict[int, Endpoint] = {}
         self.cluster_id = ""
         self.controller_id: int | None = None
@@ -179,12 +180,28 @@ class MetadataCache:
     async def refresh(self) -> None:
         """Refreshes now, or joins a request under way.
 
-        Raises NetworkError or another error of the table if no node answers.
+        Raises NetworkError or another error of the table if no node answers, ClientClosedError
+        after `close`.
         """
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
             self._refreshing.add_done_callback(_take_note)
-        await asyncio.shield(self._refreshing)
+        asked, task = self._refreshing, asyncio.current_task()
+        try:
+            await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            if asked.cancelled() and task is not None and not task.cancelling():
+                raise ClientClosedError("the client is closed") from None  # nobody cancelled us
+            raise
+
+    async def close(self) -> None:
+        """Ends a refresh under way: no task outlives its client. Idempotent."""
+        self._is_closed = True
+        if self._refreshing is not None and not self._refreshing.done():
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
 
     async def topic(self, name: str, timeout_ms: float | None = None) -> TopicMetadata:
         """Waits until `name` and a leader of each partition are known.

@@ -230,6 +230,7 @@ class AsyncProducer(AsyncCloses):
         finally:
             error = ClientClosedError("the producer was closed before this was acknowledged")
             await self._sender.close(error)
+            await self._metadata.close()
             await self._connections.close()
 
     @property

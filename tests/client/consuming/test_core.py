@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import pytest
 
 from tests.client.consuming.harness import A, B, C, Fetching, failing, filled
-from tidemark.client.consuming.partition import Asked, Position
+from tidemark.client.consuming.assignment import Taken
+from tidemark.client.consuming.damage import examine
+from tidemark.client.consuming.partition import Asked, Fetched, Position
 from tidemark.client.errors import (
     CorruptBatchError,
     NoOffsetForPartitionError,
@@ -421,6 +426,36 @@ def test_a_partition_no_longer_assigned_is_forgotten_with_its_requests() -> None
     fetching.reply(request_id, FetchResponse([filled(A, [fetching.logs[A].append(1)])]))
     assert fetching.poll() == []
     assert list(fetching.partitions) == [B]
+
+
+class Unscanned(deque[Fetched]):
+    """Batches of which no step may look at all."""
+
+    def __iter__(self) -> Iterator[Fetched]:
+        raise AssertionError("looks at every batch")
+
+    __contains__ = __iter__  # type: ignore[assignment]
+
+
+def test_no_step_looks_at_all_batches_that_wait() -> None:
+    """A reader that rests while small batches come in has thousands of them."""
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.core.validate = lambda: None  # type: ignore[method-assign]
+    assignment, partition = fetching.core.assignment, fetching.partitions[A]
+    buffered = partition.buffered = Unscanned()
+    for _ in range(20):
+        fetching.logs[A].append(1)
+        fetching.serve(1)
+    assert len(buffered) == 20
+    taken = [Taken(partition, buffered[at]) for at in range(20)]
+    for item in [one.item for one in taken]:
+        assignment.begin(partition, item)
+        assignment.examined(partition, item, examine(item.raw, decodes=True, check_crcs=True).rows)
+    assignment.handed_over(taken)
+    assert partition.reader is not None
+    assert partition.reader.offset == 20
+    assert partition.held_bytes == 0
 
 
 def test_busy_partitions_do_not_keep_idle_ones_at_the_end_of_requests() -> None:

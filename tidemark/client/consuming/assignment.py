@@ -72,6 +72,7 @@ class Assignment:
         self.enter(partition, Ready())
         del self.ready[partition.topic_partition]
         del self.partitions[partition.topic_partition]
+        self.version += 1
 
     def enter(self, partition: AssignedPartition, phase: Phase) -> None:
         """Changes the phase; a request under way no longer concerns the partition."""
@@ -106,14 +107,23 @@ class Assignment:
         """Adds fetched batches behind the others."""
         with self._accounted(partition):
             partition.buffered.append(Fetched(raw, extent))
+            partition.held_bytes += len(raw.buffer)
         self.loaded.setdefault(partition.topic_partition, partition)
         self.version += 1
 
     def drop_batches(self, partition: AssignedPartition) -> None:
         """Forgets what was fetched ahead of the reader."""
         with self._accounted(partition):
+            for item in partition.buffered:
+                item.is_held = False
             partition.buffered.clear()
+            partition.held_bytes = 0
         self.loaded.pop(partition.topic_partition, None)
+
+    def resume(self, partition: AssignedPartition) -> None:
+        """Ends a pause; what was fetched before it is news for the reader."""
+        partition.is_paused = False
+        self.version += 1
 
     def _accounted(self, partition: AssignedPartition) -> _Accounted:
         return _Accounted(self, partition)
@@ -133,13 +143,16 @@ class Assignment:
 
     def examined(self, partition: AssignedPartition, item: Fetched, rows: Any) -> None:
         """These batches are sound, and decoded unless `rows` is None."""
+        if item.rows is not None or not item.is_held:
+            return  # another poll decoded them and may have taken some, or a seek dropped them
         item.is_checked = True
         item.rows = rows
-        if not item.is_empty or item not in partition.buffered:
+        if not item.is_empty:
             return
         # Frees batches without records; the next hand-over moves the position past them.
         self.version += 1
         with self._accounted(partition):
+            partition.held_bytes -= len(item.raw.buffer)
             item.raw = replace(item.raw, buffer=memoryview(b""))
             at = partition.buffered.index(item)
             previous = partition.buffered[at - 1] if at else None
@@ -147,6 +160,7 @@ class Assignment:
                 previous.raw = replace(previous.raw, next_offset=item.raw.next_offset)
                 previous.extent = item.extent
                 del partition.buffered[at]
+                item.is_held = False
 
     def damaged(
         self,
@@ -156,13 +170,16 @@ class Assignment:
         error: TidemarkError,
     ) -> None:
         """These batches can be read up to the end of `sound` only: the partition halts there."""
-        if item not in partition.buffered:
+        if not item.is_held:
             return  # a seek dropped them
         with self._accounted(partition):
-            while partition.buffered.pop() is not item:
-                pass
+            while item.is_held:
+                last = partition.buffered.pop()
+                last.is_held = False
+                partition.held_bytes -= len(last.raw.buffer)
             if sound is not None:
                 partition.buffered.append(Fetched(sound, extent_of(sound.buffer)))
+                partition.held_bytes += len(sound.buffer)
         if not partition.buffered:
             del self.loaded[partition.topic_partition]
         partition.target = Position(item.raw.first_offset if sound is None else sound.next_offset)
@@ -188,6 +205,8 @@ class Assignment:
         else:
             with self._accounted(partition):
                 partition.buffered.popleft()
+                partition.held_bytes -= len(item.raw.buffer)
+                item.is_held = False
             partition.reader = Position(item.raw.next_offset, item.extent.last_epoch)
         if partition.buffered:
             self.loaded[partition.topic_partition] = partition  # behind the others
@@ -232,6 +251,8 @@ class Assignment:
             for item in buffered:
                 assert at is not None and item.raw.first_offset <= at <= item.raw.next_offset
                 at = item.raw.next_offset
+            assert all(item.is_held for item in buffered)
+            assert partition.held_bytes == sum(len(item.raw.buffer) for item in buffered)
             if isinstance(partition.target, Position):
                 assert at == partition.target.offset, "a fetch continues where the batches end"
             else:

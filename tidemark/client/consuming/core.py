@@ -108,15 +108,11 @@ class FetchCore:
         self._watch(now_ms, effects)
         by_node: dict[tuple[int, bool], Request] = {}
         for partition in list(self.assignment.ready.values()):
-            node = self._node_to_ask(partition, now_ms, effects)
-            if node is None:
-                continue
-            is_fetch = isinstance(partition.target, Position)
-            request = by_node.get((node, is_fetch))
-            if request is None:
-                request = by_node[node, is_fetch] = self._new_request(node, is_fetch, now_ms)
-            self._ask(request, partition)
-        effects.requests = list(by_node.values())
+            try:
+                self._consider(partition, by_node, now_ms, effects)
+            except Exception as error:  # the requests of the others must be sent
+                self._failed(partition, None, error, now_ms)
+        effects.requests = [request for request in by_node.values() if request.live]
         for request in effects.requests:
             self._requests[request.request_id] = request
             if request.is_fetch:
@@ -126,6 +122,23 @@ class FetchCore:
             self._maybe_refresh(now_ms, effects)
         effects.cancelled, self._cancelled = self._cancelled, []
         return effects
+
+    def _consider(
+        self,
+        partition: AssignedPartition,
+        by_node: dict[tuple[int, bool], Request],
+        now_ms: float,
+        effects: FetchEffects,
+    ) -> None:
+        """Adds a partition to the request of its leader, if it may be asked for."""
+        node = self._node_to_ask(partition, now_ms, effects)
+        if node is None:
+            return
+        is_fetch = isinstance(partition.target, Position)
+        request = by_node.get((node, is_fetch))
+        if request is None:
+            request = by_node[node, is_fetch] = self._new_request(node, is_fetch, now_ms)
+        self._ask(request, partition)
 
     def _node_to_ask(
         self, partition: AssignedPartition, now_ms: float, effects: FetchEffects
@@ -434,7 +447,7 @@ class FetchCore:
         target, (epoch, end_offset) = ask.target, diverging
         assert isinstance(target, Position)
         if end_offset >= target.offset:
-            # The offsets are there, in an older epoch; no record of the newer one was read.
+            # The offsets are there, in an older epoch. Kafka takes that for a position confirmed.
             problem = NetworkError(f"{partition.topic_partition}: diverges from epoch {epoch}")
             if epoch < target.epoch:
                 partition.target = replace(target, epoch=epoch)

@@ -96,10 +96,11 @@ class Fetched:
     """Batches of one answer, on their way to the reader.
 
     `rows` are the decoded records that are left, or None. `is_begun` batches no longer count as
-    fetched ahead, if they are the first: the next fetch overlaps with their decoding.
+    fetched ahead, if they are the first: the next fetch overlaps with their decoding. `is_held`
+    ends when they are handed over or forgotten.
     """
 
-    __slots__ = ("extent", "is_begun", "is_checked", "raw", "rows")
+    __slots__ = ("extent", "is_begun", "is_checked", "is_held", "raw", "rows")
 
     def __init__(self, raw: RawBatches, extent: Extent) -> None:
         self.raw = raw
@@ -107,6 +108,7 @@ class Fetched:
         self.rows: Any = None
         self.is_begun = False
         self.is_checked = False
+        self.is_held = True
 
     @property
     def is_empty(self) -> bool:
@@ -129,10 +131,19 @@ class AssignedPartition:
     """An assigned partition.
 
     `reader` is the position of the reader, None until it is known. `target` is the position of the
-    next fetch, at the end of what is buffered. Only the core changes it.
+    next fetch, at the end of what is buffered. `held_bytes` is the size of that. Only the core
+    changes it.
     """
 
-    __slots__ = ("buffered", "is_paused", "phase", "reader", "target", "topic_partition")
+    __slots__ = (
+        "buffered",
+        "held_bytes",
+        "is_paused",
+        "phase",
+        "reader",
+        "target",
+        "topic_partition",
+    )
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
@@ -141,11 +152,11 @@ class AssignedPartition:
         self.phase: Phase = Ready()
         self.is_paused = False
         self.buffered: deque[Fetched] = deque()
+        self.held_bytes = 0
 
     @property
     def ahead_bytes(self) -> int:
         """Bytes fetched ahead of the reader."""
-        found = sum(len(item.raw.buffer) for item in self.buffered)
         if self.buffered and self.buffered[0].is_begun:
-            found -= len(self.buffered[0].raw.buffer)
-        return found
+            return self.held_bytes - len(self.buffered[0].raw.buffer)
+        return self.held_bytes

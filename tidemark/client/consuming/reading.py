@@ -65,7 +65,7 @@ class PollReader:
                 for item in items:
                     if left <= 0:
                         return
-                    if item in partition.buffered:  # unless a seek dropped it meanwhile
+                    if item.is_held:  # unless a seek dropped it meanwhile
                         await self._load(partition, item, decodes=True)
                         left -= item.rows.num_rows if item.rows is not None else 0
 
@@ -117,7 +117,7 @@ class PollReader:
         async def load() -> None:
             for partition, items in self._assignment.waiting():
                 for item in items:
-                    if item in partition.buffered:  # unless a seek dropped it meanwhile
+                    if item.is_held:  # unless a seek dropped it meanwhile
                         await self._load(partition, item, decodes=False)
 
         def gather() -> tuple[list[RawBatches], list[Taken]]:
@@ -144,23 +144,25 @@ class PollReader:
         gather: Callable[[], tuple[T, list[Taken]]],
     ) -> Handed[T]:
         deadline = self._loop.time() + timeout_ms / 1000
-        self._raise_if_closed()
+        self.raise_if_closed()
         self._raise_error()
         while True:
             seen = self._assignment.version
             await load()
-            self._raise_if_closed()
+            self.raise_if_closed()
             found, taken = gather()
             if found:
                 return Handed(found, taken, self._fetcher)
             left_s = deadline - self._loop.time()
             if left_s <= 0:
+                await asyncio.sleep(0)  # a caller that polls with no timeout lets the fetches run
                 self._raise_error(got_nothing=True)
                 return Handed(found, taken, self._fetcher)
             self._raise_error()
             await self._fetcher.news(seen, left_s)
 
-    def _raise_if_closed(self) -> None:
+    def raise_if_closed(self) -> None:
+        """Raises ClientClosedError once the consumer is closed."""
         if self._is_closed:
             raise ClientClosedError("the consumer is closed")
 
