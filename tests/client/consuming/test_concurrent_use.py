@@ -110,7 +110,7 @@ def test_a_position_that_no_log_can_have_is_refused(
 
     async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
         fill(nodes)
-        with pytest.raises(ValueError, match="64 bits|32 bits"):
+        with pytest.raises(ValueError, match=r"64 bits|32 bits"):
             consumer.seek(A, offset, epoch)
         assert len(await consumer.poll(5_000)) > 0
 
