@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tidemark.errors import CorruptMessageError, InvalidRequestError
+from tidemark.errors import CorruptMessageError, InvalidRequestError, TidemarkError
 
 Records = bytes | bytearray | memoryview
 """One or more whole record batches, one after the other."""
@@ -128,6 +128,10 @@ class CorruptLogError(CorruptMessageError):
     def base_offset(self) -> int:
         """The base offset of the damaged segment."""
         return int(self.file.rpartition("/")[2][:20])
+
+
+class TransactionsUncheckedError(TidemarkError):
+    """A transaction index is being checked, piece by piece: ask again after other work."""
 
 
 class UnexpectedAppendOffsetError(InvalidRequestError):

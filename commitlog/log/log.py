@@ -269,9 +269,14 @@ class Log:
         """Returns the first local record with the greatest timestamp (ListOffsets -3)."""
         return lookup.offset_of_max_timestamp(self._segments, self._log_end_offset)
 
-    def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Returns the aborted transactions with records in [start, end), for read_committed."""
-        return lookup.aborted_transactions(self._segments, start_offset, end_offset)
+    def aborted_transactions(
+        self, start_offset: int, end_offset: int, *, paced: bool = False
+    ) -> list[AbortedTransaction]:
+        """Returns the aborted transactions with records in [start, end), for read_committed. A loop
+        asks `paced`, and again after each TransactionsUncheckedError: an index of before the
+        restart is checked first.
+        """
+        return lookup.aborted_transactions(self._segments, start_offset, end_offset, paced=paced)
 
     # --- offsets that move
 

@@ -15,7 +15,12 @@ from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.segment import Segment
 from commitlog.segment.txn_recovery import check_transactions
-from commitlog.types import AbortedTransaction, CorruptLogError, TimestampOffset
+from commitlog.types import (
+    AbortedTransaction,
+    CorruptLogError,
+    TimestampOffset,
+    TransactionsUncheckedError,
+)
 from tidemark.errors import CorruptMessageError
 from tidemark.records.facts import find_in_plain_batch, first_record_at_or_after
 from tidemark.records.header import BatchHeader, read_header
@@ -156,18 +161,23 @@ def offset_of_max_timestamp(segments: Segments, end: int) -> TimestampOffset | N
     return None
 
 
-def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTransaction]:
+def aborted_transactions(
+    segments: Segments, start: int, end: int, *, paced: bool = False
+) -> list[AbortedTransaction]:
     """Returns the aborted transactions with records in [start, end), oldest marker first.
 
     A marker may lie in a later segment than the records. So the search ends at the first entry
-    whose last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset).
+    whose last stable offset is at or above `end` (Kafka's AbortedTxn.lastStableOffset). With
+    `paced` a check of a large segment raises TransactionsUncheckedError between its pieces.
     """
     found: list[AbortedTransaction] = []
     known = segments.all
     for number in range(max(0, bisect_right(segments.bases, start) - 1), len(known)):
         index = known[number].txn_index
-        if not index.is_checked:
-            check_transactions(known[-1].directory, known[: number + 1], replay_producers)
+        while not index.is_checked:
+            done = check_transactions(known[-1].directory, known[: number + 1], replay_producers)
+            if paced and not done:
+                raise TransactionsUncheckedError
         for entry in index.entries() if index.has_entries else ():
             if entry.last_offset >= start and entry.first_offset < end:
                 found.append(entry)

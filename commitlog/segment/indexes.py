@@ -354,6 +354,7 @@ class TransactionIndex:
         self.name = name
         self.is_checked = False  # whether the entries are known to match the batches
         self.is_doubtful = False  # whether a file may be missing
+        self.checking: Iterator[None] | None = None  # a check under way, of `txn_recovery`
         self._unsynced = True
         self._has_entries: bool | None = None  # None: the file is not looked at yet
 

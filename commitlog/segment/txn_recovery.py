@@ -6,7 +6,8 @@ recovered segment: the newest valid producer snapshot before it, and the batches
 the markers from there on, as Kafka's LogSegment.recover does.
 
 An older file has no checksum, and the cleaner removes records by it. So its entries are compared
-once with the segment's batches, and rewritten if they differ. (Kafka trusts them.) If there is no
+once with the segment's batches, and rewritten if they differ. (Kafka trusts them.) A segment may be
+large, so the check goes on by pieces: whoever asks next continues it. If there is no
 file, nothing was aborted. If other index files are missing as well, somebody removed all of them to
 have them rebuilt.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
@@ -23,6 +24,7 @@ from commitlog.segment.indexes import CorruptIndexError
 from commitlog.segment.producer_state import ProducerStateManager
 from commitlog.segment.segment import Segment
 from commitlog.types import AbortedTransaction
+from tidemark.errors import CorruptMessageError
 from tidemark.records.control import end_transaction
 from tidemark.records.header import HEADER_BYTES, claimed_size
 from tidemark.records.header import BatchHeader as Header
@@ -67,19 +69,25 @@ class TransactionRecovery:
         self._take = found.append
         return found
 
+    @property
+    def state(self) -> ProducerStateManager:
+        """The producers, at first those before the first segment."""
+        if self._state is None:
+            state = ProducerStateManager(self._directory, _NEVER_MS)
+            state.restore(self._base_offset)
+            if self._before:
+                self._replay(state, self._before, self._base_offset)
+            self._state = state
+        return self._state
+
     def on_batches(self, table: BatchTable) -> None:
         """Applies valid batches; adds an entry for each aborted transaction that ends in them."""
         for row in table.transactional_rows():
             self._on_batch(table.header(row), table.view)
 
     def _on_batch(self, header: Header, buffer: memoryview) -> None:
-        if self._state is None:
-            self._state = ProducerStateManager(self._directory, _NEVER_MS)
-            self._state.restore(self._base_offset)
-            if self._before:
-                self._replay(self._state, self._before, self._base_offset)
         ended = end_transaction(buffer, header.position) if header.is_control else None
-        aborted = self._state.update(header, ended)
+        aborted = self.state.update(header, ended)
         if aborted is not None:
             self._take(aborted)
 
@@ -88,18 +96,47 @@ def check_transactions(
     directory: Directory,
     segments: list[Segment],
     replay: Callable[[ProducerStateManager, list[Segment], int], None],
-) -> None:
-    """Aligns the transaction index of the last of these segments with its batches. If they are
-    damaged, a readable index stays as it is.
+) -> bool:
+    """Aligns the transaction index of the last of these segments with its batches, by one piece for
+    each call; returns whether that is done. If they are damaged, a readable index stays as it is.
+
+    Raises StorageError; the next call begins anew then.
     """
+    index = segments[-1].txn_index
+    if index.checking is None:
+        if not index.is_doubtful and not directory.exists(index.name):
+            index.is_checked = True
+            return True
+        index.checking = _checking(directory, segments, replay)
+    try:
+        next(index.checking)
+    except StopIteration:
+        index.is_checked, index.checking = True, None
+    except BaseException:
+        index.checking = None
+        raise
+    return index.is_checked
+
+
+def _checking(
+    directory: Directory,
+    segments: list[Segment],
+    replay: Callable[[ProducerStateManager, list[Segment], int], None],
+) -> Iterator[None]:
     segment = segments[-1]
-    index = segment.txn_index
-    index.is_checked = True
-    if not index.is_doubtful and not directory.exists(index.name):
-        return
-    recovery = TransactionRecovery(directory, segments[:-1], segment.base_offset, replay)
-    wanted = recovery.collect()
-    is_whole = _feed(recovery, segment)
+    index, cuts, is_whole = segment.txn_index, -1, False
+    wanted: list[AbortedTransaction] = []
+    while cuts != segment.cuts:  # a truncation between two pieces: once more
+        cuts = segment.cuts
+        recovery = TransactionRecovery(directory, segments[:-1], segment.base_offset, replay)
+        wanted = recovery.collect()
+        try:
+            _ = recovery.state  # now: segments before this one may go between two pieces
+            is_whole = yield from _feed(recovery, segment)
+        except CorruptMessageError as error:
+            logger.warning("%s: %s", directory.path, error)
+            index.entries()  # one that can not be read stays an error
+            return
     entries: list[AbortedTransaction] = []
     try:
         entries = index.entries()
@@ -129,8 +166,8 @@ def are_of_before_a_cleaning(
     )
 
 
-def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
-    """Feeds all batches of a segment; False if they are damaged."""
+def _feed(recovery: TransactionRecovery, segment: Segment) -> Generator[None, None, bool]:
+    """Feeds all batches of a segment, and yields between two chunks; False if they are damaged."""
     from commitlog.segment.batch_table import BatchTable, sound_batches
 
     position, wanted = 0, _CHUNK_BYTES
@@ -146,4 +183,6 @@ def _feed(recovery: TransactionRecovery, segment: Segment) -> bool:
         if is_damaged or not end:
             return False
         position, wanted = position + end, _CHUNK_BYTES
+        if position < segment.size_bytes:
+            yield
     return True

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from commitlog.types import CorruptLogError, FetchResult
+from commitlog.types import CorruptLogError, FetchResult, TransactionsUncheckedError
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
@@ -53,6 +53,9 @@ class _Found:
 
     size_bytes: int = 0
     answer_now: bool = False
+    unchecked: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
+        default_factory=list
+    )
     remote: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
         default_factory=list
     )
@@ -79,6 +82,8 @@ class FetchHandler:
         while True:
             found = self._read_all(params, context, acknowledge)
             acknowledge = False
+            if found.unchecked:
+                await self._name_aborted(found)
             if found.remote:
                 await self._read_remote(params, found)
                 return context.answers()
@@ -170,7 +175,7 @@ class FetchHandler:
                     raise KafkaStorageError(hosted.offline) from error
                 raise
             if result.records:
-                _fill(answer, hosted, params, item.fetch_offset, result)
+                _fill(answer, hosted, params, item, result, found)
             found.size_bytes += len(result.records)
         elif item.fetch_offset < limit:
             context.look_again(item)  # the next answer has room for it
@@ -203,6 +208,24 @@ class FetchHandler:
             f"{local.log_start_offset} and {local.log_end_offset}"
         )
 
+    async def _name_aborted(self, found: _Found) -> None:
+        """Names the aborted transactions of records whose transaction index is checked first, in
+        pieces between which the loop has its turn. Kafka checks none.
+        """
+        for answer, hosted, item in found.unchecked:
+            try:
+                while True:
+                    try:
+                        _aborted(answer, hosted, item)
+                        break
+                    except TransactionsUncheckedError:
+                        await asyncio.sleep(0)
+            except (ApiError, OSError, StorageError) as error:
+                logger.error("aborted transactions of %s: %s", hosted.topic_partition, error)
+                known = error if isinstance(error, ApiError) else KafkaStorageError(str(error))
+                answer.records, answer.next_offset = (), 0
+                self._failed(answer, item, known, found)
+
     async def _read_remote(self, params: FetchParams, found: _Found) -> None:
         """Adds data of the tier, read for all partitions at once."""
         share = max(1, params.max_bytes - found.size_bytes) // len(found.remote)
@@ -227,16 +250,28 @@ def _fill(
     answer: FetchPartitionData,
     hosted: HostedPartition,
     params: FetchParams,
-    fetch_offset: int,
+    item: FetchPartition,
     result: FetchResult,
+    found: _Found,
 ) -> None:
     """Adds what was read; for read_committed with the aborted transactions that have records in
-    it."""
-    answer.records = (result.records,)
+    it. An error leaves nothing."""
     answer.next_offset = result.next_offset
     if params.read_committed:
-        found = hosted.log.aborted_transactions(fetch_offset, result.next_offset)
-        answer.aborted_transactions = named(found)
+        try:
+            _aborted(answer, hosted, item)
+        except TransactionsUncheckedError:
+            found.unchecked.append((answer, hosted, item))
+        except BaseException:
+            answer.next_offset = 0
+            raise
+    answer.records = (result.records,)
+
+
+def _aborted(answer: FetchPartitionData, hosted: HostedPartition, item: FetchPartition) -> None:
+    answer.aborted_transactions = named(
+        hosted.log.aborted_transactions(item.fetch_offset, answer.next_offset, paced=True)
+    )
 
 
 def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks import planner
+from tiering.tasks.checking import check_transactions
 
 _KEPT_ENTRIES_MAX = 1 << 16  # of all segments; an entry takes some 100 bytes
 
@@ -46,6 +47,7 @@ class RemoteTransactions:
         """Returns those with records in [start, end), oldest marker first. Raises
         CorruptIndexError, and RemoteResourceNotFoundError if an index is gone.
         """
+        await check_transactions(log, start_offset, end_offset)  # now: below nothing waits for it
         epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
         found: dict[tuple[int, int], AbortedTransaction] = {}
         ends = [entry.start_offset for entry in epochs[1:]] + [log.log_end_offset]

@@ -3,6 +3,7 @@
 - `planner`: every decision, pure: segments to copy, segments to delete, the bounds of reads.
 - `copier`: a leader's copy task, and a follower's task that follows the copies.
 - `expirer`: retention in the tier, and the remains of earlier failures.
+- `checking`: transaction indexes are checked before their first use.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
 - `partition`: the state of one hosted partition, and the files of its segments.
 

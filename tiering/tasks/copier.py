@@ -28,6 +28,7 @@ from tiering.metadata.segments import (
 from tiering.metrics import CopyLag, RemoteMetrics
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
+from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.partition import SegmentFiles, TieredPartition
 
@@ -137,6 +138,8 @@ class Copier:
             hosted.in_flight.discard(hosted.unfinished.pop(start_offset).id)
 
     async def _copy_segment(self, hosted: TieredPartition, segment: Segment) -> None:
+        if segment.txn_index.has_entries:  # nobody compares the copy with its batches later
+            await check_transactions(hosted.log, segment.base_offset, segment.base_offset + 1)
         epochs = hosted.lineage()
         files = SegmentFiles.of(segment, epochs)
         metadata = hosted.unfinished.pop(segment.base_offset, None)

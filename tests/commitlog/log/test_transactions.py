@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.segment import txn_recovery
 from commitlog.segment.names import snapshot_name
 from commitlog.segment.producer_state import decode_snapshot
-from commitlog.types import AppendOrigin
+from commitlog.types import AppendOrigin, TransactionsUncheckedError
 from tests.commitlog.builders import NOW, batch, config, open_log
 from tidemark.records import EndTransactionMarker, encode_control_batch
 
@@ -73,6 +79,96 @@ def test_a_cut_takes_the_aborts_behind_it_back() -> None:
     end(log, 6, committed=True)
     log.update_high_watermark(4)
     assert [a.producer_id for a in log.aborted_transactions(0, 4)] == [5]
+
+
+def reopened_unchecked(monkeypatch: pytest.MonkeyPatch, transactions: int = 6) -> Log:
+    """A log of before a restart. Its index has a wrong producer; a check reads it in pieces."""
+    monkeypatch.setattr(txn_recovery, "_CHUNK_BYTES", len(batch(1)) * 2)
+    disk = MemoryDirectory()
+    log = open_log(disk, settings=config(segment_bytes=1 << 20))
+    for number in range(transactions):
+        send(log, 5, number)
+        end(log, 5, committed=False)
+    log.update_high_watermark(log.log_end_offset)
+    log.close()
+    name = log.active_segment.txn_index.name
+    data = bytearray(disk.read(name))
+    data[9] ^= 1
+    disk.write_atomic(name, bytes(data))
+    log = open_log(disk, settings=config(segment_bytes=1 << 20), clean=True)
+    log.update_high_watermark(log.log_end_offset)
+    assert not log.active_segment.txn_index.is_checked
+    return log
+
+
+def paced(log: Log, between: Callable[[], None] = lambda: None) -> tuple[list[int], int]:
+    """The first offsets of aborted transactions, and the turns that others had meanwhile."""
+    turns = 0
+    while True:
+        try:
+            found = log.aborted_transactions(0, log.log_end_offset, paced=True)
+            assert {one.producer_id for one in found} <= {5}
+            return [one.first_offset for one in found], turns
+        except TransactionsUncheckedError:
+            turns += 1
+            between()
+
+
+def test_an_index_of_before_the_restart_is_checked_by_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = reopened_unchecked(monkeypatch)
+    wanted = [0, 2, 4, 6, 8, 10]
+    found, turns = paced(log)
+    assert found == wanted
+    assert turns > 3
+    assert paced(log) == (wanted, 0), "once is enough"
+
+
+def test_two_readers_share_the_check_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = paced(reopened_unchecked(monkeypatch))[1]
+    log = reopened_unchecked(monkeypatch)
+
+    def other() -> None:
+        with suppress(TransactionsUncheckedError):
+            log.aborted_transactions(0, 2, paced=True)
+
+    assert paced(log, other)[1] <= alone // 2 + 1
+
+
+def test_appends_and_cuts_between_the_pieces_of_a_check_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = reopened_unchecked(monkeypatch)
+    steps = iter(
+        (
+            lambda: send(log, 5, 6),
+            lambda: end(log, 5, committed=False),
+            lambda: log.truncate_to(5, NOW),  # the marker of the third
+            lambda: end(log, 5, committed=False),
+        )
+    )
+    found, _ = paced(log, lambda: next(steps, lambda: None)())
+    assert list(steps) == [], "all of it happened during the check"
+    assert found == [0, 2, 4]
+    assert [one.last_offset for one in log.active_segment.txn_index.entries()] == [1, 3, 5]
+
+
+def test_a_check_that_failed_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = reopened_unchecked(monkeypatch)
+    file = log.active_segment.file
+    with pytest.raises(TransactionsUncheckedError):
+        log.aborted_transactions(0, 12, paced=True)
+
+    def broken(size: int, position: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "pread", broken)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                log.aborted_transactions(0, 12)
+    assert paced(log)[0] == [0, 2, 4, 6, 8, 10]
 
 
 def test_the_state_at_a_roll_is_durable_with_the_next_flush() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from commitlog.types import AppendOrigin
+import asyncio
+
+import pytest
+
+from commitlog.segment import txn_recovery
+from commitlog.segment.indexes import CorruptIndexError
+from commitlog.types import AppendOrigin, TransactionsUncheckedError
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
 from tests.node.fakes import WALL_START_MS
@@ -97,6 +103,60 @@ def test_an_answer_names_the_aborted_transactions_with_records_in_it() -> None:
         assert values_of(answer.payload)[:1] == ["a"]
         answer = await fetch(node, 10, 1)
         assert (answer.aborted_transactions, answer.next_offset, answer.payload) == ((), 0, b"")
+
+    scenario(test, nodes=(1,))
+
+
+def test_others_have_their_turn_while_an_index_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(txn_recovery, "_CHUNK_BYTES", len(batch("a")) + 1)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1,))
+        node = cluster.nodes[1]
+        transactions(node)
+        index = node.hosted().log.active_segment.txn_index
+        index.is_checked = False  # as after a restart
+        others = asyncio.ensure_future(turn())
+        one, other = await asyncio.gather(fetch(node, 0, 1), fetch(node, 8, 1))
+        others.cancel()
+        assert index.is_checked
+        assert (one.aborted_transactions, one.next_offset) == (((5, 1), (6, 8)), 10)
+        assert (other.aborted_transactions, other.next_offset) == (((6, 8),), 10)
+        assert values_of(one.payload)[:1] == ["a"]
+
+    scenario(test, nodes=(1,))
+    assert turns > 3
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_records_whose_aborted_transactions_are_unknown_are_not_given_out(
+    monkeypatch: pytest.MonkeyPatch, paced: bool
+) -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1,))
+        node = cluster.nodes[1]
+        transactions(node)
+        errors: list[Exception] = [TransactionsUncheckedError()] if paced else []
+        errors.append(CorruptIndexError("not an index"))
+
+        def unknown(*_: object, **__: object) -> None:
+            raise errors.pop(0)
+
+        monkeypatch.setattr(node.hosted().log, "aborted_transactions", unknown)
+        request = log_pb2.FetchRequest(min_bytes=1, isolation_level=1)
+        request.partitions.add(
+            topic=TOPIC, current_leader_epoch=-1, last_fetched_epoch=-1, partition_max_bytes=1 << 20
+        )
+        (answer,) = decode_fetch_response(await node.service.fetch(request, None)).responses
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (answer.payload, answer.next_offset) == (b"", 0)
 
     scenario(test, nodes=(1,))
 

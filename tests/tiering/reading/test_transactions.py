@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from commitlog.log.expiration import delete_expired
+from commitlog.log.opening import open_log
+from commitlog.segment import txn_recovery
 from commitlog.types import AppendOrigin
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
@@ -123,6 +125,46 @@ def test_an_index_that_is_gone_is_an_error_and_not_nothing(tmp_path: Path) -> No
         world.storage.fetch_index = without  # type: ignore[method-assign]
         with pytest.raises(RemoteResourceNotFoundError):
             await world.manager.aborted_transactions(PARTITION, log, 0, 30)
+        await world.manager.stop()
+
+    asyncio.run(main())
+
+
+def test_an_index_of_before_the_restart_is_checked_before_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(txn_recovery, "_CHUNK_BYTES", 200)
+
+    async def main() -> None:
+        history = Transactions(tmp_path, 1)
+        world, log = history.world, history.world.log
+        history.fill(40)
+        log.roll(world.now_ms)
+        world.produce()
+        end = log.active_segment.base_offset
+        wanted = log.aborted_transactions(0, end)
+        names = [each.txn_index.name for each in log.segments if each.txn_index.has_entries]
+        assert names
+        log.close()
+        for name in names:
+            data = bytearray(world.directory.read(name))
+            data[9] ^= 1  # of a producer id, which no CRC covers
+            world.directory.write_atomic(name, bytes(data))
+        log = world.log = open_log(
+            world.directory,
+            PARTITION.topic_partition,
+            world.topic_config,
+            topic_id=PARTITION.topic_id,
+            now_ms=world.now_ms,
+            clean=True,
+        )
+        log.update_high_watermark(log.log_end_offset)
+        world.lead()
+        await world.manager.start()
+        await world.once()
+        delete_expired(log, world.now_ms)
+        assert log.local_log_start_offset == end
+        assert await world.manager.aborted_transactions(PARTITION, log, 0, end) == wanted
         await world.manager.stop()
 
     asyncio.run(main())
