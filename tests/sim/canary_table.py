@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sim import canaries
+from tests.sim.cluster import canaries as of_cluster
+from tests.sim.cluster.world import run_cluster
 from tests.sim.partitions import canaries as of_partitions
 from tests.sim.partitions.world import run_partitions
 from tests.sim.servers import canaries as of_servers
@@ -56,6 +58,7 @@ WORLDS = (
         500,
     ),
     World("servers", dict(of_servers.CANARIES), lambda s, bug: run_servers(s, bug), 100),  # type: ignore[arg-type]
+    World("cluster", dict(of_cluster.CANARIES), lambda s, bug: run_cluster(s, bug), 40),  # type: ignore[arg-type]
 )
 
 CAUGHT_BY = {
@@ -86,6 +89,7 @@ CAUGHT_BY = {
     "answers-before-commit": "clients: ",
     "leaves-out-of-snapshots": "I8|does not exist",
     "elects-outside-of-elr": "I4 a clean election",
+    **of_cluster.CAUGHT_BY,
 }
 """Words of the finding that a bug has to cause."""
 
@@ -145,9 +149,11 @@ def rule_of(finding: str) -> str:
     kind, _, text = finding.partition(": ")
     if kind == "AssertionError" or "an invariant is broken" in text:
         return "the replica's own `validate()`"
+    if kind == "CorruptLogError":
+        return "the log's own checks"
     if text.startswith("liveness"):
         return "liveness"
-    return _DETAILS.split(text)[0]
+    return _DETAILS.split(text.partition("\n")[0])[0]
 
 
 def main() -> int:

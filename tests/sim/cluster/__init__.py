@@ -6,5 +6,6 @@ faults of every kind, and a workload whose history is judged. Run it by
     faults    the storms: crashes, power, cuts, pauses, disks, clocks, reassignments
     views     what the checks of the quorum and of images need of a real node
     checks    invariants of data partitions, read off the real brokers after every instant
-    canaries  bugs planted in production code, and how to add one
+    planting  how a bug is planted in production code
+    canaries  bugs planted in brokers and controllers; client_canaries: those of clients
 """

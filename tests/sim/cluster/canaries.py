@@ -2,32 +2,41 @@
 
 A canary is a class with `patches`: rows of (owner, name of its attribute, broken attribute), which
 are in place while a world runs. Production builds all objects itself, so a bug is planted where the
-class or module keeps its code. A new one is a class in `CANARIES`, and the seeds that catch it in
-`test_whole_cluster.py`. `python -m tests.sim --cluster --canary NAME --seeds 60` finds them.
+class or module keeps its code. `python -m tests.sim --cluster --canary NAME --seeds 60` finds the
+seeds that catch it. Those of the clients are in `client_canaries`.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, ClassVar
-from unittest.mock import patch
+from typing import Any
 
+from commitlog.log import log as commit_log
+from commitlog.log import opening
+from commitlog.types import AppendInfo
+from node.partition.core import _DONE, IsrProposal, Partition, Role
+from node.replication import follower_log
+from node.replication.replica_fetcher import ReplicaFetcher
+from node.serving import fetching
+from node.serving.fetching import FetchHandler
+from tests.sim.cluster import client_canaries
+from tests.sim.cluster.planting import ClusterCanary
 from tests.sim.partitions import canaries as partitions
 
 
-class ClusterCanary:
-    """The correct implementation. Each subclass breaks one rule."""
+def _of_the_isr_alone(self: Partition, now_ms: int) -> bool:
+    if self.role is not Role.LEADER or not self._may_commit:
+        return False
+    others = [state for replica_id, state in self.remotes.items() if replica_id in self.isr]
+    ends = [-1 if state.log_end_offset is None else state.log_end_offset for state in others]
+    lowest = min(self.log_end_offset, *ends) if ends else self.log_end_offset
+    moved, self.high_watermark = lowest > self.high_watermark, max(lowest, self.high_watermark)
+    return moved
 
-    patches: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
 
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """Runs the world with the bug in place."""
-        with contextlib.ExitStack() as stack:
-            for owner, name, broken in self.patches:
-                stack.enter_context(patch.object(owner, name, broken))
-            yield
+class CountsCommittedIsrAlone(ClusterCanary):
+    """A high watermark passes replicas of a proposal that the controller may count (KIP-497)."""
+
+    patches = ((Partition, "maybe_advance_high_watermark", _of_the_isr_alone),)
 
 
 class CommitsWithAnyIsr(ClusterCanary):
@@ -42,7 +51,153 @@ class ElectsAnyReplica(ClusterCanary):
     patches = partitions.ElectsAnyReplica.patches
 
 
+def _joins_anywhere(self: Partition, replica_id: int) -> IsrProposal | None:
+    if self.role is not Role.LEADER or self.pending is not None or replica_id in self.isr:
+        return None
+    return self._propose(self.isr | {replica_id}) if self._is_eligible(replica_id) else None
+
+
+class JoinsWithoutCatchingUp(ClusterCanary):
+    """A follower joins the ISR with its first fetch, wherever its log ends."""
+
+    patches = ((Partition, "maybe_expand_isr", _joins_anywhere),)
+
+
+class FetchesInAnyEpoch(ClusterCanary):
+    """A leader answers fetches whatever leader epoch the fetcher knows (KIP-320)."""
+
+    patches = ((Partition, "check_leader_epoch", lambda self, current_leader_epoch: None),)
+
+
+_follow = ReplicaFetcher.follow
+
+
+def _cuts_first(self: ReplicaFetcher, hosted: Any) -> None:
+    known = self._followed.get(hosted.topic_partition)
+    if known is None or known.epoch != hosted.core.leader_epoch:
+        follower_log.truncate(hosted, hosted.core.high_watermark, self._clock.wall_ms())
+    _follow(self, hosted)
+
+
+class TruncatesToTheWatermark(ClusterCanary):
+    """A follower truncates to its high watermark, not to where the logs diverge (KIP-101)."""
+
+    patches = ((ReplicaFetcher, "follow", _cuts_first),)
+
+
+class AnswersAllAtOnce(ClusterCanary):
+    """A produce with acks=all is answered when the leader alone has the records (rule 9)."""
+
+    fault_ms = 4_000
+    patches = ((Partition, "ack_state", lambda self, required_offset, leader_epoch: _DONE),)
+
+
+class ForgetsSequences(ClusterCanary):
+    """A leader appends batches of an idempotent producer without regard to their sequences."""
+
+    fault_ms = 4_000
+    patches = (
+        (commit_log, "check_producers", lambda *args, **kwargs: None),
+        (commit_log, "find_duplicate", lambda *args: None),
+    )
+
+
+_find_duplicate = commit_log.find_duplicate
+
+
+def _at_the_end(prepared: Any, producers: Any, start: int, origin: Any) -> AppendInfo | None:
+    found = _find_duplicate(prepared, producers, start, origin)
+    if found is None:
+        return None
+    count = found.last_offset - found.first_offset
+    end = producers.end_offset
+    return AppendInfo(
+        end - 1 - count, end - 1, found.max_timestamp_ms, found.log_append_time_ms, start, True
+    )
+
+
+class AnswersDuplicatesAtTheEnd(ClusterCanary):
+    """A batch sent again is acknowledged at the log's end, not where it was written."""
+
+    fault_ms = 4_000
+    patches = ((commit_log, "find_duplicate", _at_the_end),)
+
+
+_load_segments = opening.load_segments
+
+
+def _trusting(*args: Any, **kwargs: Any) -> Any:
+    return _load_segments(*args, **{**kwargs, "clean": True})
+
+
+class TrustsTornTails(ClusterCanary):
+    """A start after a loss of power takes the files as they are, with a torn tail."""
+
+    patches = ((opening, "load_segments", _trusting),)
+
+
+_read_one = FetchHandler._read_one
+
+
+def _tells_more(
+    self: Any, params: Any, context: Any, item: Any, answer: Any, found: Any, acknowledge: bool
+) -> None:
+    _read_one(self, params, context, item, answer, found, acknowledge)
+    if params.replica is None and answer.next_offset:
+        answer.high_watermark = max(answer.high_watermark, answer.next_offset)
+
+
+class ServesBeyondTheWatermark(ClusterCanary):
+    """A leader serves consumers records that are not committed (rule 10)."""
+
+    fault_ms = 4_000
+    patches = (
+        (fetching, "_read_limit", lambda hosted, params: hosted.log.log_end_offset),
+        (FetchHandler, "_read_one", _tells_more),
+    )
+
+
+def _to_its_end(self: Partition, leader_high_watermark: int) -> bool:
+    moved = self.log_end_offset > self.high_watermark
+    self.high_watermark = self.log_end_offset
+    return moved
+
+
+class BelievesItsEnd(ClusterCanary):
+    """A follower takes the end of its log for the high watermark."""
+
+    patches = ((Partition, "on_leader_high_watermark", _to_its_end),)
+
+
 CANARIES: dict[str, type[ClusterCanary]] = {
+    "cluster-counts-committed-isr-alone": CountsCommittedIsrAlone,
     "cluster-commits-with-any-isr": CommitsWithAnyIsr,
     "cluster-elects-any-replica": ElectsAnyReplica,
+    "joins-without-catching-up": JoinsWithoutCatchingUp,
+    "fetches-in-any-epoch": FetchesInAnyEpoch,
+    "truncates-to-the-watermark": TruncatesToTheWatermark,
+    "answers-all-at-once": AnswersAllAtOnce,
+    "forgets-sequences": ForgetsSequences,
+    "answers-duplicates-at-the-end": AnswersDuplicatesAtTheEnd,
+    "trusts-torn-tails": TrustsTornTails,
+    "serves-beyond-the-watermark": ServesBeyondTheWatermark,
+    "believes-its-end": BelievesItsEnd,
+    **client_canaries.CANARIES,
 }
+
+CAUGHT_BY = {
+    "cluster-counts-committed-isr-alone": "I3 every in-sync",
+    "cluster-commits-with-any-isr": "I6 commits with",
+    "cluster-elects-any-replica": "I[46]|clients: ",
+    "joins-without-catching-up": "I3 who joins|I6",
+    "fetches-in-any-epoch": "I[56]|clients: .*reached",
+    "truncates-to-the-watermark": "I6",
+    "answers-all-at-once": "clients: .*acknowledged",
+    "forgets-sequences": "clients: .*no duplicate",
+    "answers-duplicates-at-the-end": "clients: .*acknowledged",
+    "trusts-torn-tails": "damaged at byte",
+    "serves-beyond-the-watermark": "clients: .*never changes",
+    "believes-its-end": "I6",
+    **client_canaries.CAUGHT_BY,
+}
+"""Words of the finding that a bug has to cause."""

@@ -59,6 +59,7 @@ class PartitionChecks:
         self._replicas: dict[tuple[int, PartitionId], _Seen] = {}
         self._brief: dict[HostedPartition, tuple[Role, int, int, int]] = {}
         self._ends: dict[tuple[int, PartitionId], int] = {}
+        self._isr: dict[HostedPartition, frozenset[int]] = {}
         self.transitions: list[str] = []
 
     def forget(self, node_id: int) -> None:
@@ -81,6 +82,7 @@ class PartitionChecks:
             for hosted in broker.partitions:
                 core, log = hosted.core, hosted.log
                 brief = (core.role, core.leader_epoch, log._high_watermark, log._log_end_offset)
+                self._look_at_isr(node.node_id, hosted)
                 if self._brief.get(hosted) == brief or hosted.offline or hosted.deleted:
                     continue
                 self._brief[hosted] = brief
@@ -105,11 +107,44 @@ class PartitionChecks:
         for node_id, hosted, identity, was, begin in moved:
             self._look_at(node_id, hosted, identity, was, begin)
 
+    def _look_at_isr(self, node_id: int, hosted: HostedPartition) -> None:
+        """Checks the members that joined since the last look at this leader's ISR."""
+        core = hosted.core
+        if core.role is not Role.LEADER or self._isr.get(hosted) is core.isr:
+            return
+        joined = core.isr - self._isr.get(hosted, core.isr)
+        self._isr[hosted] = core.isr
+        identity = (hosted.topic_id, hosted.topic_partition.partition)
+        committed = self.committed.get(identity)
+        for member in sorted(joined):
+            known = self._ends.get((member, identity))
+            if committed and known is not None and known < committed[-1].next_offset:
+                raise Violation(
+                    f"I3 who joins the ISR has what is committed: {hosted.topic_partition} below "
+                    f"{committed[-1].next_offset} by broker {node_id} in epoch "
+                    f"{core.leader_epoch}, but broker {member} ends at {known}"
+                )
+
     def _require_kept(self, node: SimNode, hosted: HostedPartition, was: _Seen, now: _Seen) -> None:
         if now.end < was.high_watermark and not hosted.core.recovering:
             raise Violation(
                 f"I6 nothing below the high watermark is cut: {hosted.topic_partition} at broker "
                 f"{node.node_id} ends at {now.end}, its high watermark was {was.high_watermark}"
+            )
+        if now.end >= was.end or hosted.core.role is Role.LEADER:
+            return
+        identity = (hosted.topic_id, hosted.topic_partition.partition)
+        committed = self.committed.get(identity)
+        image = self._newest_image()
+        found = None if image is None else image.topics.partition(*identity)
+        if not committed or found is None or node.node_id not in found.isr:
+            return
+        end = committed[-1].next_offset
+        if now.end < end and found.leader_epoch == hosted.core.leader_epoch:
+            raise Violation(
+                f"I6 an in-sync replica keeps what is committed: {hosted.topic_partition} at "
+                f"broker {node.node_id} is cut to {now.end} in epoch {found.leader_epoch}, "
+                f"committed up to {end}"
             )
 
     def _look_at(

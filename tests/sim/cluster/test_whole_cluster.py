@@ -1,4 +1,4 @@
-"""The whole cluster in the test suite: seeds hold, runs repeat exactly, planted bugs are caught."""
+"""The whole cluster in the test suite: seeds hold, and runs repeat exactly."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from node.server import GARBAGE_THRESHOLDS
-from tests.sim.cluster.canaries import CANARIES
 from tests.sim.cluster.world import ClusterOutcome, run_cluster
 
 SEEDS = max(4, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
 """`scripts/test` runs 62."""
-CAUGHT_BY = {"cluster-commits-with-any-isr": range(12), "cluster-elects-any-replica": range(12)}
-"""Seeds of which one at least catches the bug."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +72,3 @@ def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
         for hash_seed in ("1", "4242")
     }
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("name", sorted(CANARIES))
-def test_a_planted_bug_is_caught(name: str) -> None:
-    for seed in CAUGHT_BY[name]:
-        try:
-            run_cluster(seed, CANARIES[name]())
-        except Exception:
-            return
-    raise AssertionError(f"{name} was not caught in seeds {CAUGHT_BY[name]}")

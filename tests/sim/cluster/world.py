@@ -22,9 +22,9 @@ from unittest.mock import patch
 import node.server
 from quorum.image import MetadataImage
 from tests.sim.checks import Checks, Violation
-from tests.sim.cluster.canaries import ClusterCanary
 from tests.sim.cluster.checks import PartitionChecks
 from tests.sim.cluster.faults import Faults
+from tests.sim.cluster.planting import ClusterCanary
 from tests.sim.cluster.views import CURRENT, NodeView, WatchedServer
 from tests.sim.servers.node import ServerNode
 from tests.sim.servers.world import broken_rule
@@ -35,7 +35,6 @@ from tidemark.testing.history import History, to_line
 from tidemark.testing.node import SimNode
 from tidemark.testing.workload import Workload, WorkloadPace
 
-FAULT_TIME_MS = 12_000
 HEAL_TIME_MS = 60_000
 _PACE = WorkloadPace(send_ms=300, read_ms=250, slack_ms=1_000, finish_ms=60_000)
 _SETTINGS = {
@@ -72,10 +71,13 @@ class ClusterOutcome:
 class ClusterWorld:
     """Cluster, faults and observations of one seed."""
 
-    def __init__(self, seed: int, *, verbose: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, verbose: bool = False, fault_ms: int = ClusterCanary.fault_ms
+    ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.verbose = verbose
+        self.fault_ms = fault_ms
         self.cluster_id = CLUSTER_ID
         self.seen: Counter[str] = Counter()
         self.events = 0
@@ -249,7 +251,7 @@ class ClusterWorld:
         begin, calm = asyncio.Event(), asyncio.Event()
         work = life.spawn(self._work(begin, calm))
         faults = self.loop.create_task(self._faults(begin, calm))
-        await self._until(faults, FAULT_TIME_MS + HEAL_TIME_MS + 60_000)
+        await self._until(faults, self.fault_ms + HEAL_TIME_MS + 60_000)
         await self._until(work, 400_000)
         await asyncio.sleep(0)
 
@@ -264,7 +266,7 @@ class ClusterWorld:
     async def _faults(self, begin: asyncio.Event, calm: asyncio.Event) -> None:
         await begin.wait()
         storms = [asyncio.create_task(storm) for storm in self.faults.storms()]
-        await asyncio.sleep(FAULT_TIME_MS / 1000)
+        await asyncio.sleep(self.fault_ms / 1000)
         for storm in storms:
             storm.cancel()
         self.note("healing")
@@ -319,5 +321,6 @@ def run_cluster(
     seed: int, canary: ClusterCanary | None = None, *, verbose: bool = False
 ) -> ClusterOutcome:
     """Runs one seed to its end. Any exception is its finding."""
-    with (canary or ClusterCanary()).planted():
-        return ClusterWorld(seed, verbose=verbose).run()
+    planted = canary or ClusterCanary()
+    with planted.planted():
+        return ClusterWorld(seed, verbose=verbose, fault_ms=planted.fault_ms).run()
