@@ -375,6 +375,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
             {"acks": 1, "enable_idempotence": True},
             {"compression_type": "brotli"},
             {"batch_size": 0},
+            {"linger_ms": -1},
+            {"delivery_timeout_ms": -1},
+            {"max_block_ms": float("nan")},
         ):
             with pytest.raises(ConfigError):
                 AsyncProducer("127.0.0.1:1", **settings)  # type: ignore[arg-type]

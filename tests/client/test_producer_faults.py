@@ -17,6 +17,7 @@ from tidemark.errors import (
     ErrorCode,
     InvalidTimestampError,
     InvalidTopicError,
+    MessageTooLargeError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
@@ -256,6 +257,121 @@ def test_a_node_that_throttles_is_left_alone_for_that_long() -> None:
             assert 2.9 <= now_s() - begun_s < 3.1
 
     scenario(play, partitions=2, nodes=2)
+
+
+def test_a_record_for_an_unknown_topic_has_its_outcome_within_the_delivery_timeout() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make(delivery_timeout_ms=2_000, max_block_ms=60_000) as producer:
+            refused = await outcome(producer.send("missing", b"x"))
+            assert isinstance(refused, UnknownTopicOrPartitionError)
+            assert 1.9 <= now_s() <= 2.1
+
+    scenario(play)
+
+
+def test_with_max_block_ms_0_a_topic_is_asked_for_and_a_later_send_goes() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make(max_block_ms=0) as producer:
+            refused = await outcome(producer.send("t", b"x"))
+            assert isinstance(refused, UnknownTopicOrPartitionError)
+            await asyncio.sleep(1)
+            assert (await producer.send("t", b"y")).offset == 0
+
+    scenario(play)
+
+
+def test_a_short_throttle_time_does_not_shorten_a_longer_one() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        times = itertools.chain([2_000, 10], itertools.repeat(0))
+
+        def throttle(node_id: int, answer: Any) -> None:
+            answer.throttle_time_ms = next(times)
+
+        async with make() as producer:
+            await asyncio.gather(producer.send("t", b"warm", partition=0))
+            await asyncio.sleep(5)
+            times = itertools.chain([2_000, 10], itertools.repeat(0))
+            cluster.change_answer = throttle
+            first = producer.send("t", b"1", partition=0)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.0005)
+            second = producer.send("t", b"2", partition=1)
+            await asyncio.gather(first, second)
+            begun_s = now_s()
+            await producer.send("t", b"3", partition=0)
+            assert 1.9 <= now_s() - begun_s <= 2.1
+
+    scenario(play, partitions=2)
+
+
+def test_keys_and_headers_count_for_the_size_of_a_request_and_of_what_waits() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make(max_request_size=10_000, buffer_memory=50_000) as producer:
+            await producer.send("t", b"warm")
+            for large in ({"key": b"k" * 10_000}, {"headers": [("h", b"v" * 10_000)]}):
+                refused = await outcome(producer.send("t", b"v", **large))
+                assert isinstance(refused, MessageTooLargeError)
+            with pytest.raises(BufferExhaustedError):
+                for _ in range(10):
+                    producer.send("missing", b"v", headers=[("h", b"v" * 9_000)])
+        assert cluster.values("t") == [b"warm"]
+
+    scenario(play)
+
+
+def test_what_a_caller_changes_after_the_send_changes_no_record() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make() as producer:
+            header: list[Any] = ["k", b"v"]
+            both = [producer.send("t", b"1", headers=[header]), producer.send("t", b"2")]  # type: ignore[list-item]
+            header.append(3)
+            assert [(await delivery).offset for delivery in both] == [0, 1]
+
+    scenario(play)
+
+
+class _Index:
+    """Usable as an index, and not comparable."""
+
+    def __index__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"timestamp_ms": -1}, {"timestamp_ms": 2**63}, {"partition": _Index()}],
+    ids=["before 1970", "65 bits", "no number"],
+)
+def test_a_record_that_would_spoil_its_batch_is_refused_and_its_neighbours_go(
+    bad: dict[str, Any],
+) -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make() as producer:
+            good = [producer.send("t", b"1", timestamp_ms=2**63 - 1)]
+            with pytest.raises((InvalidTimestampError, TypeError)):
+                producer.send("t", b"x", **bad)
+            good.append(producer.send("t", b"2", timestamp_ms=0))
+            assert [(await delivery).offset for delivery in good] == [0, 1]
+
+    scenario(play)
+
+
+def test_a_waiter_on_an_event_loop_that_is_closed_fails_no_other_record() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make() as producer:
+            await producer.send("t", b"warm", partition=0)
+            first = producer.send("t", b"1", partition=0)
+            second = producer.send("t", b"2", partition=1)
+            other = asyncio.SelectorEventLoop()
+            waiter = other.create_future()
+            waiter.add_done_callback(lambda _: None)
+            other.close()
+            assert first._batch is not None
+            first._batch.callbacks.append(lambda: waiter.set_result(None))
+            assert (await outcome(first)).offset == 1
+            assert (await outcome(second)).offset == 0
+
+    scenario(play, partitions=2)
 
 
 @pytest.mark.parametrize("where", ["parked", "in flight", "no leader"])

@@ -32,6 +32,7 @@ from tidemark.client.batch import (
     Batch,
     Stamp,
     State,
+    header_bytes,
 )
 from tidemark.client.models import Header
 from tidemark.client.retry import RetryPolicy
@@ -82,8 +83,10 @@ class Accumulator:
         retry: RetryPolicy,
         idempotent: bool,
         rng: Random,
+        max_record_size: float = inf,
     ) -> None:
         self._batch_size = batch_size
+        self._max_record_size = max_record_size
         self._linger_ms = linger_ms
         self._retry = retry
         self._idempotent = idempotent
@@ -114,7 +117,8 @@ class Accumulator:
     ) -> Batch:
         """Adds a record to the open batch; its row is `batch.count - 1` afterwards.
 
-        `now_ms` is the time of its send: the delivery timeout counts from it.
+        `now_ms` is the time of its send: the delivery timeout counts from it. Raises
+        MessageTooLargeError for a record that no request may carry.
         """
         size = RECORD_OVERHEAD_BYTES
         if value is not None:
@@ -122,7 +126,10 @@ class Accumulator:
         if key is not None:
             size += len(key)
         if headers:
-            size += sum(len(name) + len(text or b"") + 4 for name, text in headers)
+            size += header_bytes(headers)
+        if size > self._max_record_size:
+            text = f"{size} bytes; max.request.size={self._max_record_size}"
+            raise MessageTooLargeError(text)
         batch = queue.open
         if batch is None:
             batch = self._open(queue, now_ms)

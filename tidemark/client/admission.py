@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, Protocol, SupportsIndex
 
 from tidemark.client.accumulator import Accumulator, PartitionQueue
-from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch
+from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch, header_bytes
 from tidemark.client.delivery import ArrowSend, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import Header
@@ -100,6 +100,7 @@ class ParkedRecord:
         self.timestamp_ms = timestamp_ms
         self.headers = headers
         self.size_bytes = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+        self.size_bytes += header_bytes(headers)
         self.number = self.refresh = 0
         self.since_ms = 0.0
 
@@ -155,6 +156,7 @@ class Admission:
         self._records: dict[str, Lane] = {}
         self._tables: dict[str, Lane] = {}
         self._refreshes = 0  # that were begun
+        self._missed: dict[str, None] = {}  # topics whose records failed before anyone asked
         self._problem: ApiError | None = None  # of the last refresh
         self._is_closed = False
         self.next_number = 1
@@ -182,6 +184,9 @@ class Admission:
         the buffer.
         """
         known = self._topics.get(topic)
+        if known is None:
+            check_topic(topic)
+            known = self._learned(topic)
         if (
             known is not None
             and self._accumulator.buffered_bytes + self.reserved_bytes < self._limits.buffer_memory
@@ -195,8 +200,6 @@ class Admission:
             )
         parked = ParkedRecord(delivery, value, key, partition, timestamp_ms, headers)
         self._check_open()
-        if known is None:
-            check_topic(topic)
         if self.parked_bytes >= self._limits.buffer_memory:
             raise BufferExhaustedError(
                 f"{self.parked_bytes} bytes wait beyond buffer.memory="
@@ -252,23 +255,23 @@ class Admission:
         elif not 0 <= partition < len(topic.queues):
             delivery.fail(_no_partition(partition, topic))
             return None
-        if value is not None and len(value) > self._limits.max_request_size:
-            text = f"{len(value)} bytes; max.request.size={self._limits.max_request_size}"
-            delivery.fail(MessageTooLargeError(text))
-            return None
         queue = topic.queues[partition]
         before = queue.open
-        batch = self._accumulator.append(queue, key, value, timestamp_ms, headers, now_ms)
+        try:
+            batch = self._accumulator.append(queue, key, value, timestamp_ms, headers, now_ms)
+        except MessageTooLargeError as error:
+            delivery.fail(error)
+            return None
         delivery.resolve_to(batch, batch.count - 1, timestamp_ms)
         return None if batch is before else batch
 
     # Metadata.
 
     def wanted_topics(self) -> list[str]:
-        """Topics whose heads wait for metadata."""
+        """Topics to ask for: their heads wait for metadata, or would not wait (max.block.ms=0)."""
         lanes = [*self._records.values(), *self._tables.values()]
         waiting = [lane for lane in lanes if lane.parked and not self._is_known(lane)]
-        return list(dict.fromkeys(lane.topic for lane in waiting))
+        return list(dict.fromkeys([*(lane.topic for lane in waiting), *self._missed]))
 
     def _is_known(self, lane: Lane) -> bool:
         topic = self._topics.get(lane.topic)
@@ -278,6 +281,7 @@ class Admission:
     def refresh_begins(self) -> None:
         """Notes that the metadata is asked for: its answer knows all that existed until now."""
         self._refreshes += 1
+        self._missed.clear()
 
     def refreshed(self, problem: ApiError | None) -> None:
         """Applies the metadata: topics that are known now, that grew, and that can not be had."""
@@ -294,12 +298,17 @@ class Admission:
         """Applies the present numbers of partitions to the choice for keys (KIP-195)."""
         wanted = [lane.topic for lane in (*self._records.values(), *self._tables.values())]
         for name in dict.fromkeys([*self._topics, *wanted]):
-            count = self._view.partition_count(name)
-            known = self._topics.get(name)
-            if count and (known is None or count != len(known.queues)):
-                queues = [self._accumulator.queue(TopicPartition(name, p)) for p in range(count)]
-                partitioner = TopicPartitioner(count, self._limits.batch_size, self._rng)
-                self._topics[name] = Topic(partitioner, queues)
+            self._learned(name)
+
+    def _learned(self, name: str) -> Topic | None:
+        """The topic with its present number of partitions, if it is known."""
+        count = self._view.partition_count(name)
+        known = self._topics.get(name)
+        if count and (known is None or count != len(known.queues)):
+            queues = [self._accumulator.queue(TopicPartition(name, p)) for p in range(count)]
+            partitioner = TopicPartitioner(count, self._limits.batch_size, self._rng)
+            known = self._topics[name] = Topic(partitioner, queues)
+        return known
 
     def _fail_hopeless(self, lane: Lane) -> None:
         """Fails records that no later metadata will help."""
@@ -374,12 +383,14 @@ class Admission:
         while lane.parked and now_ms >= lane.parked[0].since_ms + limit_ms:
             error: Exception
             if not self._is_known(lane):
+                if lane.parked[0].refresh > self._refreshes:
+                    self._missed[lane.topic] = None  # a later send finds it
                 unknown = UnknownTopicOrPartitionError(f"topic {lane.topic!r} is unknown")
                 error = self._problem or self._view.topic_error(lane.topic) or unknown
             else:
                 error = BufferExhaustedError(
                     f"buffer.memory={self._limits.buffer_memory} stayed full for "
-                    f"max.block.ms={limit_ms:.0f}"
+                    f"{limit_ms:.0f} ms (max.block.ms, at most delivery.timeout.ms)"
                 )
             self._fail(lane.parked.popleft(), error)
 
@@ -442,6 +453,7 @@ class Admission:
                 for one in parked:
                     one.fail(error)
             lanes.clear()
+        self._missed.clear()
         self.parked_bytes = self.reserved_bytes = 0
         self.waits_for_room = False
 
@@ -516,19 +528,26 @@ def check_record(
         raise TypeError("key and value are bytes or None")
     if not isinstance(topic, str):
         check_topic(topic)
-    if partition is not None and not isinstance(partition, int | SupportsIndex):
+    if partition is not None and not _is_integer(partition):
         raise TypeError(f"partition is an int or None, not {type(partition).__name__}")
     if timestamp_ms is not None:
-        if not isinstance(timestamp_ms, int | SupportsIndex):
+        if not _is_integer(timestamp_ms):
             raise TypeError(f"timestamp_ms is an int or None, not {type(timestamp_ms).__name__}")
-        if not -_TIMESTAMP_END <= timestamp_ms < _TIMESTAMP_END:
-            raise InvalidTimestampError(f"timestamp_ms={timestamp_ms} has more than 64 bits")
+        if not 0 <= timestamp_ms < _TIMESTAMP_END:  # then any two fit one batch
+            raise InvalidTimestampError(f"timestamp_ms={timestamp_ms} is not in 0..2**63-1")
     return _checked_headers(headers) if headers else ()
 
 
+def _is_integer(number: object) -> bool:
+    """Whether it is an int, or compares like one, such as those of NumPy."""
+    return isinstance(number, int) or (
+        isinstance(number, SupportsIndex) and hasattr(type(number), "__int__")
+    )
+
+
 def _checked_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
-    found = tuple(headers)
-    for header in found:
+    found: list[Header] = []
+    for header in headers:
         text = f"headers are a sequence of (str, bytes or None), not of {header!r}"
         if not isinstance(header, tuple | list) or len(header) != 2:
             raise TypeError(text)
@@ -539,4 +558,5 @@ def _checked_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
             name.encode()
         except UnicodeEncodeError:
             raise TypeError(f"the header name {name!r} is no UTF-8") from None
-    return found
+        found.append((name, content))  # its own: the caller may change a list later
+    return tuple(found)

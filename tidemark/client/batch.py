@@ -7,6 +7,7 @@ once. Waiting for a record is waiting for its batch; an acknowledgement does no 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 from tidemark.client.models import Header
 from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicPartition
+
+logger = logging.getLogger(__name__)
 
 # Size of a record in a batch without its key and value: length, attributes, deltas, lengths of key
 # and value, header count.
@@ -33,6 +36,11 @@ class Stamp(NamedTuple):
 
 
 NO_STAMP = Stamp(-1, -1, -1)
+
+
+def header_bytes(headers: tuple[Header, ...]) -> int:
+    """Size of a record's headers."""
+    return sum(len(name) + len(content or b"") + 4 for name, content in headers)
 
 
 class State(IntEnum):
@@ -164,4 +172,7 @@ class Batch:
         """Calls the waiters: the batch is done, or was cut."""
         callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception as error:  # such as a waiter whose event loop is closed
+                logger.error("%s: a waiter can not be told: %r", self.topic_partition, error)

@@ -89,7 +89,10 @@ class AsyncProducer(AsyncCloses):
             max_in_flight=max_in_flight_requests_per_connection,
             acks=_ACKS[acks],
         )
+        _check_times(linger_ms=linger_ms, max_block_ms=max_block_ms)
+        _check_times(request_timeout_ms=request_timeout_ms, delivery_timeout_ms=delivery_timeout_ms)
         rng = Random(random_seed)
+        retry_backoff_ms = min(retry_backoff_ms, retry_backoff_max_ms)
         retry = RetryPolicy(delivery_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
         self._connections = connect(request_timeout_ms=request_timeout_ms)
         self._metadata = MetadataCache(
@@ -274,6 +277,12 @@ def _check_limits(
         raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
     if max_in_flight < 1:
         raise ConfigError("max.in.flight.requests.per.connection is above zero")
+
+
+def _check_times(**settings: float) -> None:
+    for name, milliseconds in settings.items():
+        if not milliseconds >= 0:  # NaN is not, either
+            raise ConfigError(f"{name.replace('_', '.')}={milliseconds} is below zero")
 
 
 def _batches_of(table: Any) -> list[Any]:

@@ -13,7 +13,7 @@ delivery timeout. While its node is silent, those leave it whose partition has a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -119,6 +119,8 @@ class ProducerCore:
         request_timeout_ms: float,
         rng: Random,
     ) -> None:
+        # Parked records have their outcome within delivery.timeout.ms, too.
+        limits = replace(limits, max_block_ms=min(limits.max_block_ms, retry.timeout_ms))
         self._view = view
         self._limits = limits
         self._retry = retry
@@ -129,6 +131,7 @@ class ProducerCore:
             retry=retry,
             idempotent=idempotent,
             rng=rng,
+            max_record_size=limits.max_request_size,
         )
         self.admission = Admission(self.accumulator, view, limits, rng)
         self._requests: dict[ProduceCall, None] = {}
@@ -202,7 +205,7 @@ class ProducerCore:
         return has_room
 
     def _wants_metadata(self, wanted_topics: list[str]) -> bool:
-        if self.is_empty:
+        if self.is_empty and not wanted_topics:
             return False
         return bool(
             self._is_stale
@@ -239,7 +242,8 @@ class ProducerCore:
         self._end(request)
         if answer.throttle_time_ms > 0:
             until_ms = now_ms + answer.throttle_time_ms
-            self._muted_until_ms[request.leader] = until_ms
+            muted_ms = self._muted_until_ms.get(request.leader, until_ms)
+            self._muted_until_ms[request.leader] = max(muted_ms, until_ms)  # of answers in flight
         answers = {(r.topic, r.index): r for r in answer.responses}
         batches = request.open_batches
         for batch in batches:
@@ -380,7 +384,7 @@ class ProducerCore:
                 yield deadline_ms
         for request in self._requests:
             yield request.look_at_ms
-        if self.accumulator.is_empty and self.admission.is_empty:
+        if self.is_empty and not self._wants:
             return
         for until_ms in self._muted_until_ms.values():
             if until_ms > now_ms:

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.admission import check_record
-from tidemark.client.batch import RECORD_OVERHEAD_BYTES
+from tidemark.client.batch import RECORD_OVERHEAD_BYTES, header_bytes
 from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.consuming.reading import Handed
@@ -205,7 +205,7 @@ class Producer(_Face):
         if self._closed:
             raise ClientClosedError("the producer is closed")
         checked = check_record(topic, value, key, partition, timestamp_ms, headers)
-        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES + header_bytes(checked)
         if self._core.buffered_bytes + self._staged_bytes + size > self._core.buffer_memory:
             self._wait_for_room()
         delivery = Delivery()
