@@ -288,7 +288,13 @@ class Faults:
             node.job_ms_max = 1.0
             if node.life is not None:
                 node.life.resume()
-                if was_broken or node.is_stopping:
+                if was_broken or node.is_stopping or _has_offline_directory(node):
                     node.kill()
             if node.life is None:
                 self._start_later(node, 500)
+
+
+def _has_offline_directory(node: SimNode) -> bool:
+    """Whether a directory failed, for want of space as well: it is used again after a restart."""
+    broker = None if node.server is None else node.server.broker
+    return broker is not None and any(hosted.offline for hosted in broker.partitions)
