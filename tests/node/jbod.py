@@ -263,9 +263,11 @@ class JbodCluster(Cluster):
     async def produce_to(
         self, node_id: int, partition: int, value: str, *, timeout_ms: int = 2_000
     ) -> ErrorCode:
-        number = int(value.rpartition(":")[2])
-        producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
-        records = batch(value, **producer) if self.idempotent else batch(value)
+        producer: dict[str, int] = {}
+        if self.idempotent:  # the load numbers its values
+            number = int(value.rpartition(":")[2])
+            producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
+        records = batch(value, **producer)
         data = PartitionProduceData(TOPIC, partition, records)
         handler = self.nodes[node_id].handlers.produce
         (result,) = await handler.produce(-1, timeout_ms, [data])
