@@ -2,8 +2,8 @@
 
 Recovery ends a log at its first damaged batch. But the checkpoint holds all that came before its
 end offset, so only the records from there on are needed. They are copied into a segment of their
-own, and the segments below are kept as `.damaged`. A crash in between leaves a log that the next
-start treats in the same way.
+own, and the segments below are kept as `.damaged`. Their indexes go first: an index without its log
+tells of a loss. A crash in between leaves a log that the next start treats in the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ import struct
 
 from commitlog.disk.files import Directory
 from commitlog.segment.batch_table import BatchTable
+from commitlog.segment.names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    snapshot_name,
+)
 from commitlog.verify import BatchRun, check_batches
 from quorum.replica.log_checks import RestCheck
 from snapshot.cleaning import DAMAGED_SUFFIX
@@ -21,8 +28,6 @@ from tidemark.errors import CorruptMessageError
 from tidemark.records.header import HEADER_BYTES, BatchHeader, verify_crc, whole_header
 
 logger = logging.getLogger(__name__)
-
-LOG_SUFFIX = ".log"
 
 
 def segment_bases(directory: Directory) -> list[int]:
@@ -77,6 +82,7 @@ def begin_behind_damage(directory: Directory, checkpoint: SnapshotId, check: Res
         return  # nothing follows the checkpoint: recovery restarts the log there
     if end_offset not in bases:
         directory.write_atomic(segment_name(end_offset), data[position:])
+    _remove_indexes(directory, below)
     for base in reversed(below):
         name = segment_name(base)
         logger.error(
@@ -89,6 +95,15 @@ def begin_behind_damage(directory: Directory, checkpoint: SnapshotId, check: Res
             checkpoint.name,
         )
         directory.rename(name, f"{name}{DAMAGED_SUFFIX}")
+    directory.fsync()
+
+
+def _remove_indexes(directory: Directory, bases: list[int]) -> None:
+    """Removes all files of segments but their logs; it is durable on return."""
+    for base in bases:
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            directory.remove(f"{base:020d}{suffix}")
+        directory.remove(snapshot_name(base))
     directory.fsync()
 
 

@@ -5,6 +5,7 @@ checkpoint is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
@@ -119,6 +120,72 @@ def test_a_start_that_crashed_after_the_copy_is_repeated():
     log = ReplicatedLog(inner(outer), ONE_SEGMENT, 0)
     assert (log.start_offset, log.end_offset, log.bounds.lost) == (CHECKPOINT, END, False)
     assert not inner(outer).exists(LOG_FILE)
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashingDirectory(MemoryDirectory):
+    """Fails the call of this number that changes a name, and all that follow."""
+
+    left = 0
+
+    def _count(self):
+        if self.left <= 0:
+            raise Crash
+        self.left -= 1
+
+    def remove(self, name):
+        self._count()
+        super().remove(name)
+
+    def rename(self, old, new):
+        self._count()
+        super().rename(old, new)
+
+    def fsync(self):
+        self._count()
+        super().fsync()
+
+
+def with_indexes(outer):
+    """Recovery makes the indexes anew, so their content is of no account."""
+    directory = inner(outer)
+    for base in segment_bases(directory):
+        for suffix in (".index", ".timeindex", ".txnindex"):
+            name = f"{base:020d}{suffix}"
+            if not directory.exists(name):
+                directory.open(name, create=True).close()
+    directory.fsync()
+    return outer
+
+
+def test_a_start_behind_damage_takes_the_indexes_along():
+    """An index without its log tells that a segment is gone: the log would not open."""
+    outer = with_indexes(damaged())
+    log = ReplicatedLog(inner(outer), ONE_SEGMENT, 0)
+    assert (log.start_offset, log.end_offset, log.bounds.lost) == (CHECKPOINT, END, False)
+    zeros = [name for name in inner(outer).list() if name.startswith("0" * 20)]
+    assert [name for name in zeros if "checkpoint" not in name] == [LOG_FILE + DAMAGED_SUFFIX]
+
+
+@pytest.mark.parametrize("config", [ONE_SEGMENT, MANY_SEGMENTS], ids=["one segment", "many"])
+def test_a_start_behind_damage_may_crash_between_any_two_changes_of_names(config, quiet_logs):
+    lost = []
+    for left in range(40):
+        for seed in range(8):
+            outer = with_indexes(copy_disk(damaged(config), seed))
+            directory = inner(outer)
+            directory.__class__ = CrashingDirectory
+            directory.left = left
+            with contextlib.suppress(Crash):
+                ReplicatedLog(directory, config, 0)
+            log = ReplicatedLog(inner(outer.after_crash()), config, 0)
+            found = (log.start_offset, log.end_offset, log.bounds.lost)
+            if found != (CHECKPOINT, END, False):
+                lost.append((left, seed, found))
+    assert not lost
 
 
 def test_where_nothing_follows_the_checkpoint_the_log_restarts_there():
