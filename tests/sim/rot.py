@@ -8,6 +8,7 @@ heals or refuses its start with a typed error.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from quorum.replica.quorum_state import QUORUM_STATE_FILE
 from snapshot.cleaning import DAMAGED_SUFFIX
 from snapshot.names import parse_name
 from tests.sim.disk_faults import copy_disk
+from tidemark.errors import CorruptMessageError
 from tidemark.records import iter_batches
 
 if TYPE_CHECKING:
@@ -63,12 +65,15 @@ def known_end(directory: Directory) -> int:
 
 
 def _batch_at(directory: Directory, name: str, position: int) -> tuple[int, int]:
-    """Returns base offset and end offset of the batch of a segment that holds this byte."""
+    """Returns base offset and end offset of the batch of a segment that holds this byte, or of the
+    last one before earlier damage.
+    """
     first, following = int(name[:20]), int(name[:20])
-    for begin, header in iter_batches(directory.read(name)):
-        if begin > position:
-            break
-        first, following = header.base_offset, header.next_offset
+    with contextlib.suppress(CorruptMessageError):
+        for begin, header in iter_batches(directory.read(name)):
+            if begin > position:
+                break
+            first, following = header.base_offset, header.next_offset
     return first, following
 
 
