@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tidemark.cli.dev import _interrupt_on_signals
 from tidemark.cli.local_cluster import is_free
 from tidemark.cli.main import app
 
@@ -91,6 +92,19 @@ def test_a_cluster_is_started_used_and_gone(number: int, tmp_path: Path) -> None
         kept = call(servers, "consume", "events", "--from-beginning", "--max-messages", "1")
         assert kept == "hello\n"
         assert again.stop(number) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_an_exit_status_and_no_keyboard_interrupt(number: int) -> None:
+    before = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        _interrupt_on_signals()
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
+    assert ended.value.code == 130
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_either() -> None:

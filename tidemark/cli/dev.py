@@ -55,16 +55,20 @@ def dev(
         with cluster:
             cluster.wait_ready(_READY_S)
             _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(SystemExit):
                 threading.Event().wait()
 
 
 def _interrupt_on_signals() -> None:
-    """Makes SIGTERM end the cluster as Ctrl-C does, also while it starts."""
+    """Makes SIGTERM end the cluster as Ctrl-C does, also while it starts.
+
+    Not by KeyboardInterrupt: one that is raised amid an import can end the process by SIGINT,
+    although it is caught. One start of eight that was interrupted ended so.
+    """
     import signal
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise SystemExit(130)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
