@@ -292,20 +292,25 @@ class ProducerStateManager:
                 self._remove(offset)
 
     def remove_damaged(self) -> int:
-        """Removes snapshots that can not be decoded, since batches give the same state. Returns
-        how many.
+        """Removes snapshots that can not be decoded, and forgets those that are gone, since batches
+        give the same state. Returns how many.
         """
-        damaged = []
-        for offset in self._snapshots:
-            try:
-                decode_snapshot(self.directory.read(snapshot_name(offset)))
-            except DiskError:
-                raise
-            except StorageError:
-                damaged.append(offset)
+        damaged = [offset for offset in self._snapshots if not self._is_sound(offset)]
         for offset in damaged:
             self._remove(offset)
         return len(damaged)
+
+    def _is_sound(self, offset: int) -> bool:
+        name = snapshot_name(offset)
+        if not self.directory.exists(name):
+            return False
+        try:
+            decode_snapshot(self.directory.read(name))
+        except DiskError:
+            raise
+        except StorageError:
+            return False
+        return True
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots, since the log continues elsewhere, perhaps after other batches."""

@@ -106,6 +106,18 @@ def test_a_rolled_segment_whose_file_is_gone_is_reported() -> None:
     assert [error.base_offset for _, error in node.damage] == [segment.base_offset]
 
 
+def test_a_snapshot_that_is_gone_keeps_no_segment_from_its_check() -> None:
+    node = Node()
+    log = node.filled()
+    segment = log.segments[1]
+    gone = next(name for name in log.directory.list() if name.endswith(".snapshot"))
+    log.directory.remove(gone)
+    damaged(log, segment.log_file, 30)
+    run(node.scrubber.scrub_all())
+    assert node.scrubber.repaired_files == 1
+    assert [error.base_offset for _, error in node.damage] == [segment.base_offset]
+
+
 def lineage(log: Log, *entries: tuple[int, int]) -> None:
     log.epochs.replace(entries)
 
