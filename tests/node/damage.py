@@ -3,6 +3,11 @@
 Three brokers hold one partition. The files of one replica are damaged: a bit, a cut, zeros, a file
 that is gone or exchanged. That happens after a clean or an unclean stop, or while the broker runs.
 Then the brokers go on, and every read on the way is kept. A seed repeats its case exactly.
+
+Eligible leader replicas are on, as in a new cluster (`quorum/image/features.py::FIRST_LEVELS`).
+Nothing is promised without them. If all stop at once, recovery may cut the log of the last of the
+ISR. It is then elected (KIP-966). Damage in an active segment is
+found by a reader, or by the scrubber once the segment is rolled.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import dataclass, field
 from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.verify import Finding, verify_directory
+from quorum.image.image import ELR_VERSION
 from tests.node.cluster import TOPIC
 from tests.node.jbod import JbodCluster, JbodNode
 from tidemark.errors import CorruptMessageError, ErrorCode, TidemarkError
@@ -53,6 +59,7 @@ class Case:
     async def run(self) -> None:
         """Loads, damages, goes on, and waits until three sound replicas are in sync again."""
         cluster = self.cluster
+        assert cluster.scenario.set_feature(ELR_VERSION, 1) == 0, cluster.scenario.message
         await cluster.boot(*NODES)
         cluster.create(
             NODES, min_insync_replicas="2", segment_bytes="1400", index_interval_bytes="300"
@@ -160,8 +167,11 @@ class Case:
     # --- the end
 
     async def healed(self) -> None:
-        """Waits for three in-sync replicas. Passes of the scrubbers find what nobody reads."""
+        """Waits for three in-sync replicas. Passes of the scrubbers find what nobody reads, after
+        appends that roll the segments that were active.
+        """
         for _ in range(3):
+            await self.cluster.load(0, 30)
             try:
                 await self.cluster.until(self._is_healed, seconds=120)
             except AssertionError:

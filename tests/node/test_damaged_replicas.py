@@ -46,6 +46,23 @@ def test_damage_heals_in_other_settings_as_well(seed: int, variant: str) -> None
     jbod(case, directories=("a", "b") if variant == "two directories" else ("a",))
 
 
+def test_a_replica_that_lost_its_tail_in_an_unclean_stop_does_not_lead_before_a_clean_one() -> None:
+    """All three stop within one session; the replica that recovery cut is the last of the ISR."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await Case(7, cluster, "all stopped").run()
+
+    jbod(case, directories=("a",))
+
+
+@pytest.mark.parametrize("seed", [86, 92])
+def test_damage_in_an_active_segment_heals_once_the_segment_is_rolled(seed: int) -> None:
+    async def case(cluster: JbodCluster) -> None:
+        await Case(seed, cluster).run()
+
+    jbod(case, directories=("a",))
+
+
 def flip_in_second_segment(cluster: JbodCluster, node_id: int) -> int:
     """Flips a bit of the first base offset of a rolled segment; returns that offset."""
     segment = cluster.nodes[node_id].hosted(0).log.segments[1]
