@@ -196,7 +196,7 @@ class RemoteLogManager:
         """
         return sum(
             segment.segment_size_bytes
-            for segment in await self._metadata.list_remote_log_segments(partition)
+            for segment in self._metadata.list_remote_log_segments(partition)
             if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         )
 

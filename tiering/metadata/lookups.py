@@ -18,23 +18,23 @@ class CacheLookups(ABC):
         none.
         """
 
-    async def remote_log_segment_metadata(
+    def remote_log_segment_metadata(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         return self._cache(partition).segment_for(epoch, offset)
 
-    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
         return self._cache(partition).highest_offset_for_epoch(epoch)
 
-    async def list_remote_log_segments(
+    def list_remote_log_segments(
         self, partition: TopicIdPartition, epoch: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         return self._cache(partition).segments(epoch)
 
-    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
+    def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
         return self._cache(partition).size_bytes(epoch)
 
-    async def next_segment_with_txn_index(
+    def next_segment_with_txn_index(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         segments = self._cache(partition).finished_after(epoch, offset)

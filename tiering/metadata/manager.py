@@ -20,8 +20,8 @@ from tiering.metadata.segments import (
 
 
 class RemoteLogMetadataManager(Protocol):
-    """The metadata of all remote segments. Queries raise RemoteStorageNotReadyError for a partition
-    that is not assigned or not caught up.
+    """The metadata of all remote segments. Queries are plain functions: they answer from memory.
+    They raise RemoteStorageNotReadyError for a partition that is not assigned or not caught up.
     """
 
     async def start(self) -> None:
@@ -52,17 +52,17 @@ class RemoteLogMetadataManager(Protocol):
         """Records a step of a partition's deletion."""
         ...
 
-    async def remote_log_segment_metadata(
+    def remote_log_segment_metadata(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         """Returns the finished segment that holds `offset` written in leader epoch `epoch`."""
         ...
 
-    async def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, epoch: int) -> int | None:
         """Returns the highest offset (inclusive) of `epoch` in finished segments."""
         ...
 
-    async def list_remote_log_segments(
+    def list_remote_log_segments(
         self, partition: TopicIdPartition, epoch: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         """Returns all segments, or those with records of `epoch`, by start offset; in every state
@@ -70,11 +70,11 @@ class RemoteLogMetadataManager(Protocol):
         """
         ...
 
-    async def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
+    def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
         """Returns the bytes of the finished segments that have records of `epoch`."""
         ...
 
-    async def next_segment_with_txn_index(
+    def next_segment_with_txn_index(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         """Returns the first segment of `epoch`, at or after the one with `offset`, whose

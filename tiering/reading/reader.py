@@ -163,7 +163,7 @@ class RemoteReader:
         epoch = log.epochs.epoch_for_offset(offset)
         if epoch is None:
             return None
-        return await self._metadata.remote_log_segment_metadata(partition, epoch, offset)
+        return self._metadata.remote_log_segment_metadata(partition, epoch, offset)
 
     async def _search_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
@@ -171,7 +171,7 @@ class RemoteReader:
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
         epochs, first = lineage(log), log.log_start_offset
-        for segment in await self._metadata.list_remote_log_segments(partition):
+        for segment in self._metadata.list_remote_log_segments(partition):
             if (
                 segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
                 and segment.max_timestamp_ms >= timestamp_ms
@@ -229,16 +229,14 @@ class RemoteReader:
         """
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
-        exact = await self._metadata.remote_log_segment_metadata(
-            partition, leader_epoch, offset - 1
-        )
+        exact = self._metadata.remote_log_segment_metadata(partition, leader_epoch, offset - 1)
         if exact is not None:
             return exact
         candidates = {}
-        for segment in await self._metadata.list_remote_log_segments(partition):
+        for segment in self._metadata.list_remote_log_segments(partition):
             for entry in segment.segment_leader_epochs:
                 if entry.epoch < leader_epoch:
-                    found = await self._metadata.remote_log_segment_metadata(
+                    found = self._metadata.remote_log_segment_metadata(
                         partition, entry.epoch, offset - 1
                     )
                     if found is not None:

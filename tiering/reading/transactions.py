@@ -54,7 +54,7 @@ class RemoteTransactions:
         for (epoch, begin), end in zip(epochs, ends, strict=True):
             offset = max(begin, start_offset)
             while offset < min(end, log.local_log_start_offset):
-                segment = await self._metadata.next_segment_with_txn_index(partition, epoch, offset)
+                segment = self._metadata.next_segment_with_txn_index(partition, epoch, offset)
                 if segment is None:
                     break
                 readable = planner.readable_end(segment, epochs, epoch, log.log_end_offset)

@@ -67,7 +67,7 @@ class Copier:
         epochs = hosted.lineage()
         found: dict[int, int | None] = {}
         for entry in reversed(epochs):
-            found[entry.epoch] = await self._metadata.highest_offset_for_epoch(
+            found[entry.epoch] = self._metadata.highest_offset_for_epoch(
                 hosted.partition, entry.epoch
             )
             if found[entry.epoch] is not None:

@@ -49,7 +49,7 @@ class Expirer:
         partition, log = hosted.partition, hosted.log
         if not self._metadata.is_ready(partition):
             return
-        segments = await self._metadata.list_remote_log_segments(partition)
+        segments = self._metadata.list_remote_log_segments(partition)
         if not hosted.log_start_checked:
             self._raise_log_start(hosted, segments)
         for segment in planner.dangling_copies(
@@ -74,7 +74,7 @@ class Expirer:
 
     async def delete_all(self, hosted: TieredPartition) -> None:
         """Deletes every remote segment of a partition whose topic was deleted."""
-        for segment in await self._metadata.list_remote_log_segments(hosted.partition):
+        for segment in self._metadata.list_remote_log_segments(hosted.partition):
             await self._deleter.delete(segment)
 
     def _raise_log_start(

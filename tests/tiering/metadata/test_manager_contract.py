@@ -155,19 +155,17 @@ class TestContract:
                 await copy(manager, segment(0, 9, 1, e0=0))
                 await copy(manager, segment(10, 19, 2, e0=10, e1=15))
                 for epoch, offset, number in ((0, 3, 1), (0, 12, 2), (1, 15, 2)):
-                    found = await manager.remote_log_segment_metadata(PARTITION, epoch, offset)
+                    found = manager.remote_log_segment_metadata(PARTITION, epoch, offset)
                     assert found is not None and found.id.int == number
                     assert found.state is FINISHED and found.event_timestamp_ms == 7
                 for epoch, offset in ((0, 15), (0, 20), (1, 12), (2, 3)):
-                    assert (
-                        await manager.remote_log_segment_metadata(PARTITION, epoch, offset) is None
-                    )
-                assert await manager.highest_offset_for_epoch(PARTITION, 0) == 14
-                assert await manager.highest_offset_for_epoch(PARTITION, 1) == 19
-                assert await manager.highest_offset_for_epoch(PARTITION, 7) is None
-                assert await manager.remote_log_size(PARTITION, 0) == 200
-                assert await manager.remote_log_size(PARTITION, 1) == 100
-                listed = await manager.list_remote_log_segments(PARTITION, 1)
+                    assert manager.remote_log_segment_metadata(PARTITION, epoch, offset) is None
+                assert manager.highest_offset_for_epoch(PARTITION, 0) == 14
+                assert manager.highest_offset_for_epoch(PARTITION, 1) == 19
+                assert manager.highest_offset_for_epoch(PARTITION, 7) is None
+                assert manager.remote_log_size(PARTITION, 0) == 200
+                assert manager.remote_log_size(PARTITION, 1) == 100
+                listed = manager.list_remote_log_segments(PARTITION, 1)
                 assert [one.id.int for one in listed] == [2]
 
         asyncio.run(scenario())
@@ -179,15 +177,15 @@ class TestContract:
                 await ready(manager)
                 one = segment(0, 9, 1, state=STARTED)
                 await manager.add_remote_log_segment_metadata(one)
-                assert await manager.remote_log_segment_metadata(PARTITION, 0, 3) is None
+                assert manager.remote_log_segment_metadata(PARTITION, 0, 3) is None
                 await manager.update_remote_log_segment_metadata(one.update(FINISHED, 1, 1))
-                assert await manager.remote_log_segment_metadata(PARTITION, 0, 3) is not None
+                assert manager.remote_log_segment_metadata(PARTITION, 0, 3) is not None
                 await manager.update_remote_log_segment_metadata(one.update(DELETING, 2, 1))
-                assert await manager.remote_log_segment_metadata(PARTITION, 0, 3) is None
-                (listed,) = await manager.list_remote_log_segments(PARTITION)
+                assert manager.remote_log_segment_metadata(PARTITION, 0, 3) is None
+                (listed,) = manager.list_remote_log_segments(PARTITION)
                 assert listed.state is DELETING
                 await manager.update_remote_log_segment_metadata(one.update(DELETED, 3, 1))
-                assert await manager.list_remote_log_segments(PARTITION) == []
+                assert manager.list_remote_log_segments(PARTITION) == []
 
         asyncio.run(scenario())
 
@@ -207,7 +205,7 @@ class TestContract:
                 await manager.update_remote_log_segment_metadata(one.update(FINISHED, 1, 1))
                 with pytest.raises(RemoteStorageError):
                     await manager.add_remote_log_segment_metadata(one)
-                (listed,) = await manager.list_remote_log_segments(PARTITION)
+                (listed,) = manager.list_remote_log_segments(PARTITION)
                 assert listed.state is FINISHED
 
         asyncio.run(scenario())
@@ -219,7 +217,7 @@ class TestContract:
                 await ready(leader)
                 await copy(leader, segment(0, 9, 1))
                 await ready(late)
-                found = await late.remote_log_segment_metadata(PARTITION, 0, 5)
+                found = late.remote_log_segment_metadata(PARTITION, 0, 5)
                 assert found is not None and found.id.int == 1
 
         asyncio.run(scenario())
@@ -229,7 +227,7 @@ class TestContract:
             async with managers(kind) as make:
                 manager = await make()
                 with pytest.raises(RemoteStorageNotReadyError):
-                    await manager.remote_log_segment_metadata(PARTITION, 0, 0)
+                    manager.remote_log_segment_metadata(PARTITION, 0, 0)
                 with pytest.raises(RemoteStorageNotReadyError):
                     await manager.add_remote_log_segment_metadata(segment(0, 9, state=STARTED))
                 await ready(manager)
@@ -247,9 +245,9 @@ class TestContract:
                 for number, start in enumerate((0, 10, 20), 1):
                     one = segment(start, start + 9, number)
                     await copy(manager, replace(one, txn_index_empty=number != 2))
-                found = await manager.next_segment_with_txn_index(PARTITION, 0, 3)
+                found = manager.next_segment_with_txn_index(PARTITION, 0, 3)
                 assert found is not None and found.id.int == 2
-                assert await manager.next_segment_with_txn_index(PARTITION, 0, 20) is None
+                assert manager.next_segment_with_txn_index(PARTITION, 0, 20) is None
 
         asyncio.run(scenario())
 
@@ -294,7 +292,7 @@ def test_a_write_returns_only_when_it_was_read_back() -> None:
         assert not write.done()
         topic.hold = False
         await write
-        assert len(await manager.list_remote_log_segments(PARTITION)) == 1
+        assert len(manager.list_remote_log_segments(PARTITION)) == 1
         await manager.close()
 
     asyncio.run(scenario())
@@ -334,7 +332,7 @@ def test_of_two_nodes_that_race_the_history_decides_and_the_loser_is_told() -> N
         topic.hold = False
         with pytest.raises(RemoteStorageError, match="can not become"):
             await finish
-        (listed,) = await manager.list_remote_log_segments(PARTITION)
+        (listed,) = manager.list_remote_log_segments(PARTITION)
         assert listed.state is DELETING
         await manager.close()
 
@@ -362,7 +360,7 @@ def test_a_cluster_that_comes_up_late_and_fails_for_a_while_is_waited_for(
             await copy(manager, segment(10, 19, 2))
         broker.down = False
         await copy(manager, segment(10, 19, 2))
-        assert len(await manager.list_remote_log_segments(PARTITION)) == 2
+        assert len(manager.list_remote_log_segments(PARTITION)) == 2
         await manager.close()
 
     asyncio.run(scenario())
@@ -377,7 +375,7 @@ def test_a_record_nobody_understands_does_not_stop_the_reading() -> None:
         await manager.start()
         await ready(manager)
         await copy(manager, segment(0, 9, 2))
-        assert len(await manager.list_remote_log_segments(PARTITION)) == 1
+        assert len(manager.list_remote_log_segments(PARTITION)) == 1
         await manager.close()
 
     asyncio.run(scenario())
