@@ -51,6 +51,7 @@ from commitlog.log.continuity import (
     pretends,
 )
 from commitlog.log.swap import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swaps
+from commitlog.segment.cutting import find_cut
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.names import (
     DELETED_SUFFIX,
@@ -293,7 +294,7 @@ def _cut_pretended(segment: Segment, gap: Gap) -> int:
         segment.log_file,
         gap.base,
     )
-    return segment.truncate_to(gap.base)
+    return segment.truncate_to(find_cut(segment, gap.base))
 
 
 def remove_segment(directory: Directory, segment: Segment) -> None:

@@ -347,6 +347,7 @@ class Log:
         """Durably removes the records from `offset` on, and the batch that holds it.
 
         Newest segments go first, in case of a crash. False if the log ends at or below `offset`.
+        Raises CorruptLogError, and changes nothing, if damage hides where `offset` is.
         """
         if offset < 0:
             raise OffsetOutOfRangeError(f"offset {offset} is negative")
@@ -357,8 +358,9 @@ class Log:
             self.truncate_fully_and_start_at(offset, now_ms, min(offset, self._log_start_offset))
             return True
         with self._lock:
+            cut = self._segments.find_cut(offset)
             self._lower_recovery_point(offset)
-            self._after_truncation(self._segments.cut(offset), now_ms)
+            self._after_truncation(self._segments.cut(cut), now_ms)
         return True
 
     def truncate_fully_and_start_at(

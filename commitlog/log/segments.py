@@ -15,6 +15,8 @@ from commitlog.disk.files import Directory
 from commitlog.log.deleted_files import DeletedFiles, rename_deleted
 from commitlog.log.jitter import roll_jitter_ms
 from commitlog.log.swap import swap_files, with_cleaned
+from commitlog.segment.batches import Cut
+from commitlog.segment.cutting import find_cut
 from commitlog.segment.producer_state import ProducerStateManager
 from commitlog.segment.segment import Segment
 from tidemark.config import TopicConfig
@@ -118,16 +120,22 @@ class Segments:
             self.directory.remove(name)
         self.name_changes += 1
 
-    def cut(self, offset: int) -> int:
-        """Durably removes the batch that holds `offset` and all after it, the newest segments
-        first. Returns the next offset. `offset` is at or above the first base.
+    def find_cut(self, offset: int) -> Cut:
+        """Returns the place of `offset` in its segment. `offset` is at or above the first base.
+        Raises CorruptLogError if damage hides the place.
         """
-        while self.bases[-1] > offset:
+        return find_cut(self.all[self.index_of(offset)], offset)
+
+    def cut(self, cut: Cut) -> int:
+        """Durably removes the batches from a cut on, the newest segments first. Returns the next
+        offset.
+        """
+        while self.bases[-1] > cut.offset:
             self.remove_newest()
         self.directory.fsync()  # a crash must not bring a later segment back behind a truncated one
         active = self.active
         active.is_rolled = False
-        active.truncate_to(offset)
+        active.truncate_to(cut)
         return active.next_offset
 
     def restart_at(self, base_offset: int, now_ms: int) -> None:

@@ -1,12 +1,13 @@
 """One segment of a log: its file, its indexes, and the state that follows from its batches.
 
 Outsiders import `segment.Segment`, `names` (names and suffixes of a segment's files), and
-`batch_table.BatchTable` where many headers are read at once. Logs also import
+`batch_table.BatchTable` where many headers are read at once. Logs also import `cutting`,
 `epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats
 and that of transaction indexes (`indexes.parse_transactions`).
 
     segment              appends and reads; loads, rebuilds and recovers
     reading              the read of a fetch, checked for the order of its batches
+    cutting              the place of a truncation, found before anything is removed
     indexes              the offset, time and transaction index
     batches, batch_table scans over headers, one by one or as columns
     epochs               at which offset each leader epoch began

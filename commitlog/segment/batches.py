@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from commitlog.disk.files import File
 from tidemark.errors import CorruptMessageError
@@ -16,6 +17,18 @@ from tidemark.records.header import (
 from tidemark.records.header import BatchHeader as Header
 
 SCAN_BYTES = 16 * 1024
+
+
+class Cut(NamedTuple):
+    """Position of a truncation to `offset` in a segment, and the end of the batches before it. The
+    timestamp is the greatest one since the last index entry; -1 if there is none.
+    """
+
+    offset: int
+    position: int
+    next_offset: int
+    max_timestamp_ms: int
+    max_timestamp_offset: int
 
 
 def indexed_ms(header: Header) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from commitlog.disk.files import Directory, File
 from commitlog.segment.batches import (
+    Cut,
     finds_timestamp,
     has_records,
     indexed_ms,
@@ -447,38 +448,33 @@ class Segment:
         self._next_offset = table.next_offset
         self.has_producers = self.has_producers or table.has_producers
 
-    def truncate_to(self, offset: int) -> int:
-        """Removes the batch that holds `offset` and all after it; returns the bytes removed.
+    def truncate_to(self, cut: Cut) -> int:
+        """Removes the batches from a cut on (`commitlog.segment.cutting`); returns their bytes.
 
         Syncs the file, so that a crash can not bring them back.
         """
         self.cuts += 1
-        position = 0 if offset <= self.base_offset else self.position_of(offset)
-        self.offset_index.truncate(offset)
-        self.time_index.truncate(offset)
-        self.txn_index.truncate(offset)
-        cut = self._size - position
-        self.file.truncate(position)
+        self.offset_index.truncate(cut.offset)
+        self.time_index.truncate(cut.offset)
+        self.txn_index.truncate(cut.offset)
+        removed, self._size = self._size - cut.position, cut.position
+        self.file.truncate(cut.position)
         self.file.fsync()
-        self._size = position
-        if self._fault is not None and self._fault[0] >= position:
+        if self._fault is not None and self._fault[0] >= cut.position:
             self._fault = None
         self._forget_positions()
-        self._relearn_end()
-        return cut
-
-    def _relearn_end(self) -> None:
-        """Finds the end, the greatest timestamp and the last indexed batch after a truncation."""
-        self._max_timestamp_ms, self._max_timestamp_offset = self.time_index.last_entry
-        self._last_indexed = position = self.offset_index.last_entry[1]
-        self._next_offset = self.base_offset
-        if self._size == 0:
+        self._next_offset = cut.next_offset
+        greatest, since = (
+            self.time_index.last_entry,
+            (cut.max_timestamp_ms, cut.max_timestamp_offset),
+        )
+        self._max_timestamp_ms, self._max_timestamp_offset = (
+            since if cut.max_timestamp_ms > greatest[0] else greatest
+        )
+        self._last_indexed = self.offset_index.last_entry[1]
+        if not self._size:
             self._first_timestamp_ms = None
-        for header in scan_headers(self.file, position, self._size):
-            if indexed_ms(header) > self._max_timestamp_ms:
-                self._max_timestamp_ms = indexed_ms(header)
-                self._max_timestamp_offset = header.last_offset
-            self._next_offset = header.next_offset
+        return removed
 
     # --- read
 

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from commitlog.types import CorruptLogError
 from node.membership.identity import BrokerIdentity
 from node.partition.hosted import HostedPartition
 from node.replication import follower_log
@@ -284,8 +285,15 @@ class ReplicaFetcher:
         except FatalError:
             raise
         except TidemarkError as error:
-            logger.warning("%s: %s", hosted.topic_partition, error)
-            self._delay(item)
+            self._failed(item, error)
+
+    def _failed(self, item: _FollowedPartition, error: TidemarkError | OSError) -> None:
+        """Tries again after a pause. Damage in the own log stays: the replica is given up."""
+        if isinstance(error, CorruptLogError):
+            item.hosted.found_damage(error)
+        else:
+            logger.warning("%s: %s", item.hosted.topic_partition, error)
+        self._delay(item)
 
     # --- asking the leader where to continue ---------------------------------------------------
 
@@ -300,8 +308,7 @@ class ReplicaFetcher:
             except FatalError:
                 raise
             except (TidemarkError, OSError) as error:
-                logger.warning("%s: %s", item.hosted.topic_partition, error)
-                self._delay(item)
+                self._failed(item, error)
             finally:
                 item.busy = False
                 self._changed.set()

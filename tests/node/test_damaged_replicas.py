@@ -20,6 +20,7 @@ from tests.node.damage import Case
 from tests.node.jbod import JbodCluster, jbod
 from tidemark.errors import ErrorCode
 from tidemark.v1 import metadata_pb2 as pb
+from tidemark.wire import FetchPartitionData
 
 SEEDS = int(os.environ.get("TIDEMARK_DAMAGE_SEEDS", "40"))
 
@@ -84,6 +85,30 @@ def test_a_leader_that_reads_damage_hands_over_and_the_consumer_sees_a_retriable
         await cluster.until(lambda: cluster.of(0).leader not in (None, 1))
         await cluster.until(lambda: set(cluster.of(0).isr) == {1, 2, 3})
         await cluster.nothing_acknowledged_is_lost(0)
+
+    jbod(case, directories=("a",))
+
+
+def test_a_follower_that_can_not_truncate_for_damage_is_copied_anew() -> None:
+    """The base offset of a batch before the cut is damaged: the log would end there."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        cluster.create((1, 2, 3))
+        await cluster.load(0, 60)
+        hosted = cluster.nodes[2].hosted(0)
+        (segment,) = hosted.log.segments
+        positions = [header.position for header in segment.headers()]
+        log = cluster.disk(2, "a").subdirectory(f"{TOPIC}-0")
+        assert isinstance(log, MemoryDirectory)
+        log.flip_bit(segment.log_file, positions[5] + 1, 1)
+        segment._forget_positions()
+        ((_, fetcher),) = cluster.nodes[2].hosting._fetchers._peers.values()
+        (item,) = fetcher._followed.values()
+        answer = FetchPartitionData(TOPIC, 0, diverging_epoch=(item.epoch, 40))
+        fetcher._take(item, answer)
+        assert hosted.offline and hosted.log.log_end_offset == 60
+        await copied_anew(cluster, 2)
 
     jbod(case, directories=("a",))
 

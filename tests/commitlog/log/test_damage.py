@@ -8,11 +8,13 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.log import Log
+from commitlog.types import CorruptLogError
 from tests.commitlog.builders import NOW, batch, config, filled, offsets_of, open_log, records_of
 from tidemark.errors import CorruptMessageError, FatalError, StorageError
 from tidemark.records import Record
 
 SETTINGS = config(segment_bytes=1200, index_interval_bytes=100)
+ONE_SEGMENT = config(segment_bytes=1 << 20, index_interval_bytes=100)
 
 
 def closed_log(batches: int = 18) -> tuple[MemoryDirectory, list[Record]]:
@@ -175,3 +177,44 @@ def test_a_failed_fsync_stops_every_later_flush() -> None:
     with pytest.raises(FatalError):
         log.flush()
     assert log.recovery_point == 0
+
+
+@pytest.mark.parametrize("index_interval_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("knows_positions", [True, False])
+def test_a_truncation_never_cuts_at_a_damaged_batch_before_its_offset(
+    index_interval_bytes: int, knows_positions: bool
+) -> None:
+    settings = config(segment_bytes=1 << 20, index_interval_bytes=index_interval_bytes)
+    directory = MemoryDirectory()
+    log = filled(directory, 8, settings)
+    (segment,) = log.segments
+    batches = list(segment.headers())
+    log.close()
+    name, cut, refused = segment.log_file, batches[5], 0
+    for damaged in batches[:6]:
+        for bit in range(64):
+            disk = copy_of(directory)
+            log = open_log(disk, settings)
+            assert log.log_end_offset == batches[-1].next_offset
+            disk.flip_bit(name, damaged.position + bit // 8, bit % 8)
+            if not knows_positions:
+                log.segments[0]._forget_positions()
+            try:
+                log.truncate_to(cut.base_offset, NOW)
+            except CorruptLogError:
+                refused += 1
+                assert disk.size_of(name) == directory.size_of(name)
+                assert log.log_end_offset == batches[-1].next_offset
+            else:
+                assert disk.size_of(name) == cut.position
+                assert log.log_end_offset == cut.base_offset
+    assert refused > 64
+
+
+def test_a_truncation_within_the_gaps_of_a_compaction_is_made() -> None:
+    directory = MemoryDirectory()
+    log = open_log(directory, ONE_SEGMENT)
+    for base in (0, 10, 20):
+        log.append_as_follower(batch(2, base_offset=base), NOW, gaps_allowed=True)
+    log.truncate_to(15, NOW)
+    assert offsets_of(log) == [0, 1, 10, 11]
