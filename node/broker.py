@@ -84,12 +84,12 @@ class BrokerServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._client = ControllerClient(raft.leader_endpoint)
         self._logs = self._log_manager(clock)
-        self._tier = make_tier(config, clock, storage)
+        self._cluster = ClusterView(config)
+        self._tier = make_tier(config, clock, storage, self._cluster)
         self._tier_reads = TierReads(
             self._tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
         )
         self._logs_open = False
-        self._cluster = ClusterView(config)
         self._identity = BrokerIdentity(config.node_id)
         self.partitions = PartitionRegistry(config.node_id, self._cluster, on_fatal)
         self.lifecycle = BrokerLifecycle(
@@ -304,7 +304,9 @@ def _load_kernels() -> None:
     warm_up()
 
 
-def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> RemoteLogManager | None:
+def make_tier(
+    config: ServerConfig, clock: Clock, storage: NodeStorage, cluster: ClusterView
+) -> RemoteLogManager | None:
     """The remote log manager as configured; None if remote.log.storage.system.enable is false.
 
     Its cache is in the first usable log directory: no directory is made in place of a missing disk.
@@ -322,5 +324,6 @@ def make_tier(config: ServerConfig, clock: Clock, storage: NodeStorage) -> Remot
         create_storage_manager(config),
         create_metadata_manager(config, own.address),
         clock.wall_ms,
+        cluster=cluster,
         cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),
     )

@@ -34,6 +34,7 @@ from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
 from tiering.tasks.partition import TieredPartition
+from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
 
 __all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
 
@@ -52,6 +53,7 @@ class RemoteLogManager:
         metadata: RemoteLogMetadataManager,
         now_ms: Callable[[], int],
         *,
+        cluster: TierCluster | None = None,
         cache_directory: Directory | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -76,11 +78,16 @@ class RemoteLogManager:
         )
         self._copier = Copier(config, storage, metadata, self._deleter, metrics, now_ms)
         self._expirer = Expirer(config, metadata, self._copier, self._deleter, now_ms)
+        self._remover = PartitionRemover(
+            config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
+        )
+        self._removing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts the tasks of the known partitions; does not wait for the object store."""
         await self._metadata.start()
         self._running = True
+        self._removing = asyncio.ensure_future(self._remover.run())
         for hosted in self._hosted.values():
             self._begin(hosted)
 
@@ -89,6 +96,9 @@ class RemoteLogManager:
         remains.
         """
         self._running = False
+        if self._removing is not None:
+            self._removing.cancel()
+            await asyncio.gather(self._removing, return_exceptions=True)
         for hosted in self._hosted.values():
             await _cancel(hosted)
         self._hosted.clear()
@@ -119,8 +129,8 @@ class RemoteLogManager:
     ) -> None:
         """Stops the tasks of partitions; afterwards none uses their logs.
 
-        With `delete_remote` (the topic was deleted, and this node led it) deletes their remote
-        segments first. Raises the last failure after every partition was tried; may be called
+        With `delete_remote` (the topic was deleted, and this node led it) marks them for the
+        remover of the tier. Raises the last failure after every partition was tried; may be called
         again.
         """
         failed: TidemarkError | None = None
@@ -130,12 +140,10 @@ class RemoteLogManager:
                 continue
             await _cancel(hosted)
             if delete_remote:
-                if hosted.uploads:
-                    await asyncio.wait(hosted.uploads)
                 try:
-                    await self._expirer.delete_all(hosted)
+                    await self._remover.mark(partition)
                 except TidemarkError as error:
-                    logger.warning("remote segments of %s are left: %s", partition, error)
+                    logger.warning("%s is not marked as deleted yet: %s", partition, error)
                     failed = error
                     continue
             del self._hosted[partition]

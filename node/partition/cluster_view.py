@@ -115,6 +115,11 @@ class ClusterView:
         found = self.image.topics.get(topic)
         return None if found is None else found.topic_id
 
+    @property
+    def metadata_offset(self) -> int:
+        """Offset of the image's last record, -1 before the first update."""
+        return self.image.offset
+
     def topic_name(self, topic_id: UUID) -> str | None:
         topic = self.image.topics.by_id(topic_id)
         return None if topic is None else topic.name

@@ -261,17 +261,26 @@ def test_look_ups_by_time_go_through_the_remote_time_index(tmp_path: Path) -> No
     assert asyncio.run(look(0)) == (30, 17)
 
 
-def test_topic_deletion_empties_the_tier(tmp_path: Path) -> None:
+def test_topic_deletion_marks_the_partition_and_the_remover_empties_the_tier(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.lead()
     world.produce_segment()
     world.produce_segment()
     world.produce(1)
     asyncio.run(world.once())
-    asyncio.run(world.manager.stop_partitions([PARTITION], delete_remote=True))
+
+    async def delete() -> None:
+        await world.manager.stop_partitions([PARTITION], delete_remote=True)
+        assert world.manager.partitions == frozenset()
+        assert len(world.tier_logs()) == 2  # the remover's work, at its interval
+        assert await world.manager._remover.remove_once()
+
+    world.leads_metadata = True
+    asyncio.run(delete())
     assert world.states() == []
     assert world.tier_logs() == []
-    assert world.manager.partitions == frozenset()
 
 
 def test_a_partition_that_moves_away_leaves_its_tier_alone(tmp_path: Path) -> None:

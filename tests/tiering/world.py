@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import OsDirectory
@@ -13,7 +14,7 @@ from commitlog.log.log import Log
 from tests.tiering.builders import PARTITION, server_config
 from tidemark.config import TopicConfig
 from tidemark.records import Record, encode_batch
-from tidemark.types import TopicIdPartition
+from tidemark.types import TopicIdPartition, TopicPartition
 from tiering.manager import RemoteLogManager
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentState
@@ -70,7 +71,15 @@ class World:
         self.metadata = metadata or MemoryRemoteLogMetadataManager(history)
         self.epoch = 0
         self.next = 0
+        self.leads_metadata = False
+        self.metadata_offset = 1
         self.manager = self.new_manager()
+
+    def leader_of(self, topic_partition: TopicPartition) -> tuple[int, int]:
+        return (self.config.node_id if self.leads_metadata else 99), 0
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return PARTITION.topic if topic_id == PARTITION.topic_id else None
 
     def open_log(self) -> Log:
         return opening.open_log(
@@ -87,6 +96,7 @@ class World:
             self.storage,
             self.metadata,
             lambda: self.now_ms,
+            cluster=self,
             cache_directory=OsDirectory(self.path / f"cache-{self.config.node_id}"),
             rng=random.Random(1),
         )

@@ -315,6 +315,9 @@ class ServerConfig:
     remote_log_manager_expiration_thread_pool_size: int = setting(
         10, doc="deletions under way at once", at_least=1
     )
+    remote_partition_remover_task_interval_ms: int = setting(
+        3_600_000, doc="time between removals of deleted topics from the tier", at_least=1
+    )
     remote_log_reader_threads: int = setting(10, doc="remote reads under way at once", at_least=1)
     remote_log_reader_max_pending_tasks: int = setting(
         100, doc="remote reads that may wait", at_least=1

@@ -24,6 +24,8 @@ from tiering.metadata.segments import (
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    is_legal_deletion,
 )
 
 _S = RemoteLogSegmentState
@@ -51,16 +53,44 @@ class RemoteLogMetadataCache:
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
             self.update(record)
         else:
-            self.partition_delete = record
+            self.delete_partition(record)
+
+    def delete_partition(self, step: RemotePartitionDeleteMetadata) -> None:
+        """Applies a step of the partition's deletion.
+
+        The deletion is finished only when no segment is left: a deposed owner that knows fewer
+        segments can not finish it. Raises RemoteStorageError for an illegal step.
+        """
+        self.check_deletion(step)
+        self.partition_delete = step
+
+    def check_deletion(self, step: RemotePartitionDeleteMetadata) -> None:
+        """Checks a step of the deletion before it is written. Raises as `delete_partition`."""
+        known = None if self.partition_delete is None else self.partition_delete.state
+        if not is_legal_deletion(known, step.state):
+            raise RemoteStorageError(
+                f"the deletion of {step.topic_id_partition} is at "
+                f"{known.name if known is not None else 'no state'}: "
+                f"it can not become {step.state.name}"
+            )
+        if step.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED and self._segments:
+            raise RemoteStorageError(
+                f"{len(self._segments)} remote segments of {step.topic_id_partition} are left: "
+                "its deletion is not finished"
+            )
 
     def add(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Adds a new segment. Raises RemoteStorageError for a state other than
-        COPY_SEGMENT_STARTED.
+        COPY_SEGMENT_STARTED, and for a partition that is being deleted.
         """
         if metadata.state is not _S.COPY_SEGMENT_STARTED:
             raise RemoteStorageError(
                 f"{metadata.remote_log_segment_id} begins as {metadata.state.name}: "
                 "only COPY_SEGMENT_STARTED is a beginning"
+            )
+        if self.partition_delete is not None:
+            raise RemoteStorageError(
+                f"{metadata.topic_id_partition} is being deleted: no segment of it is copied"
             )
         known = self._segments.get(metadata.id)
         if known is not None and known.state is not _S.COPY_SEGMENT_STARTED:

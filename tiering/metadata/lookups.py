@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from tidemark.types import TopicIdPartition
 from tiering.metadata.cache import RemoteLogMetadataCache
-from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.metadata.segments import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 
 
 class CacheLookups(ABC):
@@ -33,6 +33,11 @@ class CacheLookups(ABC):
 
     def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
         return self._cache(partition).size_bytes(epoch)
+
+    def partition_deletion(
+        self, partition: TopicIdPartition
+    ) -> RemotePartitionDeleteMetadata | None:
+        return self._cache(partition).partition_delete
 
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, epoch: int, offset: int

@@ -8,7 +8,7 @@ both pass the same contract tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from tidemark.types import TopicIdPartition
@@ -49,7 +49,26 @@ class RemoteLogMetadataManager(Protocol):
     async def put_remote_partition_delete_metadata(
         self, metadata: RemotePartitionDeleteMetadata
     ) -> None:
-        """Records a step of a partition's deletion."""
+        """Records a step of a partition's deletion. Raises RemoteStorageError for a step that is
+        not the next one, and for the last one while segments are left.
+        """
+        ...
+
+    def partition_deletion(
+        self, partition: TopicIdPartition
+    ) -> RemotePartitionDeleteMetadata | None:
+        """Returns the last step of the partition's deletion, None if it was not marked."""
+        ...
+
+    def recorded_partitions(
+        self, leads: Callable[[int], bool]
+    ) -> tuple[list[TopicIdPartition], bool]:
+        """Returns the user partitions recorded in the metadata partitions with these numbers, and
+        whether all of those are read to their end; the others are left out.
+
+        Follows exactly these metadata partitions from now on, besides those of assigned user
+        partitions.
+        """
         ...
 
     def remote_log_segment_metadata(

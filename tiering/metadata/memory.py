@@ -7,7 +7,7 @@ brokers share a topic.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteStorageNotReadyError
@@ -42,6 +42,7 @@ class MemoryRemoteLogMetadataManager(CacheLookups):
     def __init__(self, history: MemoryHistory | None = None) -> None:
         self.history = history or MemoryHistory()
         self._assigned: set[TopicIdPartition] = set()
+        self._owns = False
 
     async def start(self) -> None:
         """Does nothing: there is no background work."""
@@ -73,10 +74,16 @@ class MemoryRemoteLogMetadataManager(CacheLookups):
     def on_stop_partitions(self, partitions: Collection[TopicIdPartition]) -> None:
         self._assigned -= set(partitions)
 
+    def recorded_partitions(
+        self, leads: Callable[[int], bool]
+    ) -> tuple[list[TopicIdPartition], bool]:
+        self._owns = leads(0)
+        return list(self.history.caches) if self._owns else [], True
+
     def is_ready(self, partition: TopicIdPartition) -> bool:
-        return partition in self._assigned
+        return partition in self._assigned or self._owns
 
     def _cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
-        if partition not in self._assigned:
+        if not self.is_ready(partition):
             raise RemoteStorageNotReadyError(f"{partition} is not assigned to this node")
         return self.history.caches.setdefault(partition, RemoteLogMetadataCache())

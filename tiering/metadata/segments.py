@@ -58,6 +58,15 @@ def is_legal_transition(
     return target in _LEGAL[source]
 
 
+def is_legal_deletion(
+    source: RemotePartitionDeleteState | None, target: RemotePartitionDeleteState
+) -> bool:
+    """Returns whether the deletion of a partition in state `source` (None: no deletion) may enter
+    `target`: the next state, or the same one again.
+    """
+    return target == 0 if source is None else target in (source, source + 1)
+
+
 class EpochEntry(NamedTuple):
     """A leader epoch and the offset of its first record."""
 

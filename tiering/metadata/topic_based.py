@@ -19,7 +19,7 @@ import contextlib
 import importlib
 import logging
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tidemark.config import ServerConfig
@@ -99,6 +99,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self._random = rng or surroundings().make_rng()
         self._partition_count = 0  # 0: unknown
         self._assigned: set[TopicIdPartition] = set()
+        self._owned: set[int] = set()
         self._followed: dict[int, _MetadataPartition] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._assignment_changed = asyncio.Event()
@@ -139,6 +140,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
     async def put_remote_partition_delete_metadata(
         self, metadata: RemotePartitionDeleteMetadata
     ) -> None:
+        self._cache(metadata.topic_id_partition).check_deletion(metadata)
         await self._write(metadata)
 
     # Assignment.
@@ -153,10 +155,25 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self._assigned -= set(partitions)
         self._assignment_changed.set()
 
+    def recorded_partitions(
+        self, leads: Callable[[int], bool]
+    ) -> tuple[list[TopicIdPartition], bool]:
+        owned = {number for number in range(self._partition_count) if leads(number)}
+        if owned != self._owned:
+            self._owned = owned
+            self._assignment_changed.set()
+        followed = [self._followed[n] for n in sorted(owned & self._followed.keys())]
+        ready = [each for each in followed if each.is_ready]
+        complete = self._partition_count > 0 and len(ready) == len(owned)
+        return [partition for each in ready for partition in each.caches], complete
+
     def is_ready(self, partition: TopicIdPartition) -> bool:
-        if partition not in self._assigned or not self._partition_count:
+        if not self._partition_count:
             return False
-        followed = self._followed.get(metadata_partition(partition, self._partition_count))
+        number = metadata_partition(partition, self._partition_count)
+        if partition not in self._assigned and number not in self._owned:
+            return False
+        followed = self._followed.get(number)
         return followed is not None and followed.is_ready
 
     # The reading task.
@@ -195,6 +212,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         if self._assignment_changed.is_set():
             self._assignment_changed.clear()
             wanted = {metadata_partition(each, self._partition_count) for each in self._assigned}
+            wanted |= self._owned
             if wanted != self._followed.keys():
                 self._followed = {
                     number: self._followed.get(number) or _MetadataPartition()
@@ -265,6 +283,11 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         append.
         """
         if isinstance(record, RemotePartitionDeleteMetadata):
+            step = followed.cache(record.topic_id_partition).partition_delete
+            if step is None or step.state < record.state:
+                raise RemoteStorageError(
+                    f"{record.topic_id_partition} did not become {record.state.name}"
+                )
             return
         known = followed.cache(record.topic_id_partition).get(record.remote_log_segment_id.id)
         state = known.state if known else RemoteLogSegmentState.DELETE_SEGMENT_FINISHED

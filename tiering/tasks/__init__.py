@@ -5,6 +5,7 @@
 - `expirer`: retention in the tier, and the remains of earlier failures.
 - `checking`: transaction indexes are checked before their first use.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
+- `remover`: the removal of deleted topics, by the leader of the metadata partition.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
 `tiering.manager` runs the tasks; `tiering.reading` uses the planner; outsiders import none of it.

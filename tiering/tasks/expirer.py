@@ -72,11 +72,6 @@ class Expirer:
         if plan.delete:
             delete_expired(log, self._now_ms())
 
-    async def delete_all(self, hosted: TieredPartition) -> None:
-        """Deletes every remote segment of a partition whose topic was deleted."""
-        for segment in self._metadata.list_remote_log_segments(hosted.partition):
-            await self._deleter.delete(segment)
-
     def _raise_log_start(
         self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
     ) -> None:

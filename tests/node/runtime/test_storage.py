@@ -10,6 +10,7 @@ import pytest
 from commitlog.disk.checkpoints import CleanShutdown, MetaProperties
 from commitlog.disk.os_files import OsDirectory
 from node.broker import make_tier
+from node.partition.cluster_view import ClusterView
 from node.runtime.clock import Clock
 from node.runtime.storage import format_storage, open_storage, random_cluster_id
 from tests.node.fakes import broker_config
@@ -118,7 +119,7 @@ def test_the_tiers_cache_is_not_made_in_place_of_a_disk_that_is_away(tmp_path: P
     )
     format_storage(config, CLUSTER)
     shutil.rmtree(tmp_path / "away")
-    assert make_tier(config, Clock(), open_storage(config)) is not None
+    assert make_tier(config, Clock(), open_storage(config), ClusterView(config)) is not None
     assert not (tmp_path / "away").exists()
     assert (tmp_path / "b" / "remote-log-index-cache").is_dir()
 

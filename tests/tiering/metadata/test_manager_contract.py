@@ -251,14 +251,56 @@ class TestContract:
 
         asyncio.run(scenario())
 
-    def test_a_partitions_deletion_can_be_recorded(self, kind: str) -> None:
+    def test_a_partitions_deletion_goes_in_its_steps_and_ends_without_segments(
+        self, kind: str
+    ) -> None:
         async def scenario() -> None:
             async with managers(kind) as make:
                 manager = await make()
                 await ready(manager)
-                marked = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
-                record = RemotePartitionDeleteMetadata(PARTITION, marked, 1, 1)
-                await manager.put_remote_partition_delete_metadata(record)
+                marked, started, finished = (
+                    RemotePartitionDeleteMetadata(PARTITION, state, 1, 1)
+                    for state in RemotePartitionDeleteState
+                )
+                put = manager.put_remote_partition_delete_metadata
+                one = segment(0, 9, 1)
+                await copy(manager, one)
+                for early in (started, finished):
+                    with pytest.raises(RemoteStorageError):
+                        await put(early)
+                assert manager.partition_deletion(PARTITION) is None
+                await put(marked)
+                await put(marked)
+                with pytest.raises(RemoteStorageError, match="being deleted"):
+                    await manager.add_remote_log_segment_metadata(segment(10, 19, 2, state=STARTED))
+                await put(started)
+                with pytest.raises(RemoteStorageError, match="are left"):
+                    await put(finished)
+                for state in (DELETING, DELETED):
+                    await manager.update_remote_log_segment_metadata(one.update(state, 1, 1))
+                await put(finished)
+                with pytest.raises(RemoteStorageError):
+                    await put(marked)
+                assert manager.partition_deletion(PARTITION) == finished
+
+        asyncio.run(scenario())
+
+    def test_an_owner_of_metadata_sees_all_partitions_recorded_in_it(self, kind: str) -> None:
+        async def scenario() -> None:
+            async with managers(kind) as make:
+                leader, owner = await make(), await make()
+                assert owner.recorded_partitions(lambda number: False)[0] == []
+                await ready(leader)
+                await copy(leader, segment(0, 9, 1))
+                for _ in range(1000):
+                    recorded, complete = owner.recorded_partitions(lambda number: True)
+                    if complete and recorded:
+                        break
+                    await asyncio.sleep(0)
+                assert recorded == [PARTITION] and owner.is_ready(PARTITION)
+                assert len(owner.list_remote_log_segments(PARTITION)) == 1
+                owner.recorded_partitions(lambda number: False)
+                assert not owner.is_ready(PARTITION)
 
         asyncio.run(scenario())
 
