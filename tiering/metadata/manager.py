@@ -63,9 +63,9 @@ class RemoteLogMetadataManager(Protocol):
     def recorded_partitions(
         self, leads: Callable[[int], bool]
     ) -> tuple[list[TopicIdPartition], bool]:
-        """Returns the user partitions recorded in the metadata partitions with these numbers, and
-        whether all of those are read to their end; the others are left out.
+        """Returns the user partitions recorded in the metadata partitions with these numbers.
 
+        Those not read to their end are left out; the second value tells whether there were none.
         Follows exactly these metadata partitions from now on, besides those of assigned user
         partitions.
         """

@@ -6,8 +6,8 @@ step may be repeated, so a restart, another owner, or two owners at once continu
 
 The last leader of a deleted partition marks it at once. Nobody does if that broker is down, so the
 owner marks too: a partition whose topic id the cluster's metadata lacks. A broker that lags behind
-lacks new topics as well, so a topic counts as deleted only when two looks at least
-`ABSENCE_GRACE_MS` apart missed it, and the metadata advanced between them (RULES.md rule 12).
+lacks new topics as well. So a topic counts as deleted only after two looks, at least
+`ABSENCE_GRACE_MS` apart, missed it, and the metadata advanced between them.
 A topic of the same name has another id and is never touched.
 """
 
@@ -129,7 +129,7 @@ class PartitionRemover:
         for partition in gone:
             try:
                 await self._remove(partition)
-            except Exception as error:  # whatever a plug-in raises; the next pass tries again
+            except Exception as error:  # a plug-in may raise anything; the next pass tries again
                 level = logging.WARNING if isinstance(error, TidemarkError | OSError) else 40
                 logger.log(level, "removing %s from the tier: %r", partition, error)
                 complete = False

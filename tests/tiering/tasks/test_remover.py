@@ -283,6 +283,25 @@ def test_two_owners_at_once_remove_everything_once(seed: int) -> None:
     run(scenario)
 
 
+def test_an_owner_that_another_one_overtook_takes_what_is_gone_as_removed() -> None:
+    async def scenario() -> None:
+        tier, cluster = Tier(), Cluster()
+        tier.copy(segment(0, 9, 1), segment(10, 19, 2))
+        slow, fast = remover(tier, cluster), remover(tier, cluster)
+        delete = slow._deleter.delete
+
+        async def overtaken(found: Any) -> None:
+            await fast.remove_once()
+            await delete(found)
+
+        slow._deleter.delete = overtaken  # type: ignore[method-assign]
+        await slow.mark(PARTITION)
+        assert await slow.remove_once()
+        assert list(dict.fromkeys(tier.steps())) == STEPS and not tier.objects
+
+    run(scenario)
+
+
 def test_a_copy_that_may_still_upload_is_waited_for_and_no_new_one_begins() -> None:
     async def scenario() -> None:
         tier, cluster = Tier(), Cluster()
