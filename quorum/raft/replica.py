@@ -226,6 +226,7 @@ class Replica:
                 durable = min(event.end_offset, state.log.end_offset)
                 state.flushed_offset = max(state.flushed_offset, durable)
             case SnapshotInstalled():
+                state.checkpoint_damaged = False  # the log begins with another one
                 self._following.on_snapshot_installed(event.snapshot_id, now_ms)
                 self._note_log_start(now_ms)
             case SnapshotRejected():

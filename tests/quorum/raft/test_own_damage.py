@@ -19,6 +19,7 @@ from quorum.raft.effects import (
     RequestFailed,
     RequestReceived,
     ResponseReceived,
+    SnapshotInstalled,
     Tick,
 )
 from quorum.raft.log_view import KnownBounds
@@ -193,6 +194,14 @@ def test_every_fetch_reports_the_damage_of_the_own_log_until_it_is_healed():
     leader.replica.step(LogStartRaised(), 4)
     [again] = leader.replica.step(RequestFailed(send.correlation_id), 5).sends
     assert again.request.own_damage is OwnDamage.NONE
+
+
+def test_a_checkpoint_that_was_fetched_takes_the_place_of_a_damaged_one():
+    leader, _ = following()
+    leader.replica.step(OwnCheckpointChecked(True), 3)
+    leader.log.snapshots, leader.log.start_offset = [SnapshotId(5, 1)], 5
+    leader.replica.step(SnapshotInstalled(SnapshotId(5, 1)), 4)
+    assert leader.replica.own_damage is OwnDamage.NONE
 
 
 def test_the_gravest_damage_is_reported():
