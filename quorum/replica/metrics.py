@@ -108,7 +108,7 @@ class RaftMeter:
         }
         metrics["responses-refused-total"] = replica.remote_faults
         metrics["checkpoints-damaged-total"] = self._checkpoints_damaged
-        metrics["own-log-damaged"] = int(replica.state.damaged_offset is not None)
+        metrics["own-damage"] = replica.own_damage.name
         for count in fields(counts):
             value = getattr(counts, count.name)
             if isinstance(value, int) and not count.name.endswith("_ms"):

@@ -231,7 +231,7 @@ def test_a_voter_whose_damage_was_healed_starts_again_with_everything(voters, en
         directory.flip_bit(LOG_FILE, position + 60, 2)
         await nodes.start(11)  # fetches it, and doubts it
         await nodes.until(lambda: leader.metrics()["own-log-damages-total"] == 1, "damage")
-        await nodes.until(lambda: leader.metrics()["own-log-damaged"] == 0, "a healed log")
+        await nodes.until(lambda: leader.metrics()["own-damage"] == "NONE", "a healed log")
         for number in range(5, 8):
             other = await nodes.elected()
             other.append(other.epoch, values(number, 1))

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from quorum.raft import messages as m
+from quorum.raft.effects import OwnCheckpointChecked, OwnLogDamaged
 from quorum.raft.metrics import WINDOW_MS, Latency, Rate
 from quorum.raft.voters import ReplicaKey
 from quorum.replica.metrics import FAULT_LOG_INTERVAL_MS, RaftMeter
@@ -81,6 +82,18 @@ def test_a_commit_is_timed_from_the_append_of_its_leader():
     meter.leader_changed()
     meter.committed(4, 99)
     assert meter.read(99)["commit-latency-max"] == 40, "an earlier leadership's may be lost"
+
+
+def test_any_damage_on_the_own_disk_shows():
+    voter = replica()
+    meter = RaftMeter(voter, voter.state.log)
+    assert meter.read(0)["own-damage"] == "NONE"
+    voter.step(OwnCheckpointChecked(True), 0)
+    assert meter.read(0)["own-damage"] == "CHECKPOINT"
+    voter.state.lost_tail = True
+    assert meter.read(0)["own-damage"] == "LOG_TAIL"
+    voter.step(OwnLogDamaged(0), 0)
+    assert meter.read(0)["own-damage"] == "LOG"
 
 
 def test_the_time_without_work_is_a_share_of_all_time():

@@ -104,7 +104,7 @@ def test_a_lone_voter_leads_again_when_a_checkpoint_has_replaced_the_damaged_bat
         directory.flip_bit(LOG_FILE, position + 60, 2)
         await nodes.start(11)
         await nodes.committed(values(0, 5))
-        await nodes.until(lambda: leader.metrics()["own-log-damaged"] == 0, "a healed log")
+        await nodes.until(lambda: leader.metrics()["own-damage"] == "NONE", "a healed log")
         assert leader.metrics()["own-log-damages-total"] == 1
         assert (await nodes.elected()) is leader
         leader.append(leader.epoch, values(5, 1))
