@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from commitlog.disk.files import Directory
-from snapshot.names import DELETED_SUFFIX, PART_SUFFIX, SnapshotId
+from snapshot.names import DELETED_SUFFIX, PART_SUFFIX, SUFFIX, SnapshotId
 from snapshot.reader import file_name
 
 DAMAGED_SUFFIX = ".damaged"
 """Suffix of a checkpoint that was found damaged, and of a copy of a segment."""
+DAMAGED_MAX = 8
+"""Damaged files of one kind that are kept when further ones are set aside: those of the greatest
+offsets.
+"""
 
 
 class SnapshotInfo(NamedTuple):
@@ -62,8 +66,16 @@ def set_aside(directory: Directory, snapshot_id: SnapshotId) -> None:
     """Renames a damaged checkpoint, durably; a missing one is no error."""
     name = file_name(directory, snapshot_id)
     if name is not None:
+        remove_old_damaged(directory, SUFFIX)
         directory.rename(name, f"{name}{DAMAGED_SUFFIX}")
         directory.fsync()
+
+
+def remove_old_damaged(directory: Directory, suffix: str) -> None:
+    """Removes the oldest damaged files of a kind, before others are set aside."""
+    names = [name for name in directory.list() if name.endswith(suffix + DAMAGED_SUFFIX)]
+    for name in sorted(names)[:-DAMAGED_MAX]:
+        directory.remove(name)
 
 
 def remove_leftovers(directory: Directory) -> list[str]:

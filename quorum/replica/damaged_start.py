@@ -22,7 +22,7 @@ from commitlog.segment.names import (
 )
 from commitlog.verify import BatchRun, check_batches
 from quorum.replica.log_checks import RestCheck
-from snapshot.cleaning import DAMAGED_SUFFIX
+from snapshot.cleaning import DAMAGED_SUFFIX, remove_old_damaged
 from snapshot.names import SnapshotId
 from tidemark.errors import CorruptMessageError
 from tidemark.records.header import HEADER_BYTES, BatchHeader, verify_crc, whole_header
@@ -83,6 +83,7 @@ def begin_behind_damage(directory: Directory, checkpoint: SnapshotId, check: Res
     if end_offset not in bases:
         directory.write_atomic(segment_name(end_offset), data[position:])
     _remove_indexes(directory, below)
+    remove_old_damaged(directory, LOG_SUFFIX)
     for base in reversed(below):
         name = segment_name(base)
         logger.error(

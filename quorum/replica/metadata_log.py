@@ -19,6 +19,7 @@ from commitlog.disk.files import Directory
 from commitlog.log.expiration import delete_expired
 from commitlog.log.flushing import PendingFlush
 from commitlog.log.opening import open_log
+from commitlog.segment.names import LOG_SUFFIX
 from quorum.raft.effects import LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
@@ -35,6 +36,7 @@ from snapshot.cleaning import (
     delete_snapshot,
     first_to_keep,
     remove_leftovers,
+    remove_old_damaged,
     set_aside,
 )
 from snapshot.framing import (
@@ -151,6 +153,7 @@ class ReplicatedLog:
             end_offset,
             reason,
         )
+        remove_old_damaged(self.directory, LOG_SUFFIX)
         for segment in self._log.segments:
             if segment.next_offset > end_offset:
                 data = self.directory.read(segment.log_file)

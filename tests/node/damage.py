@@ -172,12 +172,16 @@ class Case:
         """
         for _ in range(3):
             await self.cluster.load(0, 30)
-            try:
-                await self.cluster.until(self._is_healed, seconds=120)
-            except AssertionError:
-                raise AssertionError(f"{self}: {self.cluster.of(0)}, {self._why()}") from None
+            await self._until_healed()
             for node in list(self.cluster.nodes.values()):
                 await scrubbed(node)
+        await self._until_healed()
+
+    async def _until_healed(self) -> None:
+        try:
+            await self.cluster.until(self._is_healed, seconds=120)
+        except AssertionError:
+            raise AssertionError(f"{self}: {self.cluster.of(0)}, {self._why()}") from None
 
     def _why(self) -> list[str]:
         partition = self.cluster.name(0)

@@ -16,7 +16,7 @@ from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voters import ReplicaKey
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
-from snapshot.cleaning import DAMAGED_SUFFIX
+from snapshot.cleaning import DAMAGED_MAX, DAMAGED_SUFFIX
 from tests.quorum.replica.test_log_bounds import metadata_of, stopped_cluster
 from tests.sim.disk_faults import copy_disk
 from tidemark.errors import CorruptMessageError, StorageError
@@ -147,6 +147,17 @@ def test_the_damaged_segment_is_kept():
     damaged = directory.read(LOG_FILE)
     ReplicatedLog(directory, CONFIG, 0)
     assert directory.read(LOG_FILE + DAMAGED_SUFFIX) == damaged
+
+
+def test_of_damaged_segments_the_last_ones_are_kept():
+    directory = whole_log()
+    older = [f"{base:020d}.log{DAMAGED_SUFFIX}" for base in range(1000, 1000 + DAMAGED_MAX + 3)]
+    for name in older:
+        directory.write_atomic(name, b"")
+    directory.flip_bit(LOG_FILE, 15, 0)
+    ReplicatedLog(directory, CONFIG, 0)
+    kept = sorted(name for name in directory.list() if name.endswith(DAMAGED_SUFFIX))
+    assert kept == [LOG_FILE + DAMAGED_SUFFIX, *older[-DAMAGED_MAX:]]
 
 
 @pytest.mark.parametrize("number", range(24))

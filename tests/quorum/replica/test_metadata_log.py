@@ -16,7 +16,7 @@ from quorum.replica import metadata_log as replicated_log
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QuorumStateStore
 from snapshot import SnapshotId
-from snapshot.cleaning import delete_snapshot
+from snapshot.cleaning import DAMAGED_MAX, DAMAGED_SUFFIX, delete_snapshot
 from snapshot.writer import SnapshotWriter
 from tests.sim.disk_faults import copy_disk
 from tidemark.errors import FatalError, InvalidRequestError, StorageError
@@ -85,6 +85,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_the_newest():
     assert log.drop_snapshot(bad), "it is gone already"
     assert log.drop_snapshot(good), "the log begins at 0: it has everything"
     assert log.latest_snapshot is None
+
+
+def test_of_damaged_checkpoints_the_last_ones_are_kept():
+    directory = MemoryDirectory()
+    log = open_log(directory)
+    bad = []
+    for _ in range(DAMAGED_MAX + 3):
+        fill(log, 4)
+        bad.append(make_snapshot(log))
+        assert log.drop_snapshot(bad[-1])
+    kept = [name for name in directory.list() if name.endswith(DAMAGED_SUFFIX)]
+    assert kept == [f"{one.name}{DAMAGED_SUFFIX}" for one in bad[-DAMAGED_MAX - 1 :]]
 
 
 def test_where_the_first_checkpoint_is_damaged_the_log_begins_at_the_next_one():
