@@ -29,6 +29,11 @@ class LogEvents(Protocol[L]):
         nothing is truncated.
         """
 
+    def restarted(self, log: L) -> None:
+        """Called before a log that continues elsewhere is changed further: its log start must be
+        durable. If it raises, nothing is changed.
+        """
+
     def rolling(self, log: L, is_gap: bool) -> None:
         """Called before a new active segment is created. If it raises, none is created.
 
@@ -47,6 +52,9 @@ class _Untracked:
         return self
 
     def truncating(self, log: object) -> None:
+        """Does nothing: no checkpoint names the log."""
+
+    def restarted(self, log: object) -> None:
         """Does nothing: no checkpoint names the log."""
 
     def rolling(self, log: object, is_gap: bool) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from commitlog.disk.files import Directory, DiskError, File
+from commitlog.log.restart import RESTART_FILE, Restart
 from commitlog.log.segments import Segments
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager
@@ -82,6 +83,8 @@ class Durability:
         """How often the log was truncated."""
         self.last_flush_ms = now_ms
         """When the interval of flush.ms began."""
+        self.restart: Restart | None = None
+        """State from elsewhere whose file is still there (`commitlog.log.restart`)."""
         self._opened_end = end_offset
         self._failed: FatalError | None = None
 
@@ -104,6 +107,23 @@ class Durability:
             return False
         self.recovery_point = offset
         return True
+
+    def begin_restart(self, restart: Restart) -> None:
+        """Durably decides that the log continues with the state of `restart`."""
+        self.segments.directory.write_atomic(RESTART_FILE, restart.encode())
+        self.restart = restart
+
+    def write_restart(self) -> None:
+        """Durably writes the epochs and producers of a restart."""
+        if self.restart is not None:
+            self.epochs.flush()
+            self.producers.keep_snapshot(self.restart.producer_snapshot, self.restart.offset)
+
+    def end_restart(self) -> None:
+        """Removes the file: the log is no longer the one that it describes."""
+        self.segments.directory.remove(RESTART_FILE)
+        self.segments.directory.fsync()
+        self.restart = None
 
     def move_to(self, directory: Directory, segments: list[Segment], end_offset: int) -> None:
         """Continues with a durable copy of the files in another directory."""

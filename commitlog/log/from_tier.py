@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commitlog.log.log import Log
+from commitlog.log.restart import NO_PRODUCERS, Restart
 
 
 def rebuild_from_remote(
@@ -19,12 +20,12 @@ def rebuild_from_remote(
     log_start_offset: int | None = None,
 ) -> None:
     """Empties the log; the next record gets `start_offset`. `log_start_offset` is the leader's;
-    None keeps the present one. Raises StorageError if the snapshot is damaged.
+    None keeps the present one. No snapshot: there are no producers.
+
+    Atomic over a crash. Raises StorageError: if epochs or snapshot are damaged, nothing was
+    changed; otherwise the log is the new one, and its next append finishes its files.
     """
     start = log.log_start_offset if log_start_offset is None else log_start_offset
-    log.truncate_fully_and_start_at(start_offset, now_ms, min(start, start_offset))
-    log.epochs.replace(epoch_entries)
-    log.epochs.truncate_from_end(start_offset)
-    if producer_snapshot is not None:
-        # Expired producers are removed by a later pass.
-        log.producers.install(producer_snapshot, start_offset, 0)
+    snapshot = NO_PRODUCERS if producer_snapshot is None else producer_snapshot
+    restart = Restart.of(start_offset, start, epoch_entries, snapshot)
+    log.truncate_fully_and_start_at(start_offset, now_ms, restart)

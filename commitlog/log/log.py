@@ -23,6 +23,7 @@ from commitlog.log.events import UNTRACKED, ChangedLogs, LogEvents
 from commitlog.log.flushing import Durability, PendingFlush
 from commitlog.log.loader import replay_producers
 from commitlog.log.producer_checks import check_producers, find_duplicate
+from commitlog.log.restart import NO_PRODUCERS, Restart
 from commitlog.log.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
 from commitlog.segment.segment import Segment
@@ -192,6 +193,8 @@ class Log:
         return AppendInfo.of_all(infos, self._log_end_offset, self._log_start_offset)
 
     def _append(self, prepared: Prepared, now_ms: int) -> AppendInfo:
+        if self.durability.restart is not None:
+            self._finish_restart()
         headers, last_offset = prepared.headers, prepared.last_offset
         size_bytes, newest_ms = prepared.size_bytes, prepared.max_timestamp_ms
         segments = self._segments
@@ -355,27 +358,46 @@ class Log:
             self.epochs.truncate_from_end(self._log_end_offset)
             return False
         if offset < self._segments.bases[0]:
-            self.truncate_fully_and_start_at(offset, now_ms, min(offset, self._log_start_offset))
+            start, lineage = min(offset, self._log_start_offset), self.epochs.entries()
+            restart = Restart.of(offset, start, lineage, NO_PRODUCERS)
+            self.truncate_fully_and_start_at(offset, now_ms, restart)
             return True
         with self._lock:
             cut = self._segments.find_cut(offset)
+            self._finish_restart()
             self._lower_recovery_point(offset)
             self._after_truncation(self._segments.cut(cut), now_ms)
         return True
 
     def truncate_fully_and_start_at(
-        self, offset: int, now_ms: int, log_start_offset: int | None = None
+        self, offset: int, now_ms: int, restart: Restart | None = None
     ) -> None:
-        """Removes all local records; the next one gets `offset`."""
+        """Removes all local records; the next one gets `offset`, which is the log start as well.
+
+        With `restart` log start, epochs and producers are those of its state, after a crash at any
+        point, too (`commitlog.log.restart`).
+        """
         with self._lock:
             self._lower_recovery_point(0)  # a crash may leave no segment at all
+            if restart is not None:
+                self.durability.begin_restart(restart)
+            else:
+                self._finish_restart()
             try:
                 self._segments.restart_at(offset, now_ms)
             finally:  # without a file, too: the old records are gone
-                self._log_start_offset = offset if log_start_offset is None else log_start_offset
-                self.epochs.clear()
+                self._log_start_offset = restart.log_start_offset if restart else offset
+                self.epochs.replace(restart.epochs if restart else ())
                 self.producers.drop_snapshots()
                 self._after_truncation(offset, now_ms)
+            self._finish_restart()
+
+    def _finish_restart(self) -> None:
+        """Ends a restart, before the next change of the log's files."""
+        if self.durability.restart is not None:
+            self.durability.write_restart()
+            self._events.restarted(self)
+            self.durability.end_restart()
 
     def _after_truncation(self, end_offset: int, now_ms: int) -> None:
         self._log_end_offset = end_offset
@@ -384,8 +406,11 @@ class Log:
         self._lower_recovery_point(end_offset)  # again: the removed batch may begin lower
         self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
-        self.producers.reload(self._log_start_offset, end_offset, now_ms)
-        replay_producers(self.producers, self._segments.all, end_offset)
+        if self.durability.restart is not None:
+            self.producers.install(self.durability.restart.producer_snapshot, end_offset)
+        else:
+            self.producers.reload(self._log_start_offset, end_offset, now_ms)
+            replay_producers(self.producers, self._segments.all, end_offset)
         self.producers.on_high_watermark(self._high_watermark)
         self.epochs.flush()
         self.directory.fsync()
@@ -400,6 +425,7 @@ class Log:
     def move_to(self, place: Callable[[], tuple[Directory, list[Segment]]]) -> None:
         """Continues with a durable copy of the files, made by `place`; for `commitlog.moves`."""
         with self._lock:
+            self._finish_restart()
             self.durability.move_to(*place(), self._log_end_offset)
             self.changed.add(self)
 

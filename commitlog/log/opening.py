@@ -11,6 +11,7 @@ from commitlog.log.events import UNTRACKED, LogEvents
 from commitlog.log.flushing import Durability
 from commitlog.log.loader import load_segments, replay_producers
 from commitlog.log.log import Log
+from commitlog.log.restart import Restart
 from commitlog.log.segments import Segments
 from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.segment.producer_state import ProducerStateManager
@@ -41,6 +42,10 @@ def open_log(
     files belong to another topic, and the errors of `commitlog.log.claims`.
     """
     topic_id = check_topic_id(directory, topic_partition, topic_id)
+    restart = Restart.read(directory)
+    if restart is not None:  # a crash came before the log's next change
+        restart.apply(directory)
+        recovery_point, log_start_offset = None, restart.log_start_offset
     epochs = LeaderEpochCache(directory)
     producers = ProducerStateManager(directory, producer_expiration_ms)
     loaded = load_segments(
@@ -57,7 +62,7 @@ def open_log(
     if found:
         segments.replace_all(found)
     else:
-        segments.begin(log_start_offset, now_ms)
+        segments.begin(restart.offset if restart else log_start_offset, now_ms)
     first, end = segments.bases[0], segments.active.next_offset
     # Only the tier can have records below the first local segment (KIP-405).
     start = log_start_offset if config.remote_storage_enable else max(log_start_offset, first)
@@ -68,6 +73,7 @@ def open_log(
     replay_producers(producers, segments.all, end)
     producers.on_high_watermark(start)
     durability = Durability(segments, epochs, producers, end_offset=end, now_ms=now_ms)
+    durability.restart = restart
     log = Log(durability, topic_id, start, events)
     log.recovered_bytes_cut = loaded.cut_bytes
     if clean and not loaded.recovered_segments:

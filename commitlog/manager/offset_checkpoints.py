@@ -138,6 +138,13 @@ class LogCheckpoints:
             self.write(RECOVERY_POINT_CHECKPOINT, (home,))
         self._registry.cut(log)
 
+    def restarted(self, log: Log) -> None:
+        """Writes the log start of a log that continues elsewhere."""
+        home = self._registry.directory_of(log.topic_partition)
+        if home is not None:
+            self._changes.note((log,))
+            self.write(LOG_START_OFFSET_CHECKPOINT, (home,))
+
     def rolling(self, log: Log, is_gap: bool) -> None:
         """Writes the entry of a log before its second segment is made (`commitlog.log.loader`)."""
         home = self._registry.directory_of(log.topic_partition)

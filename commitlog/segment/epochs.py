@@ -120,10 +120,9 @@ class LeaderEpochCache:
             self._dirty = True
 
     def replace(self, entries: Iterable[tuple[int, int]]) -> None:
-        """Durably replaces all entries by others (bootstrap from the tier)."""
+        """Replaces all entries by others (bootstrap from the tier); the next flush writes them."""
         self._set(entries)
         self._dirty = True
-        self.flush()
 
     def clear(self) -> None:
         """Drops all entries; the next flush writes that."""

@@ -372,16 +372,21 @@ class ProducerStateManager:
         self._unreplicated.clear()
         self.end_offset = end_offset
 
-    def install(self, data: bytes, end_offset: int, now_ms: int) -> None:
-        """Starts with a snapshot from elsewhere (the tier). Raises StorageError if it is
-        damaged.
+    def install(self, data: bytes, end_offset: int) -> None:
+        """Starts with a snapshot from elsewhere (the tier); changes no file. Expired producers are
+        removed by a later pass. Raises StorageError if the snapshot is damaged.
         """
         entries = decode_snapshot(data)
-        self.drop_snapshots()
         self.clear(end_offset)
-        self._take(entries, now_ms)
-        self.directory.write_atomic(snapshot_name(end_offset), data)
-        self._snapshots = [end_offset]
+        self._take(entries, 0)
+
+    def keep_snapshot(self, data: bytes, offset: int) -> None:
+        """Durably writes a snapshot from elsewhere, and removes all others."""
+        self.directory.write_atomic(snapshot_name(offset), data)
+        self._snapshots = sorted({*self._snapshots, offset})
+        for other in self._snapshots.copy():
+            if other != offset:
+                self._remove(other)
 
     def validate(self) -> None:
         """Asserts that open transactions and entries agree."""
