@@ -189,6 +189,19 @@ def contradicts(epochs: LeaderEpochCache, segments: Sequence[Segment]) -> bool:
     return False
 
 
+def check_begun(segments: Sequence[Segment], epochs: LeaderEpochCache, newest: int) -> None:
+    """Checks that no batch is of a leader epoch after `newest`, which has not begun. Recovery takes
+    the epoch of the last batch from its header. Raises CorruptLogError.
+    """
+    for epoch, start_offset in epochs.entries():
+        if epoch > newest:
+            holds = (s for s in reversed(segments) if s.base_offset <= start_offset)
+            segment = next(holds, segments[0])
+            path = f"{segment.directory.path}/{segment.log_file}"
+            problem = f"offset {start_offset} is of leader epoch {epoch}, the newest is {newest}"
+            raise CorruptLogError(path, 0, problem)
+
+
 def check_epochs(
     segments: Sequence[Segment], index: int, found: FetchResult, epochs: LeaderEpochCache
 ) -> None:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from commitlog.log.continuity import check_begun
 from commitlog.types import CorruptLogError
 from node.membership.identity import BrokerIdentity
 from node.partition.hosted import HostedPartition
@@ -276,6 +277,7 @@ class ReplicaFetcher:
                 follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
                 item.retry_at = 0.0
             elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
                 self._aside(item, self._find_range(item))
             elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
                 self._aside(item, self._from_tier(item))

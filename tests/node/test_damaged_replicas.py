@@ -113,6 +113,29 @@ def test_a_follower_that_can_not_truncate_for_damage_is_copied_anew() -> None:
     jbod(case, directories=("a",))
 
 
+@pytest.mark.parametrize("bit", [0, 9, 31])
+def test_a_follower_with_a_batch_of_an_epoch_that_has_not_begun_is_copied_anew(bit: int) -> None:
+    """Recovery takes the epoch of the last batch from its header, which no CRC covers."""
+
+    async def case(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        cluster.create((1, 2, 3))
+        await cluster.load(0, 60)
+        log = cluster.nodes[2].hosted(0).log
+        log.flush()
+        (segment,) = log.segments
+        position = list(segment.headers())[-1].position
+        await cluster.stop_node(2, clean=False)
+        disk = cluster.disk(2, "a").subdirectory(f"{TOPIC}-0")
+        assert isinstance(disk, MemoryDirectory)
+        disk.flip_bit(segment.log_file, position + 12 + bit // 8, bit % 8)
+        await cluster.boot(2)
+        await copied_anew(cluster, 2)
+        assert any(name.endswith("-stray") for name in names(cluster, 2))
+
+    jbod(case, directories=("a",))
+
+
 def test_the_only_replica_in_sync_serves_all_but_the_damage() -> None:
     async def case(cluster: JbodCluster) -> None:
         await cluster.boot(1, 2)
