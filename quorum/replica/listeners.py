@@ -4,6 +4,10 @@ Each listener has its own position. The leader's own listener learns of the lead
 its position passes the first record of the epoch. Its state then holds everything ever committed
 (Kafka's RaftClient.Listener contract). A large checkpoint is loaded in steps, one a round; the
 listener gets nothing else meanwhile.
+
+A committed batch that is damaged ends the process. A state machine must not pass over it, and
+nothing replaces it in a running replica: a leader sends only what follows the log's end. The next
+start ends the log there, and fetches the rest anew.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.recovery import read_state
 from snapshot.cleaning import DAMAGED_SUFFIX
 from snapshot.names import SnapshotId
-from tests.quorum.replica.servers import RaftNodes
+from tests.quorum.replica.servers import RaftNodes, Recorder
 from tests.quorum.replica.test_log_bounds import LOG_FILE
 from tests.quorum.replica.test_own_damage import batch_positions, values
 from tests.sim.disk_faults import copy_disk
+from tidemark.errors import CorruptMessageError, FatalError
 
 ONE_SEGMENT = MetadataLogConfig(segment_bytes=16_000)
 MANY_SEGMENTS = MetadataLogConfig(segment_bytes=300)
@@ -244,6 +245,35 @@ def test_a_voter_whose_damage_was_healed_starts_again_with_everything(voters, en
         other = await nodes.elected()
         other.append(other.epoch, values(8, 1))
         await nodes.committed(values(0, 9))
+        await nodes.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_that_can_not_apply_a_damaged_batch_stops_and_its_next_start_fetches_it_anew():
+    async def scenario():
+        nodes = RaftNodes()
+        await nodes.start_all(1, 2, 3)
+        leader = await nodes.elected()
+        for number in range(5):
+            leader.append(leader.epoch, values(number, 1))
+            await nodes.committed(values(0, number + 1))
+        hurt = next(n for n in (1, 2, 3) if n != leader.node_id)
+        server = nodes.servers[hurt]
+        directory = nodes.directories[hurt].subdirectory("__cluster_metadata-0")
+        position = batch_positions(server._log)[server.log_end_offset - 3]
+        directory.flip_bit(LOG_FILE, position + 60, 2)
+        late = Recorder()
+        server.register(late)
+        with pytest.raises(FatalError) as caught:
+            await server.fatal
+        assert isinstance(caught.value.__cause__, CorruptMessageError)
+        assert late.values == []
+        await nodes.kill(hurt)
+        again = await nodes.start(hurt)
+        again.register(late := Recorder())
+        await nodes.committed(values(0, 5))
+        await nodes.until(lambda: late.values == values(0, 5), "all batches of the healed log")
         await nodes.stop_all()
 
     asyncio.run(scenario())
