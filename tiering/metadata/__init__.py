@@ -5,6 +5,7 @@
 - `topic_based`: the real one, over the topic `__remote_log_metadata` (`topic`, `codec`).
 - `memory`: the verified fake, for tests and benches.
 - `cache`, `lookups`: the fold of a partition's records, and the queries on it.
+- `rows`, `ranges`: the segments of a partition in a hundred bytes each, and their order.
 
 Outsiders import `topic_based` to create the manager that a node's configuration names, and `codec`
 to dump records. The codec writes Kafka's bytes; golden files hold it. All nodes fold the same

@@ -13,11 +13,14 @@ lost.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from uuid import UUID
 
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiering.metadata.ranges import EpochRanges
+from tiering.metadata.rows import SegmentRows
 from tiering.metadata.segments import (
     RemoteLogMetadata,
     RemoteLogSegmentMetadata,
@@ -35,16 +38,23 @@ class RemoteLogMetadataCache:
     """One partition's segments; see the module's docstring."""
 
     def __init__(self) -> None:
-        self._segments: dict[UUID, RemoteLogSegmentMetadata] = {}
-        self._by_epoch: dict[int, _EpochRanges] = {}
+        self._rows = SegmentRows()
+        self._order = array("I")  # rows by start offset
+        self._by_epoch: dict[int, EpochRanges] = {}
+        self._unfinished: set[int] = set()  # rows in another state than COPY_SEGMENT_FINISHED
         self.partition_delete: RemotePartitionDeleteMetadata | None = None
+        self.finished_bytes = 0
+        """Bytes of all finished segments, unreferenced copies included."""
+        self.changes = 0
+        """Number of records applied: equal numbers mean equal segments."""
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self._rows)
 
     def get(self, identity: UUID) -> RemoteLogSegmentMetadata | None:
         """Returns the segment of this id, in any state."""
-        return self._segments.get(identity)
+        row = self._rows.find(identity)
+        return None if row is None else self._rows.get(row)
 
     def apply(self, record: RemoteLogMetadata) -> None:
         """Applies a record of any kind. Raises RemoteStorageError if it is refused."""
@@ -73,9 +83,9 @@ class RemoteLogMetadataCache:
                 f"{known.name if known is not None else 'no state'}: "
                 f"it can not become {step.state.name}"
             )
-        if step.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED and self._segments:
+        if step.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED and len(self):
             raise RemoteStorageError(
-                f"{len(self._segments)} remote segments of {step.topic_id_partition} are left: "
+                f"{len(self)} remote segments of {step.topic_id_partition} are left: "
                 "its deletion is not finished"
             )
 
@@ -92,13 +102,21 @@ class RemoteLogMetadataCache:
             raise RemoteStorageError(
                 f"{metadata.topic_id_partition} is being deleted: no segment of it is copied"
             )
-        known = self._segments.get(metadata.id)
-        if known is not None and known.state is not _S.COPY_SEGMENT_STARTED:
+        row = self._rows.find(metadata.id)
+        if row is None:
+            row = self._rows.insert(metadata)
+            insort(self._order, row, key=self._rows.start_offset)
+            self._unfinished.add(row)
+        elif (state := self._rows.state(row)) is not _S.COPY_SEGMENT_STARTED:
             raise RemoteStorageError(
-                f"{metadata.remote_log_segment_id} is {known.state.name} already: "
+                f"{metadata.remote_log_segment_id} is {state.name} already: "
                 "a new copy needs a new id"
             )
-        self._segments[metadata.id] = metadata
+        elif self._rows.get(row) != metadata:
+            self._take_from_order(row)
+            self._rows.replace(row, metadata)
+            insort(self._order, row, key=self._rows.start_offset)
+        self.changes += 1
 
     def update(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Sets a segment's new state.
@@ -106,29 +124,37 @@ class RemoteLogMetadataCache:
         Raises RemoteResourceNotFoundError for an unknown id, RemoteStorageError for an illegal
         transition.
         """
-        known = self._segments.get(update.remote_log_segment_id.id)
-        if known is None:
+        row = self._rows.find(update.remote_log_segment_id.id)
+        if row is None:
             raise RemoteResourceNotFoundError(f"no remote segment {update.remote_log_segment_id}")
+        known = self._rows.get(row)
         changed = known.updated(update)
+        self.changes += 1
+        if known.state is _S.COPY_SEGMENT_FINISHED and known.state is not changed.state:
+            self.finished_bytes -= known.segment_size_bytes
+            self._unreference(row)
+            self._unfinished.add(row)
         if changed.state is _S.DELETE_SEGMENT_FINISHED:
-            del self._segments[changed.id]
-            self._unreference(changed)
+            self._unfinished.discard(row)
+            self._take_from_order(row)
+            self._rows.remove(row)
             return
-        self._segments[changed.id] = changed
-        if changed.state is _S.COPY_SEGMENT_FINISHED:
-            for entry in changed.segment_leader_epochs:
-                bounds = changed.epoch_range(entry.epoch)
+        self._rows.replace(row, changed)
+        if changed.state is _S.COPY_SEGMENT_FINISHED and known.state is not changed.state:
+            self.finished_bytes += changed.segment_size_bytes
+            self._unfinished.discard(row)
+            for epoch, _ in self._rows.epochs(row):
+                bounds = self._rows.epoch_range(row, epoch)
                 if bounds is not None and bounds[0] <= bounds[1]:
-                    ranges = self._by_epoch.setdefault(entry.epoch, _EpochRanges())
-                    ranges.add(bounds[0], bounds[1], changed.id)
-        elif changed.state is _S.DELETE_SEGMENT_STARTED:
-            self._unreference(changed)
+                    if epoch not in self._by_epoch:
+                        self._by_epoch[epoch] = EpochRanges(self._rows, epoch)
+                    self._by_epoch[epoch].add(row)
 
     def segment_for(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the finished segment with `offset` written in `epoch`."""
         ranges = self._by_epoch.get(epoch)
-        found = None if ranges is None else ranges.find(offset)
-        return None if found is None else self._segments[found]
+        row = None if ranges is None else ranges.find(offset)
+        return None if row is None else self._rows.get(row)
 
     def highest_offset_for_epoch(self, epoch: int) -> int | None:
         """Returns the last offset (inclusive) of `epoch` in finished segments."""
@@ -136,18 +162,38 @@ class RemoteLogMetadataCache:
         return None if ranges is None else ranges.highest()
 
     def segments(self, epoch: int | None = None) -> list[RemoteLogSegmentMetadata]:
-        """Returns all segments, or those with records of `epoch`; by start offset, then by age."""
-        chosen = [
-            segment
-            for segment in self._segments.values()
-            if epoch is None or segment.epoch_range(epoch) is not None
+        """Returns all segments, or those with records of `epoch`, by start offset."""
+        return [
+            self._rows.get(row)
+            for row in self._order
+            if epoch is None or self._rows.epoch_range(row, epoch) is not None
         ]
-        return sorted(chosen, key=lambda segment: segment.start_offset)
 
-    def finished_after(self, epoch: int, offset: int) -> list[RemoteLogSegmentMetadata]:
-        """Returns the finished segments of `epoch` from the one with `offset` on, by offset."""
+    def segments_from(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the segments that start at or above `offset`, by start offset; a change of the
+        cache ends it.
+        """
+        changes = self.changes
+        begin = bisect_left(self._order, offset, key=self._rows.start_offset)
+        for position in range(begin, len(self._order)):
+            if self.changes != changes:
+                return
+            yield self._rows.get(self._order[position])
+
+    def unfinished(self) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments in another state than COPY_SEGMENT_FINISHED, by start offset."""
+        found = sorted(self._unfinished, key=self._rows.start_offset)
+        return [self._rows.get(row) for row in found]
+
+    def next_with_txn_index(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the first finished segment of `epoch`, from the one with `offset` on, whose
+        transaction index is not empty.
+        """
         ranges = self._by_epoch.get(epoch)
-        return [] if ranges is None else [self._segments[i] for i in ranges.ids_from(offset)]
+        for row in () if ranges is None else ranges.rows_from(offset):
+            if self._rows.has_txn_index(row):
+                return self._rows.get(row)
+        return None
 
     def size_bytes(self, epoch: int) -> int:
         """Returns the bytes of the finished segments with records of `epoch`."""
@@ -160,68 +206,25 @@ class RemoteLogMetadataCache:
     def validate(self) -> None:
         """Asserts that no finished segment of an epoch hides another one (RULES.md I10)."""
         for epoch, ranges in self._by_epoch.items():
-            ranges.validate()
-            for first, last, identity in ranges.entries:
-                segment = self._segments[identity]
-                assert segment.state is _S.COPY_SEGMENT_FINISHED
-                assert segment.epoch_range(epoch) == (first, last)
+            for row in ranges.validate():
+                assert self._rows.state(row) is _S.COPY_SEGMENT_FINISHED
+                assert self._rows.epoch_range(row, epoch) is not None
+        assert len(self._order) == len(self._rows)
+        states = {row: self._rows.state(row) for row in self._order}
+        finished = {row for row, state in states.items() if state is _S.COPY_SEGMENT_FINISHED}
+        assert self._unfinished == states.keys() - finished
+        sizes = (self._rows.get(row).segment_size_bytes for row in finished)
+        assert self.finished_bytes == sum(sizes)
 
-    def _unreference(self, segment: RemoteLogSegmentMetadata) -> None:
-        for entry in segment.segment_leader_epochs:
-            ranges, bounds = self._by_epoch.get(entry.epoch), segment.epoch_range(entry.epoch)
-            if ranges is not None and bounds is not None:
-                ranges.remove(bounds[0], segment.id)
-                if not ranges.entries:
-                    del self._by_epoch[entry.epoch]
+    def _unreference(self, row: int) -> None:
+        for epoch, _ in self._rows.epochs(row):
+            ranges = self._by_epoch.get(epoch)
+            if ranges is not None:
+                ranges.remove(row)
+                if not ranges:
+                    del self._by_epoch[epoch]
 
-
-class _EpochRanges:
-    """Ranges of one epoch, sorted by first offset, and so by last, since none lies within another.
-
-    A copy that lies within another one is kept aside, and is used again when the other one is
-    removed.
-    """
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[int, int, UUID]] = []
-        self._hidden: dict[UUID, tuple[int, int]] = {}
-
-    def add(self, first: int, last: int, identity: UUID) -> None:
-        position = bisect_right(self.entries, first, key=lambda entry: entry[0])
-        if position and self.entries[position - 1][1] >= last:
-            if self.entries[position - 1][2] != identity:
-                self._hidden[identity] = (first, last)
-            return
-        begin = position - 1 if position and self.entries[position - 1][0] == first else position
-        end = begin
-        while end < len(self.entries) and self.entries[end][1] <= last:
-            self._hidden[self.entries[end][2]] = self.entries[end][:2]
-            end += 1
-        self.entries[begin:end] = [(first, last, identity)]
-
-    def remove(self, first: int, identity: UUID) -> None:
-        self._hidden.pop(identity, None)
-        position = bisect_left(self.entries, first, key=lambda entry: entry[0])
-        if position == len(self.entries) or self.entries[position][2] != identity:
-            return
-        del self.entries[position]
-        hidden, self._hidden = self._hidden, {}
-        for other, bounds in hidden.items():
-            self.add(*bounds, other)
-
-    def find(self, offset: int) -> UUID | None:
-        position = bisect_right(self.entries, offset, key=lambda entry: entry[0]) - 1
-        if position < 0 or self.entries[position][1] < offset:
-            return None
-        return self.entries[position][2]
-
-    def ids_from(self, offset: int) -> list[UUID]:
-        position = bisect_left(self.entries, offset, key=lambda entry: entry[1])
-        return [identity for _, _, identity in self.entries[position:]]
-
-    def highest(self) -> int | None:
-        return self.entries[-1][1] if self.entries else None
-
-    def validate(self) -> None:
-        for before, after in pairwise(self.entries):
-            assert before[0] < after[0] and before[1] < after[1], (before, after)
+    def _take_from_order(self, row: int) -> None:
+        start = self._rows.start_offset(row)
+        position = bisect_left(self._order, start, key=self._rows.start_offset)
+        del self._order[self._order.index(row, position)]

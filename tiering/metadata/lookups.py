@@ -42,5 +42,4 @@ class CacheLookups(ABC):
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
-        segments = self._cache(partition).finished_after(epoch, offset)
-        return next((segment for segment in segments if not segment.txn_index_empty), None)
+        return self._cache(partition).next_with_txn_index(epoch, offset)
