@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidemark.errors import (
     ApiError,
+    CorruptMessageError,
     ReplicaNotAvailableError,
     ResourceNotFoundError,
     ThrottlingQuotaExceededError,
@@ -27,6 +28,10 @@ class RetriableRemoteStorageError(ReplicaNotAvailableError):
 
 class RemoteResourceNotFoundError(ResourceNotFoundError):
     """The remote storage or the remote log metadata has no such segment or index."""
+
+
+class CorruptRemoteObjectError(CorruptMessageError):
+    """A remote object contradicts its checksums; other copies of the data are not affected."""
 
 
 class RemoteStorageNotReadyError(ReplicaNotAvailableError):

@@ -99,7 +99,7 @@ def test_a_cluster_tiers_to_a_directory_and_reads_back_after_a_kill(tmp_path: Pa
             "rsm.config.dir": str(tmp_path / "tier"),
         },
     )
-    assert list((tmp_path / "tier").rglob("*.leader_epoch_checkpoint"))
+    assert list((tmp_path / "tier").rglob("*.sidecar"))
 
 
 @pytest.mark.minio

@@ -392,11 +392,11 @@ def test_custom_metadata_above_its_limit_is_refused_and_within_it_comes_back(
 ) -> None:
     world, _ = failing_world(tmp_path)
     copy = world.storage.copy_log_segment_data
-    world.storage.copy_log_segment_data = lambda *args: copy(*args) or b"x" * 129
+    world.storage.copy_log_segment_data = lambda *args: (copy(*args), b"x" * 129)[1]
     with pytest.raises(RemoteStorageError, match="custom"):
         asyncio.run(world.once())
     assert world.states() == [] and world.tier_logs() == []
-    world.storage.copy_log_segment_data = lambda *args: copy(*args) or b"where it lies"
+    world.storage.copy_log_segment_data = lambda *args: (copy(*args), b"where it lies")[1]
     asyncio.run(world.once())
     (one,) = world.metadata.history.caches[PARTITION].segments()
     assert one.custom_metadata == b"where it lies"

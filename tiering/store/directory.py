@@ -2,7 +2,7 @@
 
 It promises as much as an object store: a file appears whole or not at all. A copy writes every file
 under a temporary name, syncs it, and renames it. The log file comes last, so a segment with a log
-file has all of its files. Names are those of Apache Kafka's local tier (`tiering.store.manager`).
+file has its sidecar too. Names are those of Apache Kafka's local tier (`tiering.store.manager`).
 The bytes belong to a remote store, not to a log: a failed fsync fails the copy, not the process.
 """
 
@@ -24,12 +24,15 @@ from tiering.errors import (
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.manager import (
     LOG_SUFFIX,
+    SIDECAR_SUFFIX,
     ByteSource,
     IndexType,
     LogSegmentData,
     file_name,
     partition_directory,
 )
+from tiering.store.objects import fetch_part
+from tiering.store.sidecar import SidecarBuilder
 
 _COPY_BYTES = 4 << 20
 _TEMPORARY = ".tmp"
@@ -57,22 +60,31 @@ class DirectoryRemoteStorageManager:
             directory = self._require().subdirectory(
                 partition_directory(metadata.topic_id_partition)
             )
-            names = []
-            for index_type, content in data.indexes.items():
-                names.append(file_name(metadata, index_type.value))
-                _write(directory, names[-1] + _TEMPORARY, _Bytes(content))
-            names.append(file_name(metadata, LOG_SUFFIX))
-            _write(directory, names[-1] + _TEMPORARY, data.log_segment)
+            names = [file_name(metadata, suffix) for suffix in (SIDECAR_SUFFIX, LOG_SUFFIX)]
+            builder = SidecarBuilder(metadata, data)
+            _write(directory, names[1] + _TEMPORARY, builder.log)
+            sidecar, pin = builder.finish()
+            _write(directory, names[0] + _TEMPORARY, _Bytes(sidecar))
             for name in names:
                 directory.rename(name + _TEMPORARY, name)
             directory.fsync()
             self._require().fsync()
-        return None
+        return pin
 
     def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
     ) -> bytes:
-        directory, name = self._find(metadata, LOG_SUFFIX)
+        return self._read(metadata, LOG_SUFFIX, start, end)
+
+    def fetch_sidecar(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        return self._read(metadata, SIDECAR_SUFFIX, start, end)
+
+    def _read(
+        self, metadata: RemoteLogSegmentMetadata, suffix: str, start: int, end: int | None
+    ) -> bytes:
+        directory, name = self._find(metadata, suffix)
         with _translated("read", metadata):
             file = directory.open_read_only(name)
             try:
@@ -81,9 +93,7 @@ class DirectoryRemoteStorageManager:
                 file.close()
 
     def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
-        directory, name = self._find(metadata, index_type.value)
-        with _translated("read", metadata):
-            return directory.read(name)
+        return fetch_part(self, metadata, index_type)
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         partition = partition_directory(metadata.topic_id_partition)
@@ -92,8 +102,8 @@ class DirectoryRemoteStorageManager:
             if not root.is_directory(partition):
                 return
             directory = root.subdirectory(partition)
-            # The log is deleted first: a segment that still has one has all of its files.
-            for suffix in (LOG_SUFFIX, *(kind.value for kind in IndexType)):
+            # The log is deleted first: a segment that still has one has its sidecar too.
+            for suffix in (LOG_SUFFIX, SIDECAR_SUFFIX):
                 directory.remove(file_name(metadata, suffix))
                 directory.remove(file_name(metadata, suffix) + _TEMPORARY)
             directory.fsync()

@@ -6,12 +6,11 @@ runs them in its own bounded pools. Copying and deleting are idempotent. Errors 
 RetriableRemoteStorageError if the failure may pass by itself, RemoteResourceNotFoundError for a
 missing file, RemoteStorageError for the rest.
 
-Files are named as in Apache Kafka's local tier (the golden listing shows it):
+A segment is two objects: the bytes of its `.log`, and its `.sidecar`, which has all the rest and
+the checksums of both (`tiering.store.sidecar`). They are named as Apache Kafka's local tier names
+its files:
 
     <topic>-<partition>-<topic id>/<start offset, 20 digits>-<segment id><suffix>
-
-The suffixes are .log, .index, .timeindex, .txnindex (if there is one), .snapshot and
-.leader_epoch_checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tiering.metadata.segments import RemoteLogSegmentMetadata
 
 
 class IndexType(Enum):
-    """A small file beside a segment's log; the value is the file's suffix."""
+    """A small file beside a segment's log, a part of its sidecar; the value is Kafka's suffix."""
 
     OFFSET = ".index"
     TIMESTAMP = ".timeindex"
@@ -36,6 +35,7 @@ class IndexType(Enum):
 
 
 LOG_SUFFIX = ".log"
+SIDECAR_SUFFIX = ".sidecar"
 
 
 class ByteSource(Protocol):
@@ -73,7 +73,9 @@ class RemoteStorageManager(Protocol):
     def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> bytes | None:
-        """Stores a segment durably. The result is `metadata.custom_metadata` in later calls."""
+        """Stores a segment durably, the sidecar after the log. Returns the sidecar's pin, which is
+        `metadata.custom_metadata` in later calls.
+        """
         ...
 
     def fetch_log_segment(
@@ -85,8 +87,14 @@ class RemoteStorageManager(Protocol):
         ...
 
     def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
-        """Returns the whole index file. Raises RemoteResourceNotFoundError if the segment has none
-        of the kind.
+        """Returns a part of the sidecar, checked: `tiering.store.objects.fetch_part`."""
+        ...
+
+    def fetch_sidecar(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        """Returns the sidecar's bytes from `start` to `end` (exclusive; None: to its end); fewer at
+        its end.
         """
         ...
 

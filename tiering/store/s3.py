@@ -1,8 +1,8 @@
 """A RemoteStorageManager over S3, MinIO, and other stores of S3's protocol (package `minio`).
 
 Objects are keyed `<key.prefix><topic>-<partition>-<topic id>/<file>` with the file names of
-`tiering.store.manager`; the log is put last. An object appears whole or not at all. Overload (5xx,
-SlowDown, time-outs, broken connections) is normal. Such requests are retried with a random
+`tiering.store.manager`; the sidecar is put last. An object appears whole or not at all. Overload
+(5xx, SlowDown, time-outs, broken connections) is normal. Such requests are retried with a random
 exponential wait; RetriableRemoteStorageError is raised if it lasts. The bucket is checked on use
 only, so a node starts while its object store is down. One bounded connection pool serves all
 threads.
@@ -36,12 +36,15 @@ from tiering.errors import (
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.manager import (
     LOG_SUFFIX,
+    SIDECAR_SUFFIX,
     ByteSource,
     IndexType,
     LogSegmentData,
     file_name,
     partition_directory,
 )
+from tiering.store.objects import fetch_part
+from tiering.store.sidecar import SidecarBuilder
 
 T = TypeVar("T")
 
@@ -113,34 +116,43 @@ class S3RemoteStorageManager:
     def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> bytes | None:
-        for index_type, content in data.indexes.items():
-            key = self._key(metadata, index_type.value)
-            self._call(key, partial(self._put_bytes, key, content))
+        builder = SidecarBuilder(metadata, data)
         key = self._key(metadata, LOG_SUFFIX)
-        self._call(key, partial(self._put_log, key, data.log_segment))
-        return None
+        self._call(key, partial(self._put_log, key, builder.log))
+        sidecar, pin = builder.finish()
+        key = self._key(metadata, SIDECAR_SUFFIX)
+        self._call(key, partial(self._put_bytes, key, sidecar))
+        return pin
 
     def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
     ) -> bytes:
-        if end is not None and end <= start:
-            return b""
-        key = self._key(metadata, LOG_SUFFIX)
-        length = 0 if end is None else end - start
-        return self._call(key, partial(self._get, key, start, length))
+        return self._read(metadata, LOG_SUFFIX, start, end)
+
+    def fetch_sidecar(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        return self._read(metadata, SIDECAR_SUFFIX, start, end)
 
     def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
-        key = self._key(metadata, index_type.value)
-        return self._call(key, partial(self._get, key, 0, 0))
+        return fetch_part(self, metadata, index_type)
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
-        suffixes = (LOG_SUFFIX, *(kind.value for kind in IndexType))
-        keys = [self._key(metadata, suffix) for suffix in suffixes]
+        keys = [self._key(metadata, suffix) for suffix in (LOG_SUFFIX, SIDECAR_SUFFIX)]
         self._call(keys[0], partial(self._delete, keys))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.clear()
+
+    def _read(
+        self, metadata: RemoteLogSegmentMetadata, suffix: str, start: int, end: int | None
+    ) -> bytes:
+        if end is not None and end <= start:
+            return b""
+        key = self._key(metadata, suffix)
+        length = 0 if end is None else end - start
+        return self._call(key, partial(self._get, key, start, length))
 
     def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
         directory = partition_directory(metadata.topic_id_partition)

@@ -6,25 +6,32 @@ A read gives the bytes of the local log, or an error; never a hole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from commitlog.disk.os_files import OsDirectory
 from commitlog.log.expiration import delete_expired
+from commitlog.segment.producer_state import encode_snapshot
 from commitlog.types import TimestampOffset
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import NOW_MS, World
 from tidemark.errors import ApiError, CorruptMessageError
 from tidemark.records import iter_batches
 from tidemark.records.header import CRC_AT, HEADER_BYTES
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.directory import DirectoryRemoteStorageManager
+from tiering.store.manager import IndexType, LogSegmentData, RemoteStorageManager
 
 END = 60
+EMPTY_SNAPSHOT = encode_snapshot(())
 
 
-def tiered(path: Path) -> World:
+def tiered(path: Path, storage: RemoteStorageManager | None = None) -> World:
     """Returns a world with three segments of 20 records each in the tier."""
-    world = World(path, index_interval_bytes=300)
+    world = World(path, index_interval_bytes=300, storage=storage)
     world.lead()
     for epoch in (0, 1, 1):
         world.lead(epoch)
@@ -165,10 +172,34 @@ def test_exchanged_logs_are_an_error(tmp_path: Path) -> None:
     assert not reads(world)
 
 
-def test_an_index_of_another_segment_costs_time_not_records(tmp_path: Path) -> None:
+def test_a_wrong_index_under_a_sound_checksum_costs_time_not_records(tmp_path: Path) -> None:
+    wrong: Iterator[Callable[[bytes], bytes]] = iter(
+        [
+            lambda one: one,
+            lambda one: b"\0\0\0\x07" + one[4:],  # an offset that is not at its position
+            lambda one: one[:7] + b"\x07",  # a position within a batch
+        ]
+    )
+    storage = DirectoryRemoteStorageManager(OsDirectory(tmp_path / "tier"))
+    copy = storage.copy_log_segment_data
+
+    def copy_wrongly(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        index = next(wrong)(data.indexes[IndexType.OFFSET])
+        return copy(metadata, replace(data, indexes={**data.indexes, IndexType.OFFSET: index}))
+
+    storage.copy_log_segment_data = copy_wrongly  # type: ignore[method-assign]
+    assert reads(tiered(tmp_path, storage))
+
+
+def test_no_flipped_bit_of_the_table_or_an_index_is_used(tmp_path: Path) -> None:
     world = tiered(tmp_path)
-    first, second, third = objects(world, ".index")
-    one = first.read_bytes()
-    second.write_bytes(b"\0\0\0\x07" + one[4:])  # an offset that is not at that position
-    third.write_bytes(one[:7] + b"\x07")  # a position within a batch
+    middle = objects(world, ".sidecar")[1]
+    whole = middle.read_bytes()
+    end = whole.index(EMPTY_SNAPSHOT)  # behind the table and the indexes
+    for at in range(0, end, 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        middle.write_bytes(damaged)
+        assert not reads(world), at
+    middle.write_bytes(whole)
     assert reads(world)
