@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from tidemark.client import (
@@ -19,15 +20,25 @@ from tidemark.client import (
     AsyncProducer,
     CorruptBatchError,
     NewTopic,
+    RawBatches,
 )
 from tidemark.config import ServerConfig
 from tidemark.config.definition import unknown_key
-from tidemark.errors import ConfigError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
-from tidemark.records import decode_batch, iter_batches
+from tidemark.errors import (
+    ConfigError,
+    TidemarkError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from tidemark.records import iter_batches
+from tidemark.records.plain import iter_records
 from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 
 _PREFIX = "remote.log.metadata."
 _GROUPS = ("common.client.", "producer.", "consumer.")
+SLICE_RECORDS = 200
+"""Records decoded and applied before the event loop does other work: less than ten ms."""
+_FETCH_BYTES = 1 << 20
 _POLL_MS = 200  # until a new assignment is noticed; data ends the wait at once
 
 
@@ -37,6 +48,13 @@ class MetadataRecord(NamedTuple):
     partition: int
     offset: int
     value: bytes
+
+
+class _End(NamedTuple):
+    """The end of the values fetched of a partition, and its next offset."""
+
+    partition: int
+    next_offset: int
 
 
 class MetadataTopic(Protocol):
@@ -61,8 +79,8 @@ class MetadataTopic(Protocol):
         ...
 
     async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
-        """Returns new values, and the next offset of each partition that advanced; waits briefly
-        for some.
+        """Returns at most `SLICE_RECORDS` new values, and the next offset of each partition of
+        which all fetched values were returned. Waits briefly for some.
         """
         ...
 
@@ -90,6 +108,8 @@ class ClientMetadataTopic:
         self._consumer_settings = client_settings(AsyncConsumer, settings, "consumer.")
         self._producer: AsyncProducer | None = None
         self._consumer: AsyncConsumer | None = None
+        self._undecoded: dict[int, int] = {}  # next offset by partition, of what was fetched
+        self._decoding: Iterator[MetadataRecord | _End] = iter(())
 
     async def open(self) -> int:
         async with AsyncAdmin(self._bootstrap) as admin:
@@ -113,7 +133,7 @@ class ClientMetadataTopic:
         return int(written.offset)
 
     async def assign(self, positions: Mapping[int, int]) -> None:
-        consumer = self._reader()
+        consumer, self._undecoded = self._reader(), {}
         consumer.assign([TopicPartition(self._topic, number) for number in positions])
         for number, offset in positions.items():
             consumer.seek(TopicPartition(self._topic, number), offset)
@@ -124,25 +144,36 @@ class ClientMetadataTopic:
         return {partition.partition: offset for partition, offset in found.items()}
 
     async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
-        records, moved = [], {}
         reader = self._reader()
+        if not self._undecoded:
+            try:
+                fetched = await reader.fetch_batches(_POLL_MS)
+            except CorruptBatchError as error:
+                # Fetched again after the caller's pause: a damaged replica is copied anew.
+                reader.seek(error.topic_partition, error.offset)
+                raise
+            self._undecoded = {raw.topic_partition.partition: raw.first_offset for raw in fetched}
+            self._decoding = _decoded(fetched)
+        records: list[MetadataRecord] = []
+        moved: dict[int, int] = {}
         try:
-            fetched = await reader.fetch_batches(_POLL_MS)
-        except CorruptBatchError as error:
-            # Fetched again after the caller's pause: a damaged replica is copied anew.
-            reader.seek(error.topic_partition, error.offset)
+            for record in islice(self._decoding, SLICE_RECORDS):
+                if isinstance(record, MetadataRecord):
+                    records.append(record)
+                    self._undecoded[record.partition] = record.offset + 1
+                else:
+                    moved[record.partition] = record.next_offset
+                    del self._undecoded[record.partition]
+        except TidemarkError:
+            self._fetch_again()
             raise
-        for raw in fetched:
-            number = raw.topic_partition.partition
-            for position, header in iter_batches(raw.buffer):
-                if not header.is_control:
-                    records += [
-                        MetadataRecord(number, record.offset, record.value or b"")
-                        for record in decode_batch(raw.buffer, position)
-                        if record.offset >= raw.first_offset
-                    ]
-            moved[number] = raw.next_offset
         return records, moved
+
+    def _fetch_again(self) -> None:
+        """Returns the reader to the first records that were fetched and not decoded."""
+        for number, offset in self._undecoded.items():
+            self._reader().seek(TopicPartition(self._topic, number), offset)
+        self._undecoded = {}
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -158,12 +189,30 @@ class ClientMetadataTopic:
         return self._consumer
 
 
+def _decoded(fetched: Sequence[RawBatches]) -> Iterator[MetadataRecord | _End]:
+    """Yields the values one by one, and after those of each partition their end."""
+    for raw in fetched:
+        number = raw.topic_partition.partition
+        for position, header in iter_batches(raw.buffer):
+            if header.is_control:
+                continue
+            for record in iter_records(raw.buffer, position):
+                if record.offset >= raw.first_offset:
+                    yield MetadataRecord(number, record.offset, record.value or b"")
+        yield _End(number, raw.next_offset)
+
+
 def client_settings(client: type[Any], settings: Mapping[str, str], own: str) -> dict[str, Any]:
     """Returns the keyword arguments for `client` in `rlmm.config.*`. Raises ConfigError for unknown
     ones.
     """
     parameters = inspect.signature(client).parameters
-    defaults: dict[str, Any] = {"acks": "all", "linger_ms": 0, "auto_offset_reset": "earliest"}
+    defaults: dict[str, Any] = {
+        "acks": "all",
+        "linger_ms": 0,
+        "auto_offset_reset": "earliest",
+        "fetch_max_bytes": _FETCH_BYTES,
+    }
     chosen = {name: value for name, value in defaults.items() if name in parameters}
     for group in ("common.client.", own):
         for key, text in settings.items():

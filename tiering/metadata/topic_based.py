@@ -44,7 +44,12 @@ from tiering.metadata.segments import (
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
 )
-from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, MetadataTopic
+from tiering.metadata.topic import (
+    SLICE_RECORDS,
+    ClientMetadataTopic,
+    MetadataRecord,
+    MetadataTopic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +206,10 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 logger.log(level, "remote log metadata: %s", error)
                 await asyncio.sleep(self._backoff_ms(failures) / 1000)
                 continue
-            self._apply_all(records, moved)
+            for begin in range(0, len(records), SLICE_RECORDS):
+                self._apply_all(records[begin : begin + SLICE_RECORDS], {})
+                await asyncio.sleep(0)
+            self._apply_all([], moved)
 
     def _backoff_ms(self, failures: int) -> float:
         longest = min(_BACKOFF_MS * 2 ** min(failures, 16), _BACKOFF_MAX_MS)
