@@ -74,6 +74,7 @@ class AdminCalls(AsyncCloses):
             while not under_way.done():
                 await asyncio.wait((under_way,), timeout=_PROBE_AFTER_MS / 1000)
                 if not under_way.done() and not await self._answers(address):
+                    self._connections.disconnect(address)
                     raise NetworkError(
                         f"{address} answers neither the request nor a probe: it hangs"
                     )

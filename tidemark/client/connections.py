@@ -8,6 +8,7 @@ The retry policy therefore meets one kind of error only.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -31,9 +32,12 @@ from tidemark.wire.exchange import Exchange
 from tidemark.wire.network import open_channel
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
-# A node that comes back is found soon: gRPC's own backoff grows to two minutes.
-_RECONNECT_OPTIONS = (
+# A node that comes back is found soon: gRPC's own backoff grows to two minutes. Clients of one
+# process share no connection: a closed one would live on in another client, and come back.
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -83,29 +87,64 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
     return UnknownServerError(text)
 
 
+class _Connection:
+    """A channel and its calls that stay open; `under_way` counts requests without an outcome."""
+
+    __slots__ = ("_exchanges", "_methods", "channel", "under_way")
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address, _CHANNEL_OPTIONS)
+        self.under_way = 0
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._exchanges: dict[str, Exchange] = {}
+
+    def method(self, path: str) -> Callable[..., Any]:
+        found = self._methods.get(path)
+        if found is None:
+            # No serializers: bytes are sent as they are, and decoding happens in the caller's
+            # frame, not in gRPC's callback.
+            found = self._methods[path] = self.channel.unary_unary(path, None, None)
+        return found
+
+    def exchange(self, path: str) -> Exchange:
+        found = self._exchanges.get(path)
+        if found is None or not found.is_open:
+            found = self._exchanges[path] = Exchange(self.channel, path)
+        return found
+
+    async def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
+        await self.channel.close(None)
+
+
 class Connections:
-    """Channels by address, created on first use; `close()` closes all. Belongs to one event
+    """Connections by address, created on first use; `close()` closes all. Belongs to one event
     loop.
+
+    A connection with a request that had no answer within request.timeout.ms is closed, as Kafka's
+    NetworkClient does: a network may have lost it without notice. What else waits on it raises
+    NetworkError, and the next request makes a new one. A request with a shorter limit closes it if
+    no other is under way there.
     """
 
     def __init__(self, *, request_timeout_ms: int = 30_000) -> None:
         self._request_timeout_ms = request_timeout_ms
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
-        self._exchanges: dict[tuple[str, str], Exchange] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def request_timeout_ms(self) -> int:
         return self._request_timeout_ms
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to `host:port`. Raises ClientClosedError after `close()`."""
+    def _to(self, address: str) -> _Connection:
+        """The connection to `host:port`. Raises ClientClosedError after `close()`."""
         if self._closed:
             raise ClientClosedError("the client is closed")
-        found = self._channels.get(address)
+        found = self._connections.get(address)
         if found is None:
-            found = self._channels[address] = open_channel(address, _RECONNECT_OPTIONS)
+            found = self._connections[address] = _Connection(address)
         return found
 
     async def call(
@@ -124,14 +163,10 @@ class Connections:
         UnknownServerError.
         """
         payload = request if isinstance(request, bytes) else request.SerializeToString()
-        channel = self.channel(address)
-        method = self._methods.get((address, path))
-        if method is None:
-            # No serializers: bytes are sent as they are, and decoding happens in this frame, not
-            # in gRPC's callback.
-            method = self._methods[address, path] = channel.unary_unary(path, None, None)
+        connection = self._to(address)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        return decode(await _mapped(address, method(payload, timeout=max(limit_ms, 1) / 1000)))
+        call = connection.method(path)(payload, timeout=max(limit_ms, 1) / 1000)
+        return decode(await self._outcome(connection, address, call, limit_ms))
 
     async def exchange(
         self,
@@ -150,23 +185,48 @@ class Connections:
                 f"{address}: a request of {len(request)} bytes; gRPC's limit is "
                 f"{wire.MAX_MESSAGE_BYTES}"
             )
-        found = self._exchanges.get((address, path))
-        if found is None or not found.is_open:
-            found = Exchange(self.channel(address), path)
-            self._exchanges[address, path] = found
-        return decode(await _mapped(address, found.ask(request, max(timeout_ms, 1) / 1000)))
+        connection = self._to(address)
+        call = connection.exchange(path).ask(request, max(timeout_ms, 1) / 1000)
+        return decode(await self._outcome(connection, address, call, timeout_ms))
+
+    async def _outcome(
+        self, connection: _Connection, address: str, call: Awaitable[bytes], limit_ms: float
+    ) -> bytes:
+        """Awaits a call; closes its connection if it timed out."""
+        connection.under_way += 1
+        timed_out = False
+        try:
+            return await _mapped(address, call)
+        except RequestTimedOutError:
+            timed_out = True
+            raise
+        finally:
+            connection.under_way -= 1
+            is_whole = limit_ms >= self._request_timeout_ms or not connection.under_way
+            # Several requests may time out together: a new connection is none of theirs.
+            if timed_out and is_whole and self._connections.get(address) is connection:
+                self.disconnect(address)
+
+    def disconnect(self, address: str) -> None:
+        """Closes the connection to a node, if there is one; requests under way raise NetworkError.
+
+        The next request makes a new one.
+        """
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            logger.info("%s: closing the connection: the node does not answer", address)
+            task = asyncio.ensure_future(connection.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes every channel; calls under way fail. Idempotent."""
+        """Closes every connection; calls under way fail. Idempotent."""
         self._closed = True
-        for exchange in self._exchanges.values():
-            exchange.close()
-        self._exchanges.clear()
-        channels = list(self._channels.values())
-        self._channels.clear()
-        self._methods.clear()
-        for channel in channels:
-            await channel.close(None)
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            await connection.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
 
 async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:
