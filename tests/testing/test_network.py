@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tidemark.testing.loop import Process, SimLoop
-from tidemark.testing.network import ProcessNetwork, SimNetwork
+from tidemark.testing.network import ProcessNetwork, SimNetwork, answers_of
 
 ADDRESS, ECHO, LINES, RAISES = "server:1", "/s.S/Echo", "/s.S/Lines", "/s.S/Raises"
 CALLER, SERVER = 1, 2
@@ -147,6 +147,16 @@ def test_a_cut_of_the_way_back_lets_requests_through(pair: Pair) -> None:
     pair.network.cut([(SERVER, CALLER)])
     assert pair.status_of(ECHO) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert pair.service.arrived == [b"a"]
+
+
+def test_one_connection_of_several_can_be_cut_or_its_answers_alone(pair: Pair) -> None:
+    pair.network.cut([(CALLER, SERVER)], LINES)
+    assert pair.call(ECHO, b"a") == b"A"
+    pair.network.cut([(SERVER, CALLER)], answers_of(ECHO))
+    assert pair.status_of(ECHO) is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert pair.service.arrived == [b"a", b"a"]
+    pair.network.uncut([(SERVER, CALLER)], answers_of(ECHO))
+    assert pair.call(ECHO, b"b") == b"B"
 
 
 def test_cuts_that_overlap_are_undone_one_by_one(pair: Pair) -> None:

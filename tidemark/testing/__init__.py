@@ -3,7 +3,7 @@
 A workload writes a history of what clients were told, and a checker judges it.
 
     cluster    `Cluster`: brokers, controllers and clients in virtual time, for pytest
-    node, network, loop    its processes with their disks, its calls, its event loop
+    node, network, pipe, loop    its processes with their disks, its calls, its event loop
     history    the lines of a history: sends, outcomes, reads, seeks, faults
     workload   producers and consumers that use the public clients and write a history
     rules, facts    the promises, as pure functions over the facts of a history

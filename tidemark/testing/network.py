@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ import grpc
 import grpc.aio
 
 from tidemark.testing.loop import Process, SimLoop
+from tidemark.testing.pipe import END, Pipe
 
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _KEEPALIVE_S = 40.0
 """After this time a server notices that its peer lost power."""
 _STEP_S = 1e-6
@@ -35,6 +35,7 @@ class _Held(NamedTuple):
     context: Context
     order: _Order | None
     lost: Callable[[], None] | None
+    path: str
 
 
 class _Order:
@@ -44,6 +45,11 @@ class _Order:
 
     def __init__(self) -> None:
         self.last_s = 0.0
+
+
+def answers_of(path: str) -> str:
+    """Name of the answers of a method, for `SimNetwork.cut`."""
+    return path + " answers"
 
 
 class SimNetwork:
@@ -60,32 +66,41 @@ class SimNetwork:
         """Share of requests whose connection breaks for the caller, while they arrive later."""
         self.late_ms_max = 3_000
         self.seen: Counter[str] = Counter()
-        self._cut: dict[tuple[int, int], int] = {}  # one way: (source, target), with its depth
+        # One way and one method, or all (""): (source, target, path), with its depth.
+        self._cut: dict[tuple[int, int, str], int] = {}
         self._held: list[_Held] = []
 
     def heal(self) -> None:
         """Ends cuts, late messages and broken connections."""
         self.late_rate = self.break_rate = 0.0
         self.delay_ms_max = 2.0
-        self.uncut(list(self._cut), all_of_them=True)
+        self._cut.clear()
+        self._send_again()
 
-    def cut(self, ways: list[tuple[int, int]]) -> None:
-        """Cuts links one way; the messages wait."""
+    def cut(self, ways: list[tuple[int, int]], path: str = "") -> None:
+        """Cuts links one way; the messages wait. With the path of a method only its requests wait,
+        as on one connection of several; `answers_of` a path stands for its answers.
+        """
         for way in ways:
-            self._cut[way] = self._cut.get(way, 0) + 1
+            key = (*way, path)
+            self._cut[key] = self._cut.get(key, 0) + 1
 
-    def uncut(self, ways: list[tuple[int, int]], *, all_of_them: bool = False) -> None:
+    def uncut(self, ways: list[tuple[int, int]], path: str = "") -> None:
         """Undoes one `cut` of each; what waited there arrives now."""
         for way in ways:
-            depth = self._cut.pop(way, 0)
-            if depth > 1 and not all_of_them:
-                self._cut[way] = depth - 1
+            key = (*way, path)
+            depth = self._cut.pop(key, 0)
+            if depth > 1:
+                self._cut[key] = depth - 1
+        self._send_again()
+
+    def _send_again(self) -> None:
         held, self._held = self._held, []
         for message in held:
             self.send(*message)
 
-    def is_cut(self, source: int, target: int) -> bool:
-        return (source, target) in self._cut
+    def is_cut(self, source: int, target: int, path: str = "") -> bool:
+        return (source, target, "") in self._cut or (source, target, path) in self._cut
 
     def send(
         self,
@@ -95,13 +110,14 @@ class SimNetwork:
         context: Context,
         order: _Order | None = None,
         lost: Callable[[], None] | None = None,
+        path: str = "",
     ) -> None:
         """Calls `deliver` at the target after a while, or `lost` if the target is dead by then."""
         if not source.alive:
             return
-        if (source.node_id, target.node_id) in self._cut:
+        if self._cut and self.is_cut(source.node_id, target.node_id, path):
             self.seen["message held by a cut"] += 1
-            self._held.append(_Held(source, target, deliver, context, order, lost))
+            self._held.append(_Held(source, target, deliver, context, order, lost, path))
             return
         rng = self.rng
         delay_ms = 0.1 + rng.random() * self.delay_ms_max
@@ -254,12 +270,15 @@ class _Call:
             target = server.process
             # Without the call's beginning nothing else of it can arrive.
             lost = self.reset if self.server is None else None
-            network.send(self.source, target, deliver, target.context, self._there, lost)
+            context, order = target.context, self._there
+            network.send(self.source, target, deliver, context, order, lost, self.path)
 
     def to_caller(self, deliver: Callable[[], None]) -> None:
         assert self.server is not None
         process = self.server.process
-        self.network.send(process, self.source, deliver, self.source.context, self._back)
+        context, order = self.source.context, self._back
+        path = answers_of(self.path)
+        self.network.send(process, self.source, deliver, context, order, path=path)
 
     def _refused(self) -> None:
         self.fail(grpc.StatusCode.UNAVAILABLE, f"{self.address}: connection refused")
@@ -394,40 +413,6 @@ def _codecs(handler: Any) -> tuple[Any, Any]:
     return handler.request_deserializer, handler.response_serializer
 
 
-class _Pipe:
-    """Messages of one direction that arrived and are not read yet."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-        self._messages: deque[Any] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: BaseException | None = None
-
-    def put(self, message: Any) -> None:
-        self._messages.append(message)
-        self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the pipe behind what arrived."""
-        self._error = self._error or error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> Any:
-        while not self._messages:
-            if self._error is not None:
-                raise self._error
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        found = self._messages[0]
-        if found is not _END:  # the end stays
-            self._messages.popleft()
-        return found
-
-
 class StreamCall(_Call):
     """The caller's half of a call that stays open."""
 
@@ -438,8 +423,8 @@ class StreamCall(_Call):
         loop = self.network.loop
         self._encode = encode
         self._decode = decode
-        self._answers = _Pipe(loop)
-        self._requests = _Pipe(loop)
+        self._answers = Pipe(loop)
+        self._requests = Pipe(loop)
         self._ended = False
         self.to_server(self.arrive)
 
@@ -458,11 +443,11 @@ class StreamCall(_Call):
 
     async def done_writing(self) -> None:
         if not self._ended:
-            self.to_server(lambda: self._requests.put(_END))
+            self.to_server(lambda: self._requests.put(END))
 
     async def read(self) -> Any:
         answer = await self._answers.get()
-        return answer if answer is _END or self._decode is None else self._decode(answer)
+        return answer if answer is END or self._decode is None else self._decode(answer)
 
     def cancel(self) -> bool:
         if self._ended:
@@ -484,13 +469,13 @@ class StreamCall(_Call):
 
     def _finish(self) -> None:
         self._ended = True
-        self._answers.put(_END)
+        self._answers.put(END)
 
 
 class _StreamContext:
     """The server's half of a call that stays open."""
 
-    def __init__(self, call: StreamCall, requests: _Pipe, decode: Any, encode: Any) -> None:
+    def __init__(self, call: StreamCall, requests: Pipe, decode: Any, encode: Any) -> None:
         self._call = call
         self._requests = requests
         self._decode = decode
@@ -501,7 +486,7 @@ class _StreamContext:
 
     async def read(self) -> Any:
         message = await self._requests.get()
-        return message if message is _END or self._decode is None else self._decode(message)
+        return message if message is END or self._decode is None else self._decode(message)
 
     async def write(self, answer: Any) -> None:
         call, data = self._call, answer if self._encode is None else self._encode(answer)

@@ -12,7 +12,7 @@ from tidemark.testing.loop import Process, SimLoop
 from tidemark.testing.network import ProcessNetwork, SimNetwork
 
 if TYPE_CHECKING:
-    from commitlog.disk.memory_files import MemoryDirectory
+    from commitlog.disk.memory_files import Keep, MemoryDirectory
     from node.server import Server
 
 EPOCH_MS = 1_767_225_600_000
@@ -164,15 +164,15 @@ class SimNode(SimProcess):
         if self.life is life:
             self.kill()
 
-    def kill(self, *, power: bool = False) -> None:
+    def kill(self, *, power: bool = False, keep: Keep = "random") -> None:
         """Ends the process at once. With `power` its machine loses power: unsynced writes may be
-        lost or torn, and its peers notice nothing.
+        lost or torn, or all be lost ("nothing" is kept), and its peers notice nothing.
         """
         life = self.life
         if life is None:
             return
         self.before_kill(self)
         self.life = self.server = None
-        self.disks.crash("random" if power else "everything")
+        self.disks.crash(keep if power else "everything")
         life.end()
         self.network.process_ended(life, silent=power)

@@ -12,12 +12,14 @@ from typing import Any
 
 from commitlog.log import log as commit_log
 from commitlog.log import opening
+from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.types import AppendInfo
-from node.partition.core import _DONE, IsrProposal, Partition, Role
+from node.partition.core import _DONE, _WAIT, IsrProposal, Partition, Role
 from node.replication import follower_log
 from node.replication.replica_fetcher import ReplicaFetcher
 from node.serving import fetching
 from node.serving.fetching import FetchHandler
+from quorum.controller import alter_partition
 from tests.sim.cluster import client_canaries
 from tests.sim.cluster.planting import ClusterCanary
 from tests.sim.partitions import canaries as partitions
@@ -63,6 +65,49 @@ class JoinsWithoutCatchingUp(ClusterCanary):
     patches = ((Partition, "maybe_expand_isr", _joins_anywhere),)
 
 
+class JoinsTooEarly(ClusterCanary):
+    """A follower joins the ISR at the high watermark, below the start of the leader's epoch."""
+
+    patches = partitions.JoinsTooEarly.patches
+
+
+def _is_in_service(self: Partition, replica_id: int) -> bool:
+    view = self.brokers().get(replica_id)
+    return view is not None and view.in_service
+
+
+def _any_follower(self: Partition, replica_id: int, broker_epoch: int) -> None:
+    state = self.remotes.get(replica_id)
+    if state is not None:
+        state.broker_epoch = None
+
+
+class TakesAnyBrokerEpoch(ClusterCanary):
+    """Fetches and ISR proposals of an earlier process of a broker count (KIP-903)."""
+
+    patches = (
+        (Partition, "check_follower", _any_follower),
+        (Partition, "_is_eligible", _is_in_service),
+        (Partition, "_epoch_of", lambda self, replica_id, brokers: -1),
+        (alter_partition, "check_broker_epoch", lambda image, broker_id, epoch: None),
+    )
+
+
+class TakesLateAnswers(ClusterCanary):
+    """A follower applies the answer to a fetch of an earlier leader epoch."""
+
+    patches = ((ReplicaFetcher, "_is_current", lambda self, item: not item.hosted.is_leader),)
+
+
+class RemembersTruncatedEpochs(ClusterCanary):
+    """A truncation leaves the epochs of the removed records in the leader epoch cache (KIP-101)."""
+
+    # Left in by `Log._after_truncation` alone it does no harm: the follower's next fetch names an
+    # epoch without records, and `Log.truncate_to` drops it though the log ends there already.
+
+    patches = ((LeaderEpochCache, "truncate_from_end", lambda self, end_offset: None),)
+
+
 class FetchesInAnyEpoch(ClusterCanary):
     """A leader answers fetches whatever leader epoch the fetcher knows (KIP-320)."""
 
@@ -90,6 +135,18 @@ class AnswersAllAtOnce(ClusterCanary):
 
     fault_ms = 4_000
     patches = ((Partition, "ack_state", lambda self, required_offset, leader_epoch: _DONE),)
+
+
+def _any_leadership(self: Partition, required_offset: int, leader_epoch: int) -> Any:
+    if self.role is not Role.LEADER or self.high_watermark < required_offset:
+        return _WAIT
+    return _DONE
+
+
+class AnswersForEarlierLeaderships(ClusterCanary):
+    """A produce waits over two leaderships, between which its records may be truncated."""
+
+    patches = ((Partition, "ack_state", _any_leadership),)
 
 
 class ForgetsSequences(ClusterCanary):
@@ -174,6 +231,11 @@ CANARIES: dict[str, type[ClusterCanary]] = {
     "cluster-commits-with-any-isr": CommitsWithAnyIsr,
     "cluster-elects-any-replica": ElectsAnyReplica,
     "joins-without-catching-up": JoinsWithoutCatchingUp,
+    "cluster-joins-too-early": JoinsTooEarly,
+    "takes-any-broker-epoch": TakesAnyBrokerEpoch,
+    "takes-late-answers": TakesLateAnswers,
+    "remembers-truncated-epochs": RemembersTruncatedEpochs,
+    "answers-for-earlier-leaderships": AnswersForEarlierLeaderships,
     "fetches-in-any-epoch": FetchesInAnyEpoch,
     "truncates-to-the-watermark": TruncatesToTheWatermark,
     "answers-all-at-once": AnswersAllAtOnce,
@@ -190,6 +252,11 @@ CAUGHT_BY = {
     "cluster-commits-with-any-isr": "I6 commits with",
     "cluster-elects-any-replica": "I[46]|clients: ",
     "joins-without-catching-up": "I3 who joins|I6",
+    "cluster-joins-too-early": "I3 who joins|I6",
+    "takes-any-broker-epoch": "I3|I6",
+    "takes-late-answers": "I6",
+    "remembers-truncated-epochs": "liveness|I[56]",
+    "answers-for-earlier-leaderships": "clients: .*acknowledged",
     "fetches-in-any-epoch": "I[56]|clients: .*reached",
     "truncates-to-the-watermark": "I6",
     "answers-all-at-once": "clients: .*acknowledged",

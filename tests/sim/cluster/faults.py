@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from commitlog.disk.memory_files import Keep
+from tests.sim.cluster.plans import Plans
 from tidemark.testing.cluster import CLIENTS
 from tidemark.testing.node import SimNode
 
@@ -31,6 +33,7 @@ class Faults:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._broken: dict[int, str] = {}  # nodes whose disks fail, with the fault
         self._lost: dict[int, int] = {}  # brokers that lost something, with their epochs then
+        self.plans = Plans(world, self)
         self.is_over = False
 
     def _trouble(self) -> None:
@@ -48,6 +51,9 @@ class Faults:
         """One coroutine for each kind of fault."""
         rng = self._rng
         self._trouble()
+        if self._world.is_aimed:
+            self._world.cluster.network.late_rate = 0.0  # a plan makes its own
+            return [self.plans.run()]
         return [
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._crash),
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._cut),
@@ -97,13 +103,14 @@ class Faults:
         async def run() -> None:
             await asyncio.sleep(self._rng.randrange(1, limit_ms) / 1000)
             with self._world.watch():
-                await self._start(node)
+                await self.start(node)
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = None
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
-    async def _start(self, node: SimNode) -> None:
+    async def start(self, node: SimNode) -> None:
+        """Starts a node on whole disks, unless it runs."""
         if node.life is not None:
             return
         self._mend(node)
@@ -152,20 +159,28 @@ class Faults:
         empty = power and not node.config.is_controller and rng.random() < 0.25
         world.seen["power lost" if power else "killed"] += 1
         world.note(f"n{node.node_id} {'loses power' if power else 'is killed'}")
-        image = world.newest_image()
-        broker = None if image is None else image.brokers.get(node.node_id)
-        if power and broker is not None:
-            self._lost[node.node_id] = broker.epoch
-        before = [(d.disk.lost_changes, d.disk.torn_appends) for d in node.disks.by_path.values()]
-        node.kill(power=power)
         if power:
-            world.partitions.lost(node.node_id)
-            for (lost, torn), directory in zip(before, node.disks.by_path.values(), strict=True):
-                world.seen["unsynced writes lost"] += directory.disk.lost_changes - lost
-                world.seen["write torn"] += directory.disk.torn_appends - torn
+            self.lose_power(node)
+        else:
+            node.kill()
         if empty:
             self._empty(node)
         self._start_later(node)
+
+    def lose_power(self, node: SimNode, keep: Keep = "random") -> int:
+        """Ends a process with its machine's power; returns its broker's epoch, -1 if unknown."""
+        world = self._world
+        image = world.newest_image()
+        broker = None if image is None else image.brokers.get(node.node_id)
+        if broker is not None:
+            self._lost[node.node_id] = broker.epoch
+        before = [(d.disk.lost_changes, d.disk.torn_appends) for d in node.disks.by_path.values()]
+        node.kill(power=True, keep=keep)
+        world.partitions.lost(node.node_id)
+        for (lost, torn), directory in zip(before, node.disks.by_path.values(), strict=True):
+            world.seen["unsynced writes lost"] += directory.disk.lost_changes - lost
+            world.seen["write torn"] += directory.disk.torn_appends - torn
+        return -1 if broker is None else broker.epoch
 
     def _empty(self, node: SimNode) -> None:
         """Replaces the disks of a mere broker by empty, formatted ones."""

@@ -78,6 +78,7 @@ class ClusterWorld:
         self.rng = rng = random.Random(seed)
         self.verbose = verbose
         self.fault_ms = fault_ms
+        self.is_aimed = seed % 3 == 2  # plans instead of storms
         self.cluster_id = CLUSTER_ID
         self.seen: Counter[str] = Counter()
         self.events = 0
@@ -167,6 +168,7 @@ class ClusterWorld:
         for text in self.partitions.transitions:
             self.line(text)
         self.partitions.transitions.clear()
+        self.faults.plans.look()
 
     def _complain(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
