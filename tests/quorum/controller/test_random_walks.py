@@ -7,17 +7,14 @@ parameter of its test.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage, PartitionRegistration
 from quorum.image.image import ELR_VERSION
 from quorum.image.records import encode_record
+from tests.hash_seeds import outputs
 from tests.quorum.controller.scenario import Scenario
 from tidemark.errors import ApiError
 from tidemark.v1 import admin_pb2
@@ -222,15 +219,4 @@ print(hashlib.sha256(b"".join(encode_record(r) for r in walk.s.log)).hexdigest()
 
 
 def test_the_same_seed_writes_the_same_log_whatever_the_order_of_sets() -> None:
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", _TRACE],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).parents[3],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1", "4242")
-    }
-    assert len(hashes) == 1
+    assert len(outputs(_TRACE, "0", "1", "4242")) == 1
