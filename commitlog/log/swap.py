@@ -27,6 +27,7 @@ from commitlog.segment.names import (
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
+    log_name,
     snapshot_name,
 )
 from commitlog.segment.segment import Segment
@@ -91,7 +92,7 @@ def with_cleaned(
     result = [segment for segment in segments if id(segment) not in gone]
     directory, config = segments[0].directory, segments[0].config
     for base in new_bases:
-        size = directory.size_of(f"{base:020d}{LOG_SUFFIX}")
+        size = directory.size_of(log_name(base))
         segment = Segment(directory, base, config, size_bytes=size, created_ms=now_ms)
         segment.is_rolled = True
         result.append(segment)
@@ -148,7 +149,7 @@ def _bases(directory: Directory, ending: str) -> list[int]:
 
 
 def _next_offset(directory: Directory, base_offset: int) -> int:
-    file = directory.open_read_only(f"{base_offset:020d}{LOG_SUFFIX}{SWAP_SUFFIX}")
+    file = directory.open_read_only(f"{log_name(base_offset)}{SWAP_SUFFIX}")
     try:
         end = base_offset
         for header in scan_headers(file, 0, file.size):

@@ -11,6 +11,11 @@ DELETED_SUFFIX = ".deleted"
 """Added to the name of a file that left its log and waits for the delete delay."""
 
 
+def log_name(base_offset: int) -> str:
+    """Returns the name of the file with a segment's records."""
+    return f"{base_offset:020d}{LOG_SUFFIX}"
+
+
 def snapshot_name(offset: int) -> str:
     """Returns the name of the snapshot of the producers' state before `offset`."""
     return f"{offset:020d}{SNAPSHOT_SUFFIX}"

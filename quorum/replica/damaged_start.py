@@ -18,6 +18,7 @@ from commitlog.segment.names import (
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
+    log_name,
     snapshot_name,
 )
 from commitlog.verify import BatchRun, check_batches
@@ -34,10 +35,6 @@ def segment_bases(directory: Directory) -> list[int]:
     """Returns the base offsets of the segments, oldest first."""
     names = [name.removesuffix(LOG_SUFFIX) for name in directory.list()]
     return sorted(int(name) for name in names if len(name) == 20 and name.isdigit())
-
-
-def segment_name(base_offset: int) -> str:
-    return f"{base_offset:020d}{LOG_SUFFIX}"
 
 
 def find_batch(data: bytes, checkpoint: SnapshotId) -> int | None:
@@ -75,17 +72,17 @@ def begin_behind_damage(directory: Directory, checkpoint: SnapshotId, check: Res
     below = [base for base in bases if base < end_offset]
     if not below or not _is_damaged(directory, bases, end_offset, check):
         return
-    name = segment_name(end_offset if end_offset in bases else below[-1])
+    name = log_name(end_offset if end_offset in bases else below[-1])
     data = directory.read(name)
     position = find_batch(data, checkpoint)
     if position is None:
         return  # nothing follows the checkpoint: recovery restarts the log there
     if end_offset not in bases:
-        directory.write_atomic(segment_name(end_offset), data[position:])
+        directory.write_atomic(log_name(end_offset), data[position:])
     _remove_indexes(directory, below)
     remove_old_damaged(directory, LOG_SUFFIX)
     for base in reversed(below):
-        name = segment_name(base)
+        name = log_name(base)
         logger.error(
             "%s/%s is damaged, or lies below damage: it is kept as %s%s, and the log begins at "
             "checkpoint %s. Check the disk",
@@ -131,7 +128,7 @@ def _sound_end(directory: Directory, base: int, end_offset: int, check: RestChec
         contradicted |= damage is not None and damage[0] < end_offset
 
     run = BatchRun(base, on_batches=on_batches)
-    file = directory.open_read_only(segment_name(base))
+    file = directory.open_read_only(log_name(base))
     try:
         size = file.size
         for _ in check_batches(file, size, run):

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from commitlog.disk.files import Directory
+from commitlog.segment.names import log_name
 from quorum.raft.config import RECOVERY_EPOCHS
 from quorum.raft.effects import ElectionState, LeaderChange
 from quorum.raft.voter_history import VoterHistory
 from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
-from quorum.replica.damaged_start import find_batch, segment_bases, segment_name
+from quorum.replica.damaged_start import find_batch, segment_bases
 from quorum.replica.log_checks import check_continuation
 from quorum.replica.metadata_log import METADATA_PARTITION, MetadataLogConfig, ReplicatedLog
 from quorum.replica.quorum_state import QUORUM_STATE_FILE, QuorumStateStore
@@ -116,14 +117,14 @@ class _LogReader:
         order = segment_bases(self._directory)
         for base, following in zip(order, [*order[1:], None], strict=True):
             if following is None or following > self._end_offset:
-                yield from self._batches_of(segment_name(base), self._first_position(base))
+                yield from self._batches_of(log_name(base), self._first_position(base))
 
     def _first_position(self, base: int) -> int:
         """Position in a segment from which on it is read: the checkpoint holds what is before."""
         begin = SnapshotId(self._end_offset, self._last_epoch)
         if base >= begin.end_offset:
             return 0
-        return find_batch(self._directory.read(segment_name(base)), begin) or 0
+        return find_batch(self._directory.read(log_name(base)), begin) or 0
 
     def _batches_of(self, name: str, position: int) -> Iterator[tuple[BatchHeader, bytes]]:
         file = self._directory.open_read_only(name)

@@ -11,8 +11,9 @@ import logging
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.segment.names import log_name
 from quorum.raft.effects import ElectionState, LeaderChange
-from quorum.replica.damaged_start import segment_bases, segment_name
+from quorum.replica.damaged_start import segment_bases
 from quorum.replica.metadata_log import MetadataLogConfig, ReplicatedLog
 from quorum.replica.recovery import read_state
 from snapshot.cleaning import DAMAGED_SUFFIX
@@ -83,7 +84,7 @@ def test_no_flipped_bit_below_the_checkpoint_loses_a_record_behind_it(config, qu
         position = sum(len(whole.read(n, 1)) for n in range(base, offset))
         for bit in range(8 * size):
             outer = copy_disk(source, 1)
-            inner(outer).flip_bit(segment_name(base), position + bit // 8, bit % 8)
+            inner(outer).flip_bit(log_name(base), position + bit // 8, bit % 8)
             state = read_state(outer)
             log = ReplicatedLog(inner(outer), config, 0)
             found = (log.start_offset, log.end_offset, log.bounds.lost, log.last_epoch)
