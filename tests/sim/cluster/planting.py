@@ -1,24 +1,14 @@
-"""How a bug is planted in production code while a world runs."""
+"""The base of the bugs that are planted in the whole cluster."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, ClassVar
-from unittest.mock import patch
+from typing import ClassVar
+
+from tests.sim.patching import Patching
 
 
-class ClusterCanary:
+class ClusterCanary(Patching):
     """The correct implementation. Each subclass breaks one rule."""
 
-    patches: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     fault_ms: ClassVar[int] = 12_000
     """How long faults happen; less for bugs that show soon."""
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """Runs the world with the bug in place."""
-        with contextlib.ExitStack() as stack:
-            for owner, name, broken in self.patches:
-                stack.enter_context(patch.object(owner, name, broken))
-            yield

@@ -4,10 +4,7 @@ RULES.md.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
-from unittest.mock import patch
 
 from node.partition.core import Partition
 from quorum.controller import cluster_control, elections
@@ -15,24 +12,16 @@ from quorum.controller.partition_change import PartitionChangeBuilder
 from quorum.image import PartitionRegistration
 from tests.sim.partitions.broker import DataBroker
 from tests.sim.partitions.log import ModelLog
+from tests.sim.patching import Patching
 
 if TYPE_CHECKING:
     from tests.sim.partitions.world import PartitionWorld
 
 
-class PartitionCanary:
+class PartitionCanary(Patching):
     """The correct implementation. Each subclass breaks one rule."""
 
-    patches: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     broker_type: ClassVar[type[DataBroker]] = DataBroker
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """Runs the world with the bug in place."""
-        with contextlib.ExitStack() as stack:
-            for owner, name, broken in self.patches:
-                stack.enter_context(patch.object(owner, name, broken))
-            yield
 
     def broker(self, world: PartitionWorld, broker_id: int, directories: int) -> DataBroker:
         return self.broker_type(world, broker_id, directories)
