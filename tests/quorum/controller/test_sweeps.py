@@ -254,58 +254,49 @@ def test_a_broker_that_is_being_fenced_is_forgotten_afterwards() -> None:
     assert 1 not in s.image.brokers
 
 
-def test_a_broker_that_registers_without_some_directories_leaves_them_step_by_step() -> None:
+GOOD, BAD = UUID(int=1, version=4), UUID(int=2, version=4)
+
+
+def cluster_of_two_directories(topics: str) -> Scenario:
+    """Broker 1 has two directories, and all of its replicas are in the bad one."""
     s = Scenario()
-    good, bad = UUID(int=1, version=4), UUID(int=2, version=4)
-    s.register(1, log_dirs=(good, bad))
+    s.register(1, log_dirs=(GOOD, BAD))
     s.register(2)
     s.heartbeat(1)
     s.heartbeat(2)
-    for name in "abcdefgh":
+    for name in topics:
         s.create(name, (1, 2))
     records = [
         pb.MetadataRecord(
             partition_change=pb.PartitionChangeRecord(
-                topic_id=topic.topic_id.bytes, partition_id=0, directories=[bad.bytes, bytes(16)]
+                topic_id=topic.topic_id.bytes, partition_id=0, directories=[BAD.bytes, bytes(16)]
             )
         )
         for topic in s.image.topics.ordered()
     ]
     s.apply(ControllerResult.each(records, None))
+    return s
+
+
+def test_a_broker_that_registers_without_some_directories_leaves_them_step_by_step() -> None:
+    s = cluster_of_two_directories("abcdefgh")
     epoch = s.epochs[1]
     with pytest.raises(DuplicateBrokerRegistrationError, match="directories it has no more"):
-        s.register(1, log_dirs=(good,))
+        s.register(1, log_dirs=(GOOD,))
     assert max(finish(s)) <= 4
-    assert (led_by(s, 1), s.image.brokers[1].log_dirs) == (0, (good,))
-    assert s.register(1, log_dirs=(good,)) == epoch
+    assert (led_by(s, 1), s.image.brokers[1].log_dirs) == (0, (GOOD,))
+    assert s.register(1, log_dirs=(GOOD,)) == epoch
     assert s.image.brokers[1].is_active
 
 
 def test_directories_that_fail_are_left_step_by_step() -> None:
-    s = Scenario()
-    good, bad = UUID(int=1, version=4), UUID(int=2, version=4)
-    s.register(1, log_dirs=(good, bad))
-    s.register(2)
-    s.heartbeat(1)
-    s.heartbeat(2)
-    for name in "abcdef":
-        s.create(name, (1, 2))
-    topics = [(t.topic_id, i) for t in s.image.topics.ordered() for i in t.partitions]
-    records = [
-        pb.MetadataRecord(
-            partition_change=pb.PartitionChangeRecord(
-                topic_id=topic_id.bytes, partition_id=index, directories=[bad.bytes, bytes(16)]
-            )
-        )
-        for topic_id, index in topics
-    ]
-    s.apply(ControllerResult.each(records, None))
-    s.heartbeat(1, offline_log_dirs=[bad.bytes])  # type: ignore[arg-type]
-    assert (led_by(s, 1), s.image.brokers[1].log_dirs) == (3, (good, bad))
-    s.heartbeat(1, offline_log_dirs=[bad.bytes])  # type: ignore[arg-type]
+    s = cluster_of_two_directories("abcdef")
+    s.heartbeat(1, offline_log_dirs=[BAD.bytes])  # type: ignore[arg-type]
+    assert (led_by(s, 1), s.image.brokers[1].log_dirs) == (3, (GOOD, BAD))
+    s.heartbeat(1, offline_log_dirs=[BAD.bytes])  # type: ignore[arg-type]
     assert s.written == [], "that is under way"
     finish(s)
-    assert (led_by(s, 1), in_isr(s, 1), s.image.brokers[1].log_dirs) == (0, 0, (good,))
+    assert (led_by(s, 1), in_isr(s, 1), s.image.brokers[1].log_dirs) == (0, 0, (GOOD,))
 
 
 def test_brokers_are_fenced_one_after_the_other() -> None:
