@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -201,3 +203,60 @@ def test_close_with_a_time_limit_fails_records_that_wait_for_their_topic(
     for delivery in deliveries:
         with pytest.raises(ClientClosedError):
             delivery.result(10)
+
+
+FORKS = """
+import os, signal
+from tidemark.client import Consumer, Producer
+from tidemark.types import TopicPartition
+
+producer, consumer = Producer("127.0.0.1:1"), Consumer("127.0.0.1:1")
+delivery = producer.send("t", b"")
+consumer._polling.acquire()  # as a thread that polls does
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # a call that hangs ends the child
+    for call in (
+        lambda: producer.send("t", b""),
+        lambda: delivery.result(),
+        lambda: producer.flush(),
+        lambda: producer.close(0),
+        lambda: consumer.poll(0),
+        lambda: consumer.position(TopicPartition("t", 0)),
+        lambda: Producer("127.0.0.1:1"),
+    ):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__, "spawn" in str(error), flush=True)
+    raise SystemExit(0)  # the handlers of atexit run
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+consumer._polling.release()
+consumer.close()
+producer.close(0)
+"""
+
+
+def test_a_client_in_a_forked_child_says_so_and_does_not_hang() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == ["ClientForkedError True"] * 7 + ["0"], done.stderr
+
+
+def test_a_child_forked_before_the_first_client_has_its_own() -> None:
+    code = """
+import os, signal
+from tidemark.client import sync
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    producer = sync.Producer("127.0.0.1:1")
+    producer.close(0)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["7"], done.stderr

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidemark.client.errors import (
         BufferExhaustedError,
         ClientClosedError,
+        ClientForkedError,
         CorruptBatchError,
         LogTruncationError,
         NoOffsetForPartitionError,
@@ -76,6 +77,7 @@ _HOMES = {
     "BatchMetadata": "models",
     "BufferExhaustedError": "errors",
     "ClientClosedError": "errors",
+    "ClientForkedError": "errors",
     "ClusterDescription": "models",
     "Connections": "connections",
     "Consumer": "sync",
@@ -107,6 +109,7 @@ __all__ = [
     "BatchMetadata",
     "BufferExhaustedError",
     "ClientClosedError",
+    "ClientForkedError",
     "ClusterDescription",
     "ConfigEntry",
     "ConfigResource",

@@ -21,6 +21,10 @@ class ClientClosedError(TidemarkError):
     """The client was closed before this was done."""
 
 
+class ClientForkedError(TidemarkError):
+    """A blocking client was used in a process forked after it was made."""
+
+
 class NoOffsetForPartitionError(TidemarkError):
     """The partition has no position and auto_offset_reset is "none": seek first."""
 

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -23,7 +24,7 @@ from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.consuming.reading import Handed
 from tidemark.client.delivery import ArrowDelivery, Delivery
-from tidemark.client.errors import BufferExhaustedError, ClientClosedError
+from tidemark.client.errors import BufferExhaustedError, ClientClosedError, ClientForkedError
 from tidemark.client.models import (
     BatchMetadata,
     Header,
@@ -54,8 +55,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs `work` on the loop and waits for it. Raises TimeoutError after `timeout_s`, and
-        cancels it.
+        cancels it; ClientForkedError in a forked child.
         """
+        if _is_forked:
+            work.close()
+            check_fork()
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking client can not be called from its own event loop")
@@ -71,6 +75,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """Ends the thread, at the end of the process."""
+        if _is_forked:
+            return  # the thread and the loop are the parent's
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5)
 
@@ -87,6 +93,27 @@ def _quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 _shared: LoopThread | None = None
 _shared_lock = threading.Lock()
+_is_forked = False  # after the loop's thread began: it is the parent's
+
+
+def _after_fork() -> None:
+    global _is_forked, _shared_lock
+    _is_forked = _shared is not None
+    _shared_lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_fork() -> None:
+    """Raises ClientForkedError in the child of a process that had a blocking client."""
+    if _is_forked:
+        raise ClientForkedError(
+            "this process was forked after its parent made a blocking client, and the threads of"
+            " clients do not exist here: make the first client after the fork, or start the"
+            " process by the method 'spawn' or 'forkserver' of multiprocessing"
+        )
 
 
 def shared_loop() -> LoopThread:
@@ -103,6 +130,7 @@ class _Face(Closes):
     """The part that the three classes share."""
 
     def __init__(self, make: Any) -> None:
+        check_fork()
         self._thread: LoopThread = surroundings().loop_thread or shared_loop()
 
         async def on_loop() -> Any:
@@ -204,6 +232,8 @@ class Producer(_Face):
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
+        if _is_forked:
+            check_fork()
         checked = check_record(topic, value, key, partition, timestamp_ms, headers)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES + header_bytes(checked)
         if self._core.buffered_bytes + self._staged_bytes + size > self._core.buffer_memory:
@@ -383,6 +413,7 @@ class Consumer(_Face):
 
         An interrupt (KeyboardInterrupt) while it waits therefore loses nothing.
         """
+        check_fork()  # a thread of the parent may hold the lock
         with self._polling:
             handed = self._thread.run(read(*arguments))
             self._thread.loop.call_soon_threadsafe(handed.deliver)
