@@ -55,6 +55,11 @@ def surroundings() -> Surroundings:
     return _CURRENT.get()
 
 
+def make_rng(seed: int | None = None) -> random.Random:
+    """A generator of `seed`; None: of the running context's choice."""
+    return surroundings().make_rng() if seed is None else random.Random(seed)
+
+
 def settle(world: Surroundings) -> None:
     """Makes `world` that of the running context from now on."""
     _CURRENT.set(world)

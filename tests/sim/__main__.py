@@ -1,5 +1,5 @@
 """`python -m tests.sim --seeds N [--start N] [--canary NAME] [--partitions | --servers |
---cluster] [--stats] [--verbose]`.
+--cluster | --tier] [--stats] [--verbose]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from node.server import GARBAGE_THRESHOLDS
 from tests.sim.canaries import CANARIES, Canary
 from tests.sim.cluster.canaries import CANARIES as CLUSTER_CANARIES
-from tests.sim.cluster.world import run_cluster
+from tests.sim.cluster.world import ClusterOutcome, run_cluster
 from tests.sim.kinds import KINDS
 from tests.sim.partitions import kinds as partition_kinds
 from tests.sim.partitions.canaries import CANARIES as PARTITION_CANARIES
@@ -24,6 +24,8 @@ from tests.sim.partitions.world import PartitionOutcome, run_partitions
 from tests.sim.servers.canaries import CANARIES as SERVER_CANARIES
 from tests.sim.servers.canaries import Servers
 from tests.sim.servers.world import run_servers
+from tests.sim.tier.canaries import CANARIES as TIER_CANARIES
+from tests.sim.tier.world import run_tier
 from tests.sim.world import Outcome, run_seed
 
 
@@ -31,17 +33,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    bugs = {*CANARIES, *PARTITION_CANARIES, *SERVER_CANARIES, *CLUSTER_CANARIES}
+    bugs = {*CANARIES, *PARTITION_CANARIES, *SERVER_CANARIES, *CLUSTER_CANARIES, *TIER_CANARIES}
     parser.add_argument("--canary", choices=sorted(bugs))
     parser.add_argument("--partitions", action="store_true", help="brokers and their records")
     parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
     parser.add_argument("--stats", action="store_true", help="count each kind of fault seen")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     parser.add_argument("--cluster", action="store_true", help="all of production, and clients")
+    parser.add_argument("--tier", action="store_true", help="that with tiered topics")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are intended
+    if arguments.tier or arguments.canary in TIER_CANARIES:
+        return main_of_cluster(arguments, run_tier, "--tier")
     if arguments.cluster or arguments.canary in CLUSTER_CANARIES:
-        return main_of_cluster(arguments)
+        return main_of_cluster(arguments, run_cluster, "--cluster")
     if arguments.servers or arguments.canary in SERVER_CANARIES:
         bug = SERVER_CANARIES[arguments.canary]() if arguments.canary else None
         return main_of_servers(arguments.start, arguments.seeds, bug, verbose=arguments.verbose)
@@ -100,23 +105,25 @@ def main_of_servers(start: int, seeds: int, bug: Servers | None, *, verbose: boo
     return 1 if failed else 0
 
 
-def main_of_cluster(arguments: argparse.Namespace) -> int:
+def main_of_cluster(
+    arguments: argparse.Namespace, run: Callable[..., ClusterOutcome], world: str
+) -> int:
     """Runs the whole cluster; a failing seed prints its command, and with --verbose its trace."""
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     total: Counter[str] = Counter()
     failed, bug = 0, arguments.canary
-    canary = CLUSTER_CANARIES[bug]() if bug else None
+    canary = {**CLUSTER_CANARIES, **TIER_CANARIES}[bug]() if bug else None
     started = time.monotonic()
     for seed in range(arguments.start, arguments.start + arguments.seeds):
         try:
-            outcome = run_cluster(seed, canary, verbose=arguments.verbose)
+            outcome = run(seed, canary, verbose=arguments.verbose)
         except Exception as error:
             failed += 1
             print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
             if arguments.verbose:
                 traceback.print_exc()
             option = f" --canary {bug}" if bug else ""
-            command = f"python -m tests.sim --cluster --seeds 1 --start {seed} --verbose{option}"
+            command = f"python -m tests.sim {world} --seeds 1 --start {seed} --verbose{option}"
             print(f"  repeat it: {command}", flush=True)
         else:
             total.update(outcome.seen)

@@ -22,6 +22,8 @@ from tests.sim.partitions import canaries as of_partitions
 from tests.sim.partitions.world import run_partitions
 from tests.sim.servers import canaries as of_servers
 from tests.sim.servers.world import run_servers
+from tests.sim.tier import canaries as of_tier
+from tests.sim.tier.world import run_tier
 from tests.sim.world import run_seed
 from tidemark.errors import TidemarkError
 
@@ -59,6 +61,7 @@ WORLDS = (
     ),
     World("servers", dict(of_servers.CANARIES), lambda s, bug: run_servers(s, bug), 100),  # type: ignore[arg-type]
     World("cluster", dict(of_cluster.CANARIES), lambda s, bug: run_cluster(s, bug), 40),  # type: ignore[arg-type]
+    World("tier", dict(of_tier.CANARIES), lambda s, bug: run_tier(s, bug), 30),  # type: ignore[arg-type]
 )
 
 CAUGHT_BY = {
@@ -90,12 +93,14 @@ CAUGHT_BY = {
     "leaves-out-of-snapshots": "I8|does not exist",
     "elects-outside-of-elr": "I4 a clean election",
     **of_cluster.CAUGHT_BY,
+    **of_tier.CAUGHT_BY,
 }
 """Words of the finding that a bug has to cause."""
 
 
 _DETAILS = re.compile(
     r" [0-9a-f-]{36}| at (?:node|broker|\d+) |, below|: partition | explains topic|: register"
+    r"| is quiet: "
 )
 """Beginnings of the details of one seed in a finding."""
 

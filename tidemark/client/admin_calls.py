@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from random import Random
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -18,6 +17,7 @@ from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import ApiError, NetworkError, RequestTimedOutError, raise_for
+from tidemark.surroundings import make_rng
 from tidemark.v1 import log_pb2
 from tidemark.wire.rpcs import ADMIN, rpcs_of
 
@@ -46,7 +46,7 @@ class AdminCalls(AsyncCloses):
         self._bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._connections = Connections(request_timeout_ms=request_timeout_ms)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
-        self._rng = Random(random_seed)
+        self._rng = make_rng(random_seed)
         self._metadata = MetadataCache(
             self._connections, self._bootstrap, retry=self._retry, rng=self._rng
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from random import Random
 from typing import Any
 
 from tidemark.client.closing import AsyncCloses
@@ -33,6 +32,7 @@ from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, Records
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ConfigError, RequestTimedOutError
+from tidemark.surroundings import make_rng
 from tidemark.types import OffsetSpec, TopicPartition
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
@@ -75,7 +75,7 @@ class AsyncConsumer(AsyncCloses):
                 f"isolation.level={isolation_level!r} is none of {tuple(_ISOLATION_LEVELS)}"
             )
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
-        rng = Random(random_seed)
+        rng = make_rng(random_seed)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
         self._connections = Connections(request_timeout_ms=request_timeout_ms)
         self._metadata = MetadataCache(

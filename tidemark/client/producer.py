@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Any
 
 from tidemark.client.admission import Limits, ParkedRecord, check_record
@@ -26,7 +25,7 @@ from tidemark.client.producer_core import ProducerCore
 from tidemark.client.retry import RetryPolicy
 from tidemark.client.sender import Sender
 from tidemark.errors import ConfigError
-from tidemark.surroundings import surroundings
+from tidemark.surroundings import make_rng, surroundings
 from tidemark.types import TopicPartition
 
 _ACKS = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
@@ -91,7 +90,7 @@ class AsyncProducer(AsyncCloses):
         )
         _check_times(linger_ms=linger_ms, max_block_ms=max_block_ms)
         _check_times(request_timeout_ms=request_timeout_ms, delivery_timeout_ms=delivery_timeout_ms)
-        rng = Random(random_seed)
+        rng = make_rng(random_seed)
         retry_backoff_ms = min(retry_backoff_ms, retry_backoff_max_ms)
         retry = RetryPolicy(delivery_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
         self._connections = connect(request_timeout_ms=request_timeout_ms)

@@ -33,7 +33,7 @@ class Process:
     """One life of a process: its tasks end with it."""
 
     def __init__(
-        self, loop: SimLoop, node_id: int, name: str, job_delay_s: Callable[[], float]
+        self, loop: SimLoop, node_id: int, name: str, job_delay_s: Callable[[Any], float]
     ) -> None:
         self.loop = loop
         self.node_id = node_id
@@ -168,7 +168,7 @@ class SimLoop(asyncio.BaseEventLoop):
         process = _PROCESS.get()
         pool = executor or self._default_pool
         begin_s = max(self._now_s, self._busy_until_s.get(pool, 0.0))
-        end_s = begin_s + (process.job_delay_s() if process is not None else _GRAIN_S)
+        end_s = begin_s + (process.job_delay_s(pool) if process is not None else _GRAIN_S)
         self._busy_until_s[pool] = end_s
 
         def work() -> None:

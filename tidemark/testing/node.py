@@ -55,6 +55,8 @@ class SimProcess:
         self.rng = random.Random(seed)
         self.job_ms_max = 1.0
         """Longest time of one job on a thread, such as an fsync, in ms."""
+        self.store_ms_max = 1.0
+        """Longest time of one call of the remote storage, in ms."""
         self.skew_ms = 0
         """How far its wall clock is ahead of the simulation's."""
         self.life: Process | None = None
@@ -76,8 +78,11 @@ class SimProcess:
         self.life = life
         return life
 
-    def _job_delay_s(self) -> float:
-        return (0.05 + self.rng.random() * self.job_ms_max) / 1000
+    def _job_delay_s(self, pool: Any) -> float:
+        is_remote = getattr(pool, "_thread_name_prefix", "").startswith("remote-log")
+        return (
+            0.05 + self.rng.random() * max(self.job_ms_max, is_remote * self.store_ms_max)
+        ) / 1000
 
 
 class SimNode(SimProcess):

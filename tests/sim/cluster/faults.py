@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from commitlog.disk.memory_files import Keep
 from tests.sim.cluster.plans import Plans
@@ -26,6 +26,9 @@ _DISK_ERRORS = ("Input/output error", "the disk is full", "is offline", "No spac
 
 class Faults:
     """All faults of one world."""
+
+    empty_rate: ClassVar[float] = 0.25
+    """How often a mere broker that loses power gets empty disks."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
@@ -156,7 +159,7 @@ class Faults:
         if node is None or (node.config.is_broker and not may_kill):
             return
         power = rng.random() < 0.6 and self._may_lose()
-        empty = power and not node.config.is_controller and rng.random() < 0.25
+        empty = power and not node.config.is_controller and rng.random() < self.empty_rate
         world.seen["power lost" if power else "killed"] += 1
         world.note(f"n{node.node_id} {'loses power' if power else 'is killed'}")
         if power:

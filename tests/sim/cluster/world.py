@@ -14,9 +14,9 @@ import contextlib
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import node.server
@@ -69,7 +69,15 @@ class ClusterOutcome:
 
 
 class ClusterWorld:
-    """Cluster, faults and observations of one seed."""
+    """Cluster, faults and observations of one seed. `tests.sim.tier.world` adds a tier to it."""
+
+    settings: ClassVar[Mapping[str, str]] = _SETTINGS
+    topics: ClassVar[tuple[NewTopic, ...]] = (
+        NewTopic("orders", 2, 3, configs={"min.insync.replicas": "2"}),
+        NewTopic("plain", 1, 3, configs={"min.insync.replicas": "1"}),
+    )
+    controllers: ClassVar[tuple[int, ...]] = (0, 0, 1, 3)
+    """Numbers of mere controllers to choose from; 0: the brokers are controllers, too."""
 
     def __init__(
         self, seed: int, *, verbose: bool = False, fault_ms: int = ClusterCanary.fault_ms
@@ -87,13 +95,13 @@ class ClusterWorld:
         self.partitions = PartitionChecks(self.seen, self.newest_image)
         self._hash = hashlib.sha256()
         self._digests: dict[int, str] = {}
-        controllers = rng.choice([0, 0, 1, 3])
+        controllers = rng.choice(self.controllers)
         self.cluster = Cluster(
             rng.getrandbits(64),
             brokers=3,
             controllers=controllers,
             log_dirs=rng.choice([1, 2]),
-            settings=_SETTINGS,
+            settings=self.settings,
         )
         self.loop = self.cluster.loop
         self.nodes = {n: NodeView(self, each) for n, each in self.cluster.nodes.items()}
@@ -101,10 +109,13 @@ class ClusterWorld:
             each.before_start = self._starts
             each.before_kill = self._dies
             each.on_end = self._ended
-        self.faults = Faults(self)
+        self.faults = self.make_faults()
         self.history = History(self.loop_ms)
         self.loop.after_instant = self._look
         self.loop.set_exception_handler(self._complain)
+
+    def make_faults(self) -> Faults:
+        return Faults(self)
 
     def loop_ms(self) -> float:
         return round(self.loop.time() * 1000, 3)
@@ -162,13 +173,17 @@ class ClusterWorld:
         if self.failure is not None:
             return
         try:
-            self.partitions.look(self.cluster.brokers)
+            self.look()
         except Exception as error:
             self.failure = error
         for text in self.partitions.transitions:
             self.line(text)
         self.partitions.transitions.clear()
         self.faults.plans.look()
+
+    def look(self) -> None:
+        """Checks what must hold at every instant."""
+        self.partitions.look(self.cluster.brokers)
 
     def _complain(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -240,12 +255,7 @@ class ClusterWorld:
 
     async def _make_topics(self) -> None:
         async with self.cluster.asyncio.admin() as admin:
-            await admin.create_topics(
-                [
-                    NewTopic("orders", 2, 3, configs={"min.insync.replicas": "2"}),
-                    NewTopic("plain", 1, 3, configs={"min.insync.replicas": "1"}),
-                ]
-            )
+            await admin.create_topics(list(self.topics))
 
     async def _storm(self) -> None:
         life = self.cluster.clients.life
@@ -255,11 +265,15 @@ class ClusterWorld:
         faults = self.loop.create_task(self._faults(begin, calm))
         await self._until(faults, self.fault_ms + HEAL_TIME_MS + 60_000)
         await self._until(work, 400_000)
+        await self._until(self.loop.create_task(self.settle()))
+
+    async def settle(self) -> None:
+        """Returns when all is quiet, after the clients are done."""
         await asyncio.sleep(0)
 
     async def _work(self, begin: asyncio.Event, calm: asyncio.Event) -> None:
         rng = random.Random(self.rng.getrandbits(64))
-        topics = {"orders": 2, "plain": 1}
+        topics = {topic.name: topic.num_partitions for topic in self.topics}
         async with Workload(self.cluster.asyncio, self.history, rng, topics, _PACE) as workload:
             begin.set()
             await calm.wait()
@@ -274,7 +288,7 @@ class ClusterWorld:
         self.note("healing")
         self.faults.heal()
         end_ms = self.now_ms() + HEAL_TIME_MS
-        while not self._is_well():
+        while not self.is_well():
             await asyncio.sleep(0.05)
             if self.now_ms() > end_ms:
                 raise Violation(f"liveness: {HEAL_TIME_MS} ms after healing: {self.states()}")
@@ -300,7 +314,8 @@ class ClusterWorld:
             for partition in topic.partitions.values()
         )
 
-    def _is_well(self) -> bool:
+    def is_well(self) -> bool:
+        """Whether the faults have left nothing behind."""
         nodes = self.cluster.nodes.values()
         return (
             all(node.server is not None and node.server.is_ready for node in nodes)
