@@ -21,7 +21,7 @@ from tidemark.testing.node import SimNode
 if TYPE_CHECKING:
     from tests.sim.cluster.world import ClusterWorld
 
-_DISK_ERRORS = ("Input/output error", "the disk is full", "is offline", "No space left")
+_DISK_ERRORS = ("input/output error", "the disk is full", "is offline", "no space left")
 
 
 class Faults:
@@ -77,7 +77,7 @@ class Faults:
         if node.node_id not in self._broken:
             return False
         cause = f"{error} {error.__cause__}"
-        if not any(text in cause for text in _DISK_ERRORS):
+        if not any(text in cause.lower() for text in _DISK_ERRORS):
             return False
         self._world.seen["process ended by its disk"] += 1
         self._start_later(node)
