@@ -163,7 +163,13 @@ class BrokerServer:
 
     def _replica_fetchers(self, clock: Clock) -> ReplicaFetchers:
         timeout_ms = self._config.request_timeout_ms
-        bootstrap = None if self._tier is None else TierBootstrap(self._tier, timeout_ms)
+        bootstrap = None
+        if self._tier is not None:
+            bootstrap = TierBootstrap(
+                self._tier,
+                timeout_ms,
+                lambda: self._cluster.settings.follower_fetch_last_tiered_offset_enable,
+            )
 
         def make(endpoint: Endpoint) -> ReplicaFetcher:
             return ReplicaFetcher(

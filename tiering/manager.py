@@ -27,8 +27,9 @@ from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
+from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates
 from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
-from tiering.reading.reader import RemoteAuxState, RemoteReader
+from tiering.reading.reader import RemoteReader
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
@@ -73,6 +74,7 @@ class RemoteLogManager:
             metrics,
         )
         self._reader = RemoteReader(config, storage, metadata, self._index_cache, metrics)
+        self._aux_states = RemoteAuxStates(config, storage, metadata, metrics)
         self._deleter = SegmentDeleter(
             config, storage, metadata, metrics, now_ms, self._reader.segments.forget
         )
@@ -103,6 +105,7 @@ class RemoteLogManager:
             await _cancel(hosted)
         self._hosted.clear()
         await self._reader.close()
+        self._aux_states.close()
         self._copier.close()
         self._deleter.close()
         await self._metadata.close()
@@ -186,17 +189,18 @@ class RemoteLogManager:
         return await self._reader.offset_for_timestamp(partition, log, timestamp_ms)
 
     async def fetch_aux_state(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, exact: bool = False
     ) -> RemoteAuxState:
         """Fetches the state from which a follower starts near the leader's local log start `offset`
         (KIP-405).
 
         `leader_epoch` is the epoch of the record before `offset` on the leader. The epoch of
         `offset` itself works too, unless the tier has several older candidates. The follower
-        continues at the result's `start_offset`. Raises RemoteResourceNotFoundError if the segment
-        is not known (yet), and the errors of `read`.
+        continues at the result's `start_offset`: the end of the remote segment, which may be of
+        another lineage above `offset`. With `exact` it is `offset`. Raises
+        RemoteResourceNotFoundError if the segment is not known (yet), and the errors of `read`.
         """
-        return await self._reader.fetch_aux_state(partition, leader_epoch, offset)
+        return await self._aux_states.fetch(partition, leader_epoch, offset, exact=exact)
 
     async def remote_log_size(self, partition: TopicIdPartition) -> int:
         """Returns the bytes of the partition's finished remote segments, unreferenced copies

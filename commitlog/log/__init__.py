@@ -14,7 +14,7 @@ Outsiders import `log.Log` and `opening.open_log`, which makes one. They also im
     lookup               look-ups by timestamp, and aborted transactions
     retention, expiration, deleted_files   which segments expire, and their deletion
     swap                 how cleaned segments replace old ones
-    from_tier            a follower that starts from remote storage
+    from_tier, restart   a follower that starts from remote storage, whole or not at all
     events, jitter       reports to the owner; when a segment rolls early
 
 An append is written whole or not at all. Records below the recovery point survive a crash. The room

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commitlog.log.log import Log
-from commitlog.log.restart import NO_PRODUCERS, Restart
+from commitlog.log.restart import Restart
+from commitlog.segment.producer_replay import NO_PRODUCERS
 
 
 def rebuild_from_remote(

@@ -23,9 +23,10 @@ from commitlog.log.events import UNTRACKED, ChangedLogs, LogEvents
 from commitlog.log.flushing import Durability, PendingFlush
 from commitlog.log.loader import replay_producers
 from commitlog.log.producer_checks import check_producers, find_duplicate
-from commitlog.log.restart import NO_PRODUCERS, Restart
+from commitlog.log.restart import Restart
 from commitlog.log.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
+from commitlog.segment.producer_replay import NO_PRODUCERS
 from commitlog.segment.segment import Segment
 from commitlog.types import (
     AbortedTransaction,
@@ -388,6 +389,7 @@ class Log:
             finally:  # without a file, too: the old records are gone
                 self._log_start_offset = restart.log_start_offset if restart else offset
                 self.epochs.replace(restart.epochs if restart else ())
+                self.epochs.truncate_from_start(self._log_start_offset)
                 self.producers.drop_snapshots()
                 self._after_truncation(offset, now_ms)
             self._finish_restart()

@@ -37,11 +37,10 @@ from commitlog.segment.names import (
     TXN_INDEX_SUFFIX,
     snapshot_name,
 )
-from commitlog.segment.producer_state import decode_snapshot, encode_snapshot
+from commitlog.segment.producer_state import decode_snapshot
 from tidemark.errors import StorageError
 
 RESTART_FILE = "restart"
-NO_PRODUCERS = encode_snapshot(())
 _OF_SEGMENTS = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX, LOG_SUFFIX)
 _VERSION = 0
 

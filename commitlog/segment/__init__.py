@@ -3,7 +3,7 @@
 Outsiders import `segment.Segment`, `names` (names and suffixes of a segment's files), and
 `batch_table.BatchTable` where many headers are read at once. Logs also import `cutting`,
 `epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats
-and that of transaction indexes (`indexes.parse_transactions`).
+and that of transaction indexes (`indexes.parse_transactions`), and `producer_replay`.
 
     segment              appends and reads; loads, rebuilds and recovers
     reading              the read of a fetch, checked for the order of its batches
@@ -12,6 +12,7 @@ and that of transaction indexes (`indexes.parse_transactions`).
     batches, batch_table scans over headers, one by one or as columns
     epochs               at which offset each leader epoch began
     producer_state       idempotent and transactional producers, and their snapshots
+    producer_replay      makes lost producer snapshots again
     txn_recovery         rebuilds transaction indexes, and checks old ones
 
 The files are those of Apache Kafka, byte by byte. A damaged index never gives a wrong answer.

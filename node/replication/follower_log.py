@@ -73,10 +73,8 @@ def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int, no
         return
 
 
-def truncate_to_divergence(
-    hosted: HostedPartition, epoch: int, end_offset: int, now_ms: int
-) -> int:
-    """Truncates the log where it parts from the leader's history; returns the new end offset."""
+def divergence(hosted: HostedPartition, epoch: int, end_offset: int) -> int:
+    """Returns the offset to truncate to: where histories part, as far as the answer tells."""
     local_end = hosted.log.log_end_offset
     if end_offset < 0:
         target = hosted.core.high_watermark
@@ -90,12 +88,30 @@ def truncate_to_divergence(
             target = min(own[1], end_offset, local_end)
         else:
             target = min(own[1], local_end)  # an epoch that only the leader has: ask again
-    truncate(hosted, target, now_ms)
     return target
+
+
+def needs_tier(hosted: HostedPartition, offset: int) -> bool:
+    """Returns whether a log that is cut to `offset` keeps nothing, and its history is in the tier.
+
+    What begins anew there needs epochs and producers of the tier. Without them it would be in sync
+    with a history that begins at `offset`.
+    """
+    return hosted.config.remote_storage_enable and offset < hosted.log.local_log_start_offset
 
 
 def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
     """Truncates the follower's log to end at `offset`; below its start, empties it there."""
+    note_loss(hosted, offset)
+    if offset < hosted.log.local_log_start_offset:
+        hosted.log.truncate_fully_and_start_at(offset, now_ms)
+    else:
+        hosted.log.truncate_to(offset, now_ms)
+    settle(hosted)
+
+
+def note_loss(hosted: HostedPartition, offset: int) -> None:
+    """Logs that the leader's history ends at `offset`, if that is below the high watermark."""
     watermark = hosted.core.high_watermark
     if offset < watermark:
         logger.error(
@@ -105,11 +121,6 @@ def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
             offset,
             watermark,
         )
-    if offset < hosted.log.local_log_start_offset:
-        hosted.log.truncate_fully_and_start_at(offset, now_ms)
-    else:
-        hosted.log.truncate_to(offset, now_ms)
-    settle(hosted)
 
 
 def restart_at(hosted: HostedPartition, offset: int, now_ms: int) -> None:

@@ -3,16 +3,18 @@
 A peer that keeps a session (`node.serving.fetch_session`) is sent only partitions that are new,
 moved, or were in its last answer. Otherwise each request names all of them.
 
-A partition is FETCHING, DELAYED (in backoff after an error) or BUSY. BUSY means asking the leader
-where to continue: the offset is out of range, or in the tier. An answer counts only while the
-partition is followed in the leader epoch of the request; a late one is dropped. The divergence
-check is part of each fetch (`last_fetched_epoch`, KIP-595), so no separate truncation phase is
-needed.
+A partition is Fetching, Truncating or BuildingRemoteLogAux. The latter two mean asking the leader
+where to continue: the offset is out of range, or in the tier. After an error it is delayed; while
+the tier fails, for longer and longer (remote.log.manager.task.retry.backoff.max.ms). An answer
+counts only while the partition is followed in the leader epoch of the request; a late one is
+dropped. The divergence check is part of each fetch (`last_fetched_epoch`, KIP-595), so no separate
+truncation phase is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -45,6 +47,14 @@ logger = logging.getLogger(__name__)
 _GRAIN_S = 0.001  # due within this counts as due now
 
 
+class _State(enum.Enum):
+    """State of a follower, by the names of Kafka's ReplicaState and of KIP-405."""
+
+    FETCHING = "Fetching"
+    TRUNCATING = "Truncating"
+    BUILDING_REMOTE_LOG_AUX = "BuildingRemoteLogAux"
+
+
 @dataclass(slots=True)
 class _FollowedPartition:
     """One partition of a fetcher. `epoch` is the leader epoch in which it is followed."""
@@ -52,7 +62,12 @@ class _FollowedPartition:
     hosted: HostedPartition
     epoch: int
     retry_at: float = 0.0  # the loop's time; 0: now
-    busy: bool = False
+    failures: int = 0  # of the way from the tier, since the last append
+    state: _State = _State.FETCHING
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state is not _State.FETCHING
 
 
 class ReplicaFetcher:
@@ -152,7 +167,7 @@ class ReplicaFetcher:
     def _rouse(self, due: float) -> None:
         """Fetches partitions again whose delay is over."""
         for key, item in list(self._resting.items()):
-            if not item.busy and item.retry_at < due:
+            if not item.is_busy and item.retry_at < due:
                 del self._resting[key]
                 self._unsent[key] = item
 
@@ -166,7 +181,7 @@ class ReplicaFetcher:
         self._leaving.clear()
 
     async def _wait_for_work(self, now: float) -> None:
-        later = [f.retry_at for f in self._followed.values() if not f.busy]
+        later = [f.retry_at for f in self._followed.values() if not f.is_busy]
         timeout = max(0.0, min(later) - now) if later else None
         # Not wait_for: in Python 3.11 it can lose a cancellation that comes with the event.
         try:
@@ -176,8 +191,12 @@ class ReplicaFetcher:
             return
 
     def _delay(self, item: _FollowedPartition) -> None:
-        loop = asyncio.get_running_loop()
-        item.retry_at = loop.time() + self._config.replica_fetch_backoff_ms / 1000
+        config, loop = self._config, asyncio.get_running_loop()
+        wait_ms = config.replica_fetch_backoff_ms * 2 ** min(max(0, item.failures - 1), 20)
+        longest = max(
+            config.replica_fetch_backoff_ms, config.remote_log_manager_task_retry_backoff_max_ms
+        )
+        item.retry_at = loop.time() + min(wait_ms, longest) / 1000
         self._rest(item)
 
     def _rest(self, item: _FollowedPartition) -> None:
@@ -268,19 +287,21 @@ class ReplicaFetcher:
         hosted = item.hosted
         try:
             if code == ErrorCode.NONE and answer.diverging_epoch is not None:
-                epoch, end_offset = answer.diverging_epoch
-                target = follower_log.truncate_to_divergence(
-                    hosted, epoch, end_offset, self._clock.wall_ms()
-                )
-                logger.info("%s: truncated to %d", hosted.topic_partition, target)
+                target = follower_log.divergence(hosted, *answer.diverging_epoch)
+                if follower_log.needs_tier(hosted, target):
+                    follower_log.note_loss(hosted, target)
+                    self._aside(item, self._from_tier(item), _State.BUILDING_REMOTE_LOG_AUX)
+                else:
+                    follower_log.truncate(hosted, target, self._clock.wall_ms())
+                    logger.info("%s: truncated to %d", hosted.topic_partition, target)
             elif code == ErrorCode.NONE:
                 follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
-                item.retry_at = 0.0
+                item.retry_at, item.failures = 0.0, 0
             elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
-                self._aside(item, self._find_range(item))
+                self._aside(item, self._find_range(item), _State.TRUNCATING)
             elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
-                self._aside(item, self._from_tier(item))
+                self._aside(item, self._from_tier(item), _State.BUILDING_REMOTE_LOG_AUX)
             else:
                 logger.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
                 self._delay(item)
@@ -299,9 +320,9 @@ class ReplicaFetcher:
 
     # --- asking the leader where to continue ---------------------------------------------------
 
-    def _aside(self, item: _FollowedPartition, work: Awaitable[None]) -> None:
+    def _aside(self, item: _FollowedPartition, work: Awaitable[None], state: _State) -> None:
         """Runs the work in a task of its own; the other partitions are fetched meanwhile."""
-        item.busy = True
+        item.state = state
         self._rest(item)
 
         async def run() -> None:
@@ -312,7 +333,7 @@ class ReplicaFetcher:
             except (TidemarkError, OSError) as error:
                 self._failed(item, error)
             finally:
-                item.busy = False
+                item.state = _State.FETCHING
                 self._changed.set()
 
         task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
@@ -325,18 +346,24 @@ class ReplicaFetcher:
         timeout_ms = self._config.request_timeout_ms
         latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
         if latest.offset < item.hosted.log.log_end_offset:
-            if self._is_current(item):
+            if follower_log.needs_tier(item.hosted, latest.offset):
+                await self._from_tier(item)
+            elif self._is_current(item):
                 follower_log.truncate(item.hosted, latest.offset, self._clock.wall_ms())
             return
         earliest = await leader_offset(self.client, item.hosted, item.epoch, -2, timeout_ms)
         if earliest.offset <= item.hosted.log.log_end_offset:
             raise OffsetOutOfRangeError("the leader's range moved meanwhile; fetching again")
-        if self._is_current(item):
+        if item.hosted.config.remote_storage_enable and self._bootstrap is not None:
+            await self._from_tier(item)
+        elif self._is_current(item):
             follower_log.restart_at(item.hosted, earliest.offset, self._clock.wall_ms())
 
     async def _from_tier(self, item: _FollowedPartition) -> None:
         if self._bootstrap is None:
             raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
+        item.state = _State.BUILDING_REMOTE_LOG_AUX
+        item.failures += 1  # until an append
         await self._bootstrap.run(
             self.client,
             item.hosted,

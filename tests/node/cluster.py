@@ -133,10 +133,13 @@ class Node:
             self.identity,
             CLUSTER_ID,
             Link(self.cluster, self.node_id, endpoint.port - 19090),
-            None if tier is None else TierBootstrap(tier, 1000),
+            None if tier is None else TierBootstrap(tier, 1000, self._last_tiered_offset),
             self.fatal.append,
             self.clock,
         )
+
+    def _last_tiered_offset(self) -> bool:
+        return self.view.settings.follower_fetch_last_tiered_offset_enable
 
     @property
     def broker_epoch(self) -> int:

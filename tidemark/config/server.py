@@ -265,6 +265,9 @@ class ServerConfig:
     replica_fetch_backoff_ms: int = setting(
         1000, doc="wait after a failed follower fetch", at_least=0
     )
+    follower_fetch_last_tiered_offset_enable: bool = setting(
+        False, doc="an empty follower starts behind the last tiered offset (KIP-1023)"
+    )
     replica_high_watermark_checkpoint_interval_ms: int = setting(
         5000, doc="time between high-watermark checkpoints", at_least=1
     )
@@ -311,6 +314,9 @@ class ServerConfig:
     )
     remote_log_manager_copier_thread_pool_size: int = setting(
         10, doc="uploads under way at once", at_least=1
+    )
+    remote_log_manager_follower_thread_pool_size: int = setting(
+        2, doc="followers that start from the tier at once", at_least=1
     )
     remote_log_manager_expiration_thread_pool_size: int = setting(
         10, doc="deletions under way at once", at_least=1

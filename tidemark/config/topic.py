@@ -213,6 +213,7 @@ def synonym_of(topic_key: str) -> str:
 # Settings of a broker itself that take effect while it runs (Kafka's DynamicBrokerConfig).
 _OF_BROKERS = frozenset(
     {
+        "follower.fetch.last.tiered.offset.enable",
         "log.cleaner.backoff.ms",
         "log.cleaner.dedupe.buffer.size",
         "log.cleaner.io.buffer.load.factor",

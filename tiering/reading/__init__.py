@@ -1,6 +1,7 @@
 """Reads of remote segments, and their caches.
 
-- `reader`: reads by offset and by timestamp, and the state a follower starts from.
+- `reader`: reads by offset and by timestamp.
+- `aux_state`: the state a follower starts from, in a pool of its own.
 - `segment_reader`: reads within one segment, and reading ahead.
 - `order`: checks of batches against the metadata of their segment (pure).
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.

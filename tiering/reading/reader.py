@@ -1,4 +1,4 @@
-"""Reads of the tier: by offset, by timestamp, and the state a follower starts from above the tier.
+"""Reads of the tier: by offset and by timestamp.
 
 A read by offset takes four steps. The local lineage gives the leader epoch of the offset, and the
 metadata the finished segment with it. The segment's offset index gives a position, and the log a
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import TypeVar
 
-from commitlog.disk.checkpoints import parse_epochs
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
@@ -26,7 +24,6 @@ from tidemark.records import decode_batch
 from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteReadBusyError,
-    RemoteResourceNotFoundError,
     RemoteStorageNotReadyError,
 )
 from tiering.metadata.manager import RemoteLogMetadataManager
@@ -35,26 +32,10 @@ from tiering.metrics import RemoteMetrics
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.segment_reader import SegmentReader
 from tiering.reading.transactions import RemoteTransactions
-from tiering.store.manager import IndexType, RemoteStorageManager
+from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteAuxState:
-    """The state from which a follower starts at `start_offset`: lineage and producers up to
-    there.
-    """
-
-    epochs: tuple[EpochEntry, ...]
-    producer_snapshot: bytes
-    segment: RemoteLogSegmentMetadata
-
-    @property
-    def start_offset(self) -> int:
-        """The first offset after the segment."""
-        return self.segment.next_offset
 
 
 def lineage(log: Log) -> tuple[EpochEntry, ...]:
@@ -105,18 +86,6 @@ class RemoteReader:
         """Finds the first record below the local start with this timestamp or a later one."""
         work = self._search_timestamp(partition, log, timestamp_ms)
         return await self._bounded(f"remote look-up of {partition} by time", work)
-
-    async def fetch_aux_state(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteAuxState:
-        """Fetches the state before an offset; see `RemoteLogManager.fetch_aux_state`."""
-        self._metrics.build_remote_log_aux_state_requests += 1
-        work = self._aux_state(partition, leader_epoch, offset)
-        try:
-            return await self._bounded(f"remote state of {partition} before {offset}", work)
-        except BaseException:
-            self._metrics.build_remote_log_aux_state_errors += 1
-            raise
 
     async def _bounded(self, what: str, work: Awaitable[T]) -> T:
         """Runs `work` with the deadline, as one of a bounded number."""
@@ -204,46 +173,3 @@ class RemoteReader:
             if position >= segment.segment_size_bytes:
                 return None
             batch = await self.segments.header(segment, position)
-
-    async def _aux_state(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteAuxState:
-        segment = await self._segment_before(partition, leader_epoch, offset)
-        run = self.segments.run
-        checkpoint = await run(lambda: self._storage.fetch_index(segment, IndexType.LEADER_EPOCH))
-        snapshot = await run(
-            lambda: self._storage.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
-        )
-        entries = [EpochEntry(epoch, start) for epoch, start in parse_epochs(checkpoint)]
-        epochs = planner.epochs_up_to(entries, segment.next_offset)
-        return RemoteAuxState(epochs, snapshot, segment)
-
-    async def _segment_before(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata:
-        """Returns the segment with the record before `offset`, in `leader_epoch` or an older epoch.
-
-        If `leader_epoch` itself begins at `offset`, the record before belongs to an older epoch.
-        That epoch is known only if the tier has a single candidate: after unclean elections it may
-        have several.
-        """
-        if not self._metadata.is_ready(partition):
-            raise RemoteStorageNotReadyError
-        exact = self._metadata.remote_log_segment_metadata(partition, leader_epoch, offset - 1)
-        if exact is not None:
-            return exact
-        candidates = {}
-        for segment in self._metadata.list_remote_log_segments(partition):
-            for entry in segment.segment_leader_epochs:
-                if entry.epoch < leader_epoch:
-                    found = self._metadata.remote_log_segment_metadata(
-                        partition, entry.epoch, offset - 1
-                    )
-                    if found is not None:
-                        candidates[entry.epoch] = found
-        if len(candidates) == 1:
-            return next(iter(candidates.values()))
-        raise RemoteResourceNotFoundError(
-            f"{len(candidates)} remote segments of {partition} hold offset {offset - 1} in epochs "
-            f"below {leader_epoch}: ask the leader for the epoch of that offset"
-        )

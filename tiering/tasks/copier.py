@@ -141,7 +141,7 @@ class Copier:
         if segment.txn_index.has_entries:  # nobody compares the copy with its batches later
             await check_transactions(hosted.log, segment.base_offset, segment.base_offset + 1)
         epochs = hosted.lineage()
-        files = SegmentFiles.of(segment, epochs)
+        files = SegmentFiles.of(segment, epochs, hosted.log.log_start_offset)
         metadata = hosted.unfinished.pop(segment.base_offset, None)
         if metadata is not None and metadata.end_offset != segment.next_offset - 1:
             hosted.in_flight.discard(metadata.id)

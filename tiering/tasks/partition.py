@@ -11,8 +11,7 @@ from uuid import UUID
 from commitlog.disk.checkpoints import format_epochs
 from commitlog.disk.files import Directory, File
 from commitlog.log.log import Log
-from commitlog.segment.names import snapshot_name
-from commitlog.segment.producer_state import encode_snapshot
+from commitlog.segment.producer_replay import snapshot_of
 from commitlog.segment.segment import Segment
 from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
@@ -99,11 +98,15 @@ class SegmentFiles:
     time_index_file: str
     txn_index_file: str
     size_bytes: int
-    producer_snapshot_file: str
+    base_offset: int
+    next_offset: int
+    log_start_offset: int
     leader_epochs: bytes
 
     @classmethod
-    def of(cls, segment: Segment, epochs: tuple[EpochEntry, ...]) -> SegmentFiles:
+    def of(
+        cls, segment: Segment, epochs: tuple[EpochEntry, ...], log_start_offset: int
+    ) -> SegmentFiles:
         """Collects the files; of the log's lineage `epochs` the copy gets the part before the
         segment's end.
         """
@@ -114,7 +117,9 @@ class SegmentFiles:
             segment.time_index.name,
             segment.txn_index.name,
             segment.size_bytes,
-            snapshot_name(segment.next_offset),
+            segment.base_offset,
+            segment.next_offset,
+            log_start_offset,
             format_epochs(planner.epochs_up_to(epochs, segment.next_offset)),
         )
 
@@ -126,16 +131,16 @@ class SegmentFiles:
 
     @contextmanager
     def open(self) -> Iterator[LogSegmentData]:
-        """Opens the data to copy. Raises StorageError if the segment has left the log."""
+        """Opens the data to copy. Raises StorageError if the segment has left the log, or its
+        producer snapshot is missing and can not be made again.
+        """
         directory = self.directory
         indexes = {
             IndexType.OFFSET: directory.read(self.offset_index_file),
             IndexType.TIMESTAMP: directory.read(self.time_index_file),
-            # A log without producers when it was rolled may have no snapshot; an empty one stands
-            # for that.
-            IndexType.PRODUCER_SNAPSHOT: directory.read(self.producer_snapshot_file)
-            if directory.exists(self.producer_snapshot_file)
-            else encode_snapshot(()),
+            IndexType.PRODUCER_SNAPSHOT: snapshot_of(
+                directory, self.base_offset, self.next_offset, self.log_start_offset
+            ),
             IndexType.LEADER_EPOCH: self.leader_epochs,
         }
         if not self.txn_index_empty:

@@ -86,7 +86,7 @@ class FakeTier:
         return None
 
     async def fetch_aux_state(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, exact: bool = False
     ) -> Any:
         self.asked.append((leader_epoch, offset))
         if self.failing:
