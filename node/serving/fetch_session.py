@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from node.partition.hosted import HostedPartition, Wakeable
 from node.partition.replica_state import Pulse
 from tidemark.errors import InvalidFetchSessionEpochError
-from tidemark.types import TopicPartition
+from tidemark.types import OrderedSet, TopicPartition
 from tidemark.wire import FetchPartitionData
 
 _ids = itertools.count(1)
@@ -76,8 +76,10 @@ class FetchContext(Protocol):
     def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
         """Records the answer of each item of `take`."""
 
-    async def wait(self, until: float) -> None:
-        """Waits until a watched partition moves, or the loop's time is `until`."""
+    async def wait(self, until: float, also: Sequence[OrderedSet[Wakeable]] = ()) -> None:
+        """Waits until a watched partition moves, the waiters of one of `also` are woken, or the
+        loop's time is `until`.
+        """
 
     def answers(self) -> list[FetchPartitionData]:
         """The answers of the fetch; called once, at its end."""
@@ -111,8 +113,8 @@ class SessionlessFetch:
     def looked_at(self, items: Sequence[FetchPartition], answers: list[FetchPartitionData]) -> None:
         self._answers = answers
 
-    async def wait(self, until: float) -> None:
-        """Waits until a partition moves, or the loop's time is `until`.
+    async def wait(self, until: float, also: Sequence[OrderedSet[Wakeable]] = ()) -> None:
+        """Waits until a partition moves, one of `also` is woken, or the loop's time is `until`.
 
         A follower's fetch waits for the log's end, a consumer's for the high watermark.
         """
@@ -120,6 +122,7 @@ class SessionlessFetch:
         waiter: asyncio.Future[None] = loop.create_future()
         handle = loop.call_at(until, _wake, waiter)
         sets = [p.data_waiters if self._from_replica else p.commit_waiters for p in self._watched]
+        sets += also
         for waiters in sets:
             waiters.add(waiter)
         try:
@@ -220,8 +223,10 @@ class FetchSession:
         assert self._replica is not None, "a session begins with a request"
         hosted.core.remotes[self._replica.node_id].pulse = self.pulse
 
-    async def wait(self, until: float) -> None:
-        """Waits until a partition's log moves, or the loop's time is `until`."""
+    async def wait(self, until: float, also: Sequence[OrderedSet[Wakeable]] = ()) -> None:
+        """Waits until a partition's log moves, or the loop's time is `until`. A follower reads
+        nothing of the tier, so `also` is empty.
+        """
         if not self._moved:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()

@@ -21,7 +21,7 @@ from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.serving.fetch_session import FetchContext, FetchingReplica, FetchPartition, set_positions
-from node.serving.tier_reads import TierReads, named
+from node.serving.tier_reads import TierRead, TierReads, named
 from tidemark.errors import (
     ApiError,
     FatalError,
@@ -56,9 +56,7 @@ class _Found:
     unchecked: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
         default_factory=list
     )
-    remote: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
-        default_factory=list
-    )
+    reads: list[TierRead] = field(default_factory=list)  # of the tier, not finished
 
 
 class FetchHandler:
@@ -75,7 +73,8 @@ class FetchHandler:
     async def fetch(self, params: FetchParams, context: FetchContext) -> list[FetchPartitionData]:
         """Returns the context's answers: one per partition, in order; in a session, the news."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + max(0, params.max_wait_ms) / 1000
+        begun = loop.time()
+        deadline = begun + max(0, params.max_wait_ms) / 1000
         if params.replica is not None:
             context.asked_at(self._clock.mono_ms())
         acknowledge = True
@@ -84,12 +83,15 @@ class FetchHandler:
             acknowledge = False
             if found.unchecked:
                 await self._name_aborted(found)
-            if found.remote:
-                await self._read_remote(params, found)
+            if found.reads:
+                deadline = min(deadline, begun + self._remote.max_wait_ms / 1000)
+            enough = found.size_bytes >= (
+                max(1, params.min_bytes) if found.reads else params.min_bytes
+            )
+            if found.answer_now or enough or loop.time() >= deadline:
                 return context.answers()
-            if found.answer_now or found.size_bytes >= params.min_bytes or loop.time() >= deadline:
-                return context.answers()
-            await context.wait(deadline)
+            if all(read.outcome is None for read in found.reads):
+                await context.wait(deadline, [read.waiters for read in found.reads])
 
     def _read_all(self, params: FetchParams, context: FetchContext, acknowledge: bool) -> _Found:
         found = _Found()
@@ -199,14 +201,41 @@ class FetchHandler:
                     f"{hosted.topic_partition}: offset {item.fetch_offset} is in the tier; "
                     f"the local log starts at {local.local_log_start_offset}"
                 )
-            found.remote.append((answer, hosted, item))
             set_positions(answer, hosted)
+            self._take_remote(params, item, answer, found, hosted)
             return
         set_positions(answer, hosted)
         raise OffsetOutOfRangeError(
             f"{hosted.topic_partition}: offset {item.fetch_offset} is not within "
             f"{local.log_start_offset} and {local.log_end_offset}"
         )
+
+    def _take_remote(
+        self,
+        params: FetchParams,
+        item: FetchPartition,
+        answer: FetchPartitionData,
+        found: _Found,
+        hosted: HostedPartition,
+    ) -> None:
+        """Takes the outcome of a read of the tier, or begins the read."""
+        size = min(item.max_bytes, params.max_bytes)
+        read = self._remote.take(hosted, item.fetch_offset, size, params.read_committed)
+        if read.outcome is None:
+            found.reads.append(read)
+            return
+        found.answer_now = True
+        try:
+            outcome = read.within(params.max_bytes - found.size_bytes, not found.size_bytes)
+        except ApiError:
+            self._remote.done(read)
+            raise
+        if outcome is not None:
+            self._remote.done(read)
+            answer.records = (outcome.records,)
+            answer.next_offset = outcome.next_offset
+            answer.aborted_transactions = outcome.aborted
+            found.size_bytes += len(outcome.records)
 
     async def _name_aborted(self, found: _Found) -> None:
         """Names the aborted transactions of records whose transaction index is checked first, in
@@ -225,25 +254,6 @@ class FetchHandler:
                 known = error if isinstance(error, ApiError) else KafkaStorageError(str(error))
                 answer.records, answer.next_offset = (), 0
                 self._failed(answer, item, known, found)
-
-    async def _read_remote(self, params: FetchParams, found: _Found) -> None:
-        """Adds data of the tier, read for all partitions at once."""
-        share = max(1, params.max_bytes - found.size_bytes) // len(found.remote)
-        outcomes = await self._remote.read_many(
-            [
-                (hosted, item.fetch_offset, min(item.max_bytes, share))
-                for _, hosted, item in found.remote
-            ],
-            has_other_data=found.size_bytes > 0,
-            read_committed=params.read_committed,
-        )
-        for (answer, _, item), outcome in zip(found.remote, outcomes, strict=True):
-            if isinstance(outcome, ApiError):
-                self._failed(answer, item, outcome, found)
-            elif outcome is not None:
-                answer.records = (outcome.records,)
-                answer.next_offset = outcome.next_offset
-                answer.aborted_transactions = outcome.aborted
 
 
 def _fill(

@@ -50,6 +50,7 @@ def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
     except TidemarkError as error:
         answer.error_code = int(code_of(error))
         answer.error_message = str(error)
+        answer.next_offset = 0
         plain = []
     answer.records = answer.aborted_transactions = ()
     answer.plain_records = tuple(plain)

@@ -1,30 +1,40 @@
-"""Reads from the tier for fetches: concurrent, bounded in time, and never lost half done.
+"""Reads from the tier for fetches: concurrent, bounded, and never lost half done.
 
-A read from an object store may take longer than a fetch may wait. Then the answer is empty, and the
-read continues: the repeated fetch finds its outcome here. At most 64 reads are kept; beyond that
-the oldest is cancelled.
+A read belongs to the node, not to its fetch. `take` begins it and returns at once; a fetch that
+waits is woken when it is finished. A fetch that is answered or cancelled before leaves the read
+going, and the repeated fetch takes its outcome.
+
+At most 64 reads run. Beyond that they wait, and partitions take turns. A read that no fetch asked
+for within a request timeout does not begin; an outcome that no fetch took within it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction
-from node.partition.hosted import HostedPartition
-from tidemark.errors import ApiError, KafkaStorageError, TidemarkError
+from node.partition.hosted import HostedPartition, Wakeable
+from tidemark.errors import (
+    ApiError,
+    KafkaStorageError,
+    ThrottlingQuotaExceededError,
+    TidemarkError,
+    UnknownServerError,
+)
 from tidemark.records.extent import extent_of
-from tidemark.types import TopicIdPartition
+from tidemark.types import OrderedSet, TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
-_KEPT_READS = 64
-
-Key = tuple[TopicIdPartition, int, int, bool]
+_RUNNING_MAX = 64
+_WAITING_MAX = 1024
+_KEPT_BYTES_MAX = 64 << 20
 
 
 class TierRecords(NamedTuple):
@@ -34,9 +44,6 @@ class TierRecords(NamedTuple):
     records: bytes
     next_offset: int
     aborted: tuple[tuple[int, int], ...] = ()
-
-
-Outcome = TierRecords | ApiError | None
 
 
 class TierReader(Protocol):
@@ -51,84 +58,186 @@ class TierReader(Protocol):
     ) -> Sequence[AbortedTransaction]: ...
 
 
+class _Key(NamedTuple):
+    """Identity of a read. Another leader epoch may have another lineage, so other records."""
+
+    partition: TopicIdPartition
+    offset: int
+    read_committed: bool
+    leader_epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class TierRead:
+    """A read that waits, runs, or is finished."""
+
+    key: _Key
+    log: Log
+    max_bytes: int
+    asked_at: float
+    task: asyncio.Task[None] | None = None
+    outcome: TierRecords | ApiError | None = None
+    waiters: OrderedSet[Wakeable] = field(default_factory=OrderedSet)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.outcome.records) if isinstance(self.outcome, TierRecords) else 0
+
+    def within(self, room: int, min_one: bool) -> TierRecords | None:
+        """Returns the records that fit into `room`; with `min_one` at least those read. Raises the
+        error of the read; None if it is not finished or has no room.
+        """
+        outcome = self.outcome
+        if isinstance(outcome, ApiError):
+            raise outcome
+        if outcome is None or min_one or len(outcome.records) <= room:
+            return outcome
+        extent = extent_of(outcome.records, max_bytes=room) if room > 0 else None
+        if extent is None or not extent.size_bytes:
+            return None
+        return TierRecords(
+            outcome.records[: extent.size_bytes], extent.next_offset, outcome.aborted
+        )
+
+
 class TierReads:
-    """`reader` is None on a node without a tier."""
+    """`reader` is None on a node without a tier. A fetch waits for the tier `max_wait_ms` at most;
+    reads and outcomes that nobody asks for are kept `give_up_ms`.
+    """
 
     def __init__(self, reader: TierReader | None, max_wait_ms: int, give_up_ms: int) -> None:
         self._reader = reader
-        self._max_wait_ms = max_wait_ms
-        self._give_up_ms = give_up_ms
-        self._reads: OrderedDict[Key, asyncio.Task[TierRecords]] = OrderedDict()
+        self.max_wait_ms = max_wait_ms
+        self._give_up_s = give_up_ms / 1000
+        self._reads: dict[_Key, TierRead] = {}
+        self._waiting: OrderedDict[TopicIdPartition, deque[TierRead]] = OrderedDict()
+        self._finished: OrderedDict[_Key, TierRead] = OrderedDict()
+        self._kept_bytes = 0
+        self._running = 0
+        self.waiting_max = _WAITING_MAX
 
     @property
     def enabled(self) -> bool:
         return self._reader is not None
 
-    async def read_many(
-        self,
-        wanted: Sequence[tuple[HostedPartition, int, int]],
-        has_other_data: bool,
-        read_committed: bool = False,
-    ) -> list[Outcome]:
-        """Returns per (partition, offset, max_bytes) the records, an error, or None if it is not
-        finished.
+    def take(
+        self, hosted: HostedPartition, offset: int, max_bytes: int, read_committed: bool
+    ) -> TierRead:
+        """Returns the read from `offset` on, which begins now if there is none. `done` ends it.
 
-        Waits for all reads, at most `remote.fetch.max.wait.ms`. Without other data it then waits
-        for the first outcome, at most a request timeout.
+        Raises ThrottlingQuotaExceededError if too many wait.
         """
-        keys = [(hosted.core.identity, at, size, read_committed) for hosted, at, size in wanted]
-        tasks = [
-            self._task(key, hosted.log) for key, (hosted, *_) in zip(keys, wanted, strict=True)
-        ]
-        await asyncio.wait(tasks, timeout=self._max_wait_ms / 1000)
-        if not has_other_data and not any(task.done() for task in tasks):
-            await asyncio.wait(
-                tasks, timeout=self._give_up_ms / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
-        return [self._outcome(key, task) for key, task in zip(keys, tasks, strict=True)]
-
-    def _task(self, key: Key, log: Log) -> asyncio.Task[TierRecords]:
+        core = hosted.core
+        key = _Key(core.identity, offset, read_committed, core.leader_epoch)
         found = self._reads.get(key)
+        now = asyncio.get_running_loop().time()
         if found is None:
-            while len(self._reads) >= _KEPT_READS:
-                _, oldest = self._reads.popitem(last=False)
-                oldest.cancel()
-            found = asyncio.ensure_future(self._read(key, log))
-            found.add_done_callback(_look_at)
+            found = TierRead(key, hosted.log, max_bytes, now)
+            if self._running >= _RUNNING_MAX:
+                self._make_room(key.partition)
+                self._waiting.setdefault(key.partition, deque()).append(found)
+            else:
+                self._begin(found)
             self._reads[key] = found
+        found.asked_at = now
         return found
 
-    async def _read(self, key: Key, log: Log) -> TierRecords:
-        assert self._reader is not None, "asked for remote data on a node without a tier"
-        partition, offset, max_bytes, read_committed = key
-        records = await self._reader.read(partition, log, offset, max_bytes)
-        end = extent_of(records).next_offset
-        if not read_committed:
-            return TierRecords(records, end)
-        found = await self._reader.aborted_transactions(partition, log, offset, end)
-        return TierRecords(records, end, named(found))
-
-    def _outcome(self, key: Key, task: asyncio.Task[TierRecords]) -> Outcome:
-        if not task.done():
-            return None
-        self._reads.pop(key, None)
-        if task.cancelled():
-            return None
-        error = task.exception()
-        if error is None:
-            return task.result()
-        if isinstance(error, ApiError):
-            return error
-        if isinstance(error, TidemarkError | OSError):
-            return KafkaStorageError(f"remote read of {key[0].topic_partition}: {error}")
-        raise error
+    def done(self, read: TierRead) -> None:
+        """Forgets a read whose outcome a fetch has taken."""
+        if self._finished.pop(read.key, None) is not None:
+            self._kept_bytes -= read.size_bytes
+        self._reads.pop(read.key, None)
 
     async def close(self) -> None:
         """Cancels the reads in progress."""
-        reads, self._reads = list(self._reads.values()), OrderedDict()
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        tasks = [read.task for read in self._reads.values() if read.task is not None]
+        self._waiting.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._reads.clear()
+        self._finished.clear()
+        self._kept_bytes = 0
+
+    def _make_room(self, partition: TopicIdPartition) -> None:
+        """Makes room in the queue: the newest read of the partition with most has to leave."""
+        if sum(map(len, self._waiting.values())) < self.waiting_max:
+            return
+        longest = max(self._waiting, key=lambda one: len(self._waiting[one]))
+        if len(self._waiting[longest]) <= len(self._waiting.get(partition, ())) + 1:
+            raise ThrottlingQuotaExceededError(
+                f"{self.waiting_max} reads wait for the remote storage; try again"
+            )
+        self._drop(self._waiting[longest].pop())
+
+    def _drop(self, read: TierRead) -> None:
+        self._reads.pop(read.key, None)
+        _wake(read)
+
+    def _begin(self, read: TierRead) -> None:
+        self._running += 1
+        read.task = asyncio.ensure_future(self._run(read))
+
+    async def _run(self, read: TierRead) -> None:
+        try:
+            read.outcome = await self._outcome(read)
+        finally:
+            self._running -= 1
+            read.task = None
+            self._keep(read)
+            self._begin_next()
+        _wake(read)
+
+    def _keep(self, read: TierRead) -> None:
+        """Keeps an outcome, and drops the oldest ones over the limits."""
+        self._finished[read.key] = read
+        self._kept_bytes += read.size_bytes
+        old = asyncio.get_running_loop().time() - self._give_up_s
+        while True:
+            oldest = next(iter(self._finished.values()))
+            full = self._kept_bytes > _KEPT_BYTES_MAX and oldest is not read
+            if not full and oldest.asked_at >= old:
+                return
+            self.done(oldest)
+            if not self._finished:
+                return
+
+    def _begin_next(self) -> None:
+        old = asyncio.get_running_loop().time() - self._give_up_s
+        while self._waiting and self._running < _RUNNING_MAX:
+            partition, reads = self._waiting.popitem(last=False)
+            read = reads.popleft()
+            if reads:
+                self._waiting[partition] = reads  # behind the others
+            if read.asked_at < old and not read.waiters:
+                self._drop(read)
+            else:
+                self._begin(read)
+
+    async def _outcome(self, read: TierRead) -> TierRecords | ApiError:
+        partition, offset, *_ = read.key
+        what = f"remote read of {partition.topic_partition} at {offset}"
+        try:
+            return await self._read(read)
+        except ApiError as error:
+            logger.debug("%s: %s", what, error)
+            return error
+        except (TidemarkError, OSError) as error:
+            logger.warning("%s: %s", what, error)
+            return KafkaStorageError(f"{what}: {error}")
+        except Exception as error:
+            logger.exception("%s failed", what)
+            return UnknownServerError(f"{what}: {error}")
+
+    async def _read(self, read: TierRead) -> TierRecords:
+        assert self._reader is not None, "asked for remote data on a node without a tier"
+        partition, offset, read_committed, _ = read.key
+        records = await self._reader.read(partition, read.log, offset, read.max_bytes)
+        end = extent_of(records).next_offset
+        if not read_committed:
+            return TierRecords(records, end)
+        found = await self._reader.aborted_transactions(partition, read.log, offset, end)
+        return TierRecords(records, end, named(found))
 
 
 def named(aborted: Sequence[AbortedTransaction]) -> tuple[tuple[int, int], ...]:
@@ -136,7 +245,8 @@ def named(aborted: Sequence[AbortedTransaction]) -> tuple[tuple[int, int], ...]:
     return tuple((one.producer_id, one.first_offset) for one in aborted)
 
 
-def _look_at(task: asyncio.Task[TierRecords]) -> None:
-    """Retrieves the outcome, so that asyncio does not report one that no fetch came back for."""
-    if not task.cancelled() and task.exception() is not None:
-        logger.debug("remote read failed: %s", task.exception())
+def _wake(read: TierRead) -> None:
+    for waiter in read.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    read.waiters.clear()

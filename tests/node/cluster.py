@@ -185,7 +185,7 @@ class Node:
         found: list[str] = []
         offset = log.log_start_offset
         while offset < self.hosted().core.high_watermark:
-            answer = await self.fetch(offset)
+            answer = await self.fetch(offset, max_wait_ms=500)
             raise_for(answer.error_code, answer.error_message)
             for position, header in iter_batches(answer.payload):
                 found += [

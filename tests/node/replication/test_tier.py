@@ -30,6 +30,7 @@ class FakeTier:
         self.stopped: list[tuple[TopicIdPartition, bool]] = []
         self.leaders: dict[TopicIdPartition, int] = {}
         self.read_time_s = 0.0
+        self.read_calls = 0
         self.failing = 0
         self.nudges = 0
         self.aborted: list[AbortedTransaction] = []
@@ -65,6 +66,7 @@ class FakeTier:
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
     ) -> bytes:
+        self.read_calls += 1
         await asyncio.sleep(self.read_time_s)
         found = b"".join(raw for _, end, _, raw in self.batches if end > offset)
         if not found:
@@ -133,7 +135,7 @@ def scenario(test: Callable[[Cluster, FakeTier], Awaitable[None]]) -> None:
 
 def test_a_consumer_reads_below_the_local_log_from_the_tier() -> None:
     async def test(cluster: Cluster, tier: FakeTier) -> None:
-        answer = await cluster.nodes[1].fetch(1)
+        answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
         assert values_of(answer.payload)[0] == "v1"
         assert answer.log_start_offset == 0
         assert await cluster.nodes[1].read_all() == [f"v{n}" for n in range(6)]
@@ -188,9 +190,11 @@ def test_a_slow_store_answers_late_but_its_read_is_done_once() -> None:
         tier.read_time_s = 40
         answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
         assert (answer.error_code, len(answer.payload)) == (ErrorCode.NONE, 0)
-        answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
+        while not answer.payload:
+            answer = await cluster.nodes[1].fetch(1, max_wait_ms=500)
         assert values_of(answer.payload)[0] == "v1"
         assert asyncio.get_running_loop().time() < 45
+        assert tier.read_calls == 1
 
     scenario(test)
 

@@ -63,7 +63,7 @@ async def fetch(
     node: Node, offset: int, isolation_level: int, *, plain: bool = False, max_bytes: int = 1 << 20
 ) -> FetchPartitionData:
     request = log_pb2.FetchRequest(
-        min_bytes=1, isolation_level=isolation_level, plain_records=plain
+        min_bytes=1, max_wait_ms=500, isolation_level=isolation_level, plain_records=plain
     )
     request.partitions.add(
         topic=TOPIC,
