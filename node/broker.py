@@ -328,7 +328,7 @@ def make_tier(
     return RemoteLogManager(
         config,
         create_storage_manager(config),
-        create_metadata_manager(config, own.address),
+        create_metadata_manager(config, own.address, storage.first_usable(config)),
         clock.wall_ms,
         cluster=cluster,
         cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),

@@ -5,6 +5,7 @@
 - `topic_based`: the real one, over the topic `__remote_log_metadata` (`topic`, `codec`).
 - `memory`: the verified fake, for tests and benches.
 - `cache`, `lookups`: the fold of a partition's records, and the queries on it.
+- `followed`, `flat_store`, `flat_file`: a metadata partition in memory, and its KIP-405 files.
 - `rows`, `ranges`: the segments of a partition in a hundred bytes each, and their order.
 
 Outsiders import `topic_based` to create the manager that a node's configuration names, and `codec`

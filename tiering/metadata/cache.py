@@ -141,14 +141,39 @@ class RemoteLogMetadataCache:
             return
         self._rows.replace(row, changed)
         if changed.state is _S.COPY_SEGMENT_FINISHED and known.state is not changed.state:
-            self.finished_bytes += changed.segment_size_bytes
             self._unfinished.discard(row)
-            for epoch, _ in self._rows.epochs(row):
-                bounds = self._rows.epoch_range(row, epoch)
-                if bounds is not None and bounds[0] <= bounds[1]:
-                    if epoch not in self._by_epoch:
-                        self._by_epoch[epoch] = EpochRanges(self._rows, epoch)
-                    self._by_epoch[epoch].add(row)
+            self._reference(row, changed)
+
+    def restore(
+        self, entry: RemoteLogSegmentMetadata | RemotePartitionDeleteMetadata | UUID
+    ) -> None:
+        """Takes over an entry of this fold's file. A segment, in any state, replaces an earlier
+        entry of it, and the id of a removed segment removes it.
+        """
+        self.changes += 1
+        if isinstance(entry, RemotePartitionDeleteMetadata):
+            self.partition_delete = entry
+            return
+        row = self._rows.find(entry if isinstance(entry, UUID) else entry.id)
+        if row is not None:
+            if row not in self._unfinished:
+                self.finished_bytes -= self._rows.get(row).segment_size_bytes
+                self._unreference(row)
+            self._unfinished.discard(row)
+            self._take_from_order(row)
+            self._rows.remove(row)
+        if isinstance(entry, UUID):
+            return
+        row = self._rows.insert(entry)
+        insort(self._order, row, key=self._rows.start_offset)
+        if entry.state is _S.COPY_SEGMENT_FINISHED:
+            self._reference(row, entry)
+        else:
+            self._unfinished.add(row)
+
+    def ids(self) -> list[UUID]:
+        """Returns the ids of all segments, by start offset."""
+        return [self._rows.identity(row) for row in self._order]
 
     def segment_for(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the finished segment with `offset` written in `epoch`."""
@@ -215,6 +240,15 @@ class RemoteLogMetadataCache:
         assert self._unfinished == states.keys() - finished
         sizes = (self._rows.get(row).segment_size_bytes for row in finished)
         assert self.finished_bytes == sum(sizes)
+
+    def _reference(self, row: int, segment: RemoteLogSegmentMetadata) -> None:
+        self.finished_bytes += segment.segment_size_bytes
+        for epoch, _ in self._rows.epochs(row):
+            bounds = self._rows.epoch_range(row, epoch)
+            if bounds is not None and bounds[0] <= bounds[1]:
+                if epoch not in self._by_epoch:
+                    self._by_epoch[epoch] = EpochRanges(self._rows, epoch)
+                self._by_epoch[epoch].add(row)
 
     def _unreference(self, row: int) -> None:
         for epoch, _ in self._rows.epochs(row):

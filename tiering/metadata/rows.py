@@ -138,6 +138,10 @@ class SegmentRows:
             bool(flags & _TXN_INDEX_EMPTY),
         )
 
+    def identity(self, row: int) -> UUID:
+        """Returns the id of a row's segment."""
+        return UUID(bytes=self._id(row))
+
     def start_offset(self, row: int) -> int:
         """Returns the first offset of a row's segment."""
         offset: int = self._offsets(row)[1]

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
 from tidemark.client import (
     AsyncAdmin,
@@ -32,7 +33,7 @@ from tidemark.errors import (
 )
 from tidemark.records import iter_batches
 from tidemark.records.plain import iter_records
-from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicPartition
+from tidemark.types import REMOTE_LOG_METADATA_TOPIC, ZERO_UUID, TopicPartition
 
 _PREFIX = "remote.log.metadata."
 _GROUPS = ("common.client.", "producer.", "consumer.")
@@ -59,6 +60,11 @@ class _End(NamedTuple):
 
 class MetadataTopic(Protocol):
     """A partitioned log of values. Every method raises TidemarkError if the cluster fails."""
+
+    @property
+    def topic_id(self) -> UUID:
+        """Id of the topic, known after `open`."""
+        ...
 
     async def open(self) -> int:
         """Creates the topic unless it exists; returns the number of its partitions. May be called
@@ -94,6 +100,7 @@ class ClientMetadataTopic:
 
     def __init__(self, config: ServerConfig, bootstrap_servers: str) -> None:
         self._topic = REMOTE_LOG_METADATA_TOPIC
+        self.topic_id = ZERO_UUID
         self._partitions = config.remote_log_metadata_topic_num_partitions
         self._replicas = config.remote_log_metadata_topic_replication_factor
         self._topic_configs = {
@@ -124,6 +131,7 @@ class ClientMetadataTopic:
                 with contextlib.suppress(TopicAlreadyExistsError):  # another node created it first
                     await admin.create_topics([wanted])
                 known = await admin.describe_topics([self._topic])
+            self.topic_id = known[self._topic].topic_id
             return len(known[self._topic].partitions)
 
     async def append(self, partition: int, value: bytes) -> int:

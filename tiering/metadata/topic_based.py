@@ -20,8 +20,8 @@ import importlib
 import logging
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
+from commitlog.disk.files import Directory
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError, FatalError, TidemarkError
 from tidemark.records import murmur2
@@ -34,7 +34,8 @@ from tiering.errors import (
     RetriableRemoteStorageError,
 )
 from tiering.metadata.cache import RemoteLogMetadataCache
-from tiering.metadata.codec import decode, encode
+from tiering.metadata.codec import encode
+from tiering.metadata.followed import FlatFiles, FollowedPartition
 from tiering.metadata.lookups import CacheLookups
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import (
@@ -72,23 +73,6 @@ def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int
     return (murmur2(value.to_bytes(4, "big")) & 0x7FFF_FFFF) % partition_count
 
 
-@dataclass(slots=True)
-class _MetadataPartition:
-    """A metadata partition with its records and the position of the reader."""
-
-    position: int = 0
-    ready_at: int | None = None
-    """End of the partition when it was assigned."""
-    caches: dict[TopicIdPartition, RemoteLogMetadataCache] = field(default_factory=dict)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.ready_at is not None and self.position >= self.ready_at
-
-    def cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
-        return self.caches.setdefault(partition, RemoteLogMetadataCache())
-
-
 class TopicBasedRemoteLogMetadataManager(CacheLookups):
     """Metadata in a topic; see `tiering.metadata.manager.RemoteLogMetadataManager`."""
 
@@ -96,16 +80,18 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self,
         topic: MetadataTopic,
         *,
+        directory: Directory | None = None,
         consume_wait_ms: int = CONSUME_WAIT_MS,
         rng: random.Random | None = None,
     ) -> None:
         self._topic = topic
+        self._files = FlatFiles(directory)
         self._consume_wait_ms = consume_wait_ms
         self._random = rng or surroundings().make_rng()
         self._partition_count = 0  # 0: unknown
         self._assigned: set[TopicIdPartition] = set()
         self._owned: set[int] = set()
-        self._followed: dict[int, _MetadataPartition] = {}
+        self._followed: dict[int, FollowedPartition] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._assignment_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -120,6 +106,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await self._files.close(self._followed.values())
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(RetriableRemoteStorageError("the node is stopping"))
@@ -188,28 +175,34 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         while True:
             try:
                 if not self._partition_count:
-                    self._partition_count = await self._topic.open()
+                    count = await self._topic.open()
+                    await self._files.open(self._topic.topic_id)
+                    self._partition_count = count
                     self._assignment_changed.set()
                 await self._follow_assignment()
                 if not self._followed:
                     await self._assignment_changed.wait()
                     continue
-                records, moved = await self._topic.poll()
+                await self._read()
                 failures = 0
             except FatalError:
                 raise
-            except (TidemarkError, OSError) as error:
+            except Exception as error:  # foreign code may raise anything; reading continues
                 failures += 1
-                level = (
-                    logging.WARNING if failures > 3 else logging.DEBUG
-                )  # the cluster is coming up
-                logger.log(level, "remote log metadata: %s", error)
+                level = logging.WARNING if failures > 3 else logging.DEBUG  # the cluster starts
+                if not isinstance(error, TidemarkError | OSError):
+                    level = logging.ERROR
+                logger.log(level, "remote log metadata: %s", error, exc_info=level > 30)
                 await asyncio.sleep(self._backoff_ms(failures) / 1000)
-                continue
-            for begin in range(0, len(records), SLICE_RECORDS):
-                self._apply_all(records[begin : begin + SLICE_RECORDS], {})
-                await asyncio.sleep(0)
-            self._apply_all([], moved)
+
+    async def _read(self) -> None:
+        """Applies the next records, in slices."""
+        records, moved = await self._topic.poll()
+        for begin in range(0, len(records), SLICE_RECORDS):
+            self._apply_all(records[begin : begin + SLICE_RECORDS], {})
+            await asyncio.sleep(0)
+        self._apply_all([], moved)
+        await self._files.maybe_save(self._followed.values())
 
     def _backoff_ms(self, failures: int) -> float:
         longest = min(_BACKOFF_MS * 2 ** min(failures, 16), _BACKOFF_MAX_MS)
@@ -222,29 +215,41 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             wanted = {metadata_partition(each, self._partition_count) for each in self._assigned}
             wanted |= self._owned
             if wanted != self._followed.keys():
+                await self._files.save(self._followed.values())
                 self._followed = {
-                    number: self._followed.get(number) or _MetadataPartition()
+                    number: self._followed.get(number) or await self._files.load(number)
                     for number in sorted(wanted)
                 }
                 try:
-                    await self._topic.assign(
-                        {number: each.position for number, each in self._followed.items()}
-                    )
+                    await self._assign()
                 except BaseException:
                     self._followed = {}  # read anew: the state of the reader is unknown
                     self._assignment_changed.set()
                     raise
         unknown = [number for number, each in self._followed.items() if each.ready_at is None]
         if unknown:
-            for number, end in (await self._topic.end_offsets(unknown)).items():
-                self._followed[number].ready_at = end
+            ends = await self._topic.end_offsets(unknown)
+            beyond = [
+                number for number in unknown if self._followed[number].position > ends[number]
+            ]
+            for number in beyond:
+                logger.warning("metadata partition %d lost records: it is read anew", number)
+                self._files.drop(number)
+                self._followed[number] = FollowedPartition(number)
+            if beyond:
+                await self._assign()
+            for number in unknown:
+                self._followed[number].ready_at = ends[number]
+
+    async def _assign(self) -> None:
+        await self._topic.assign({n: each.position for n, each in self._followed.items()})
 
     def _apply_all(self, records: list[MetadataRecord], moved: dict[int, int]) -> None:
         for record in records:
             followed = self._followed.get(record.partition)
             if followed is None or record.offset < followed.position:
                 continue
-            error = _apply(followed, record)
+            error = followed.apply(record)
             followed.position = record.offset + 1
             future = self._waiting.pop((record.partition, record.offset), None)
             if future is not None and not future.done():
@@ -286,7 +291,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         finally:
             self._waiting.pop((number, offset), None)
 
-    def _check_applied(self, followed: _MetadataPartition, record: RemoteLogMetadata) -> None:
+    def _check_applied(self, followed: FollowedPartition, record: RemoteLogMetadata) -> None:
         """Checks whether the record was accepted; the reader was faster than the answer to the
         append.
         """
@@ -313,31 +318,20 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         return self._followed[number].cache(partition)
 
 
-def _apply(followed: _MetadataPartition, record: MetadataRecord) -> TidemarkError | None:
-    """Applies a record; returns the error if it is refused (every node refuses it alike)."""
-    try:
-        metadata = decode(record.value)
-        followed.cache(metadata.topic_id_partition).apply(metadata)
-    except TidemarkError as error:
-        logger.warning(
-            "record %d of metadata partition %d: %s", record.offset, record.partition, error
-        )
-        return error
-    return None
-
-
 def create_metadata_manager(
-    config: ServerConfig, bootstrap_servers: str
+    config: ServerConfig, bootstrap_servers: str, directory: Directory | None = None
 ) -> RemoteLogMetadataManager:
     """Creates the metadata manager that `remote.log.metadata.manager.class.name` names.
 
     An empty name is the topic-based one. Its clients connect to `rlmm.config.bootstrap.servers`,
-    else to `bootstrap_servers` (the node's own listener). `module:Class` is called with the same
-    two arguments. Call it on the running event loop. Raises ConfigError.
+    else to `bootstrap_servers` (the node's own listener). Its flat files are in `directory`.
+    `module:Class` is called with the first two arguments. Call it on the running event loop.
+    Raises ConfigError.
     """
     name = config.remote_log_metadata_manager_class_name
     if not name:
-        return TopicBasedRemoteLogMetadataManager(ClientMetadataTopic(config, bootstrap_servers))
+        topic = ClientMetadataTopic(config, bootstrap_servers)
+        return TopicBasedRemoteLogMetadataManager(topic, directory=directory)
     module, _, attribute = name.partition(":")
     try:
         made: RemoteLogMetadataManager = getattr(importlib.import_module(module), attribute)(

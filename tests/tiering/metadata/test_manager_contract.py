@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -59,6 +60,8 @@ class Broker:
 
 class FakeTopic:
     """A MetadataTopic over `Broker`, which waits on its event, never on the clock."""
+
+    topic_id = UUID(int=77)
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
