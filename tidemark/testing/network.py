@@ -65,6 +65,9 @@ class SimNetwork:
         self.break_rate = 0.0
         """Share of requests whose connection breaks for the caller, while they arrive later."""
         self.late_ms_max = 3_000
+        self.change_answer: Callable[[_UnaryCall, bytes], bytes] = lambda call, answer: answer
+        """Damages the answer of a unary call on its way."""
+        self.on_handler_error: Callable[[Exception], None] = lambda error: None
         self.seen: Counter[str] = Counter()
         # One way and one method, or all (""): (source, target, path), with its depth.
         self._cut: dict[tuple[int, int, str], int] = {}
@@ -310,6 +313,7 @@ class _Call:
             raise
         except Exception as error:
             self.network.seen["a handler raised"] += 1
+            self.network.on_handler_error(error)
             text = f"Unexpected {type(error)}: {error}"
             self.refuse(grpc.StatusCode.UNKNOWN, text)
 
@@ -402,6 +406,7 @@ class _UnaryCall(_Call):
         payload, decode, encode = self._payload, *_codecs(handler)
         answer = await handler.unary_unary(payload if decode is None else decode(payload), self)
         data = answer if encode is None else encode(answer)
+        data = self.network.change_answer(self, data)
         self.to_caller(lambda: self._answered(data))
 
     def _answered(self, data: bytes) -> None:

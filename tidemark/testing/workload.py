@@ -43,7 +43,8 @@ class WorkloadPace:
     one client.
 
     `slack_ms` is the lateness that a busy machine may add to a limit; 0 in virtual time.
-    `finish_ms` limits each step after the faults.
+    `finish_ms` limits each step after the faults. With `answers_rot` a consumer may be told of a
+    damaged batch, and fetches it again.
     """
 
     send_ms: float = 50
@@ -55,6 +56,7 @@ class WorkloadPace:
     finish_ms: float = 60_000
     sends_after: int = 5
     metadata_max_age_ms: int = 2_000
+    answers_rot: bool = False
 
 
 class Workload:

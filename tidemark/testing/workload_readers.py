@@ -12,7 +12,12 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemark.client import AsyncConsumer, LogTruncationError, TopicRecreatedError
+from tidemark.client import (
+    AsyncConsumer,
+    CorruptBatchError,
+    LogTruncationError,
+    TopicRecreatedError,
+)
 from tidemark.client.records import decode
 from tidemark.errors import (
     CorruptMessageError,
@@ -240,7 +245,11 @@ class WorkloadReader:
     def _failed(self, consumer: AsyncConsumer, how: str, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"[:200]
         self._history.add(PollFailed(self._history.now_ms(), self.name, how, text))
-        if not isinstance(error, TidemarkError) or isinstance(error, _NEVER):
+        if isinstance(error, CorruptBatchError) and self._pace.answers_rot:
+            # Nothing is skipped: the batch is fetched again from the position that was told last.
+            partition = error.topic_partition
+            self._seek_to(consumer, partition, self.positions[partition])
+        elif not isinstance(error, TidemarkError) or isinstance(error, _NEVER):
             self._complain(f"{how} raised {error!r}")
         if isinstance(error, OffsetOutOfRangeError):
             for partition, offset in self.positions.items():

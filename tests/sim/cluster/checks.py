@@ -61,6 +61,7 @@ class PartitionChecks:
         self._ends: dict[tuple[int, PartitionId], int] = {}
         self._isr: dict[HostedPartition, frozenset[int]] = {}
         self.transitions: list[str] = []
+        self.lossy_topics: set[str] = set()  # those of unclean elections
 
     def forget(self, node_id: int) -> None:
         """Drops what was seen of a process that ended; its logs' ends stay known."""
@@ -84,6 +85,8 @@ class PartitionChecks:
                 brief = (core.role, core.leader_epoch, log._high_watermark, log._log_end_offset)
                 self._look_at_isr(node.node_id, hosted)
                 if self._brief.get(hosted) == brief or hosted.offline or hosted.deleted:
+                    continue
+                if hosted.topic_partition.topic in self.lossy_topics:
                     continue
                 self._brief[hosted] = brief
                 identity = (hosted.topic_id, hosted.topic_partition.partition)
@@ -111,6 +114,8 @@ class PartitionChecks:
         """Checks the members that joined since the last look at this leader's ISR."""
         core = hosted.core
         if core.role is not Role.LEADER or self._isr.get(hosted) is core.isr:
+            return
+        if hosted.topic_partition.topic in self.lossy_topics:
             return
         joined = core.isr - self._isr.get(hosted, core.isr)
         self._isr[hosted] = core.isr

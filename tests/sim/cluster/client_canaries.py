@@ -10,6 +10,7 @@ from tidemark.client.accumulator import Accumulator
 from tidemark.client.batch import State
 from tidemark.client.consuming.assignment import Assignment
 from tidemark.client.consuming.core import FetchCore
+from tidemark.client.consuming.partition import Position
 from tidemark.client.consuming.reading import Handed, PollReader
 from tidemark.client.producer_core import ProducerCore
 
@@ -95,6 +96,32 @@ class SkipsTheRestOfABatch(ClientCanary):
     )
 
 
+def _goes_on_behind(self: Assignment, partition: Any, item: Any, sound: Any, error: Any) -> None:
+    if item.is_held:
+        self.drop_batches(partition)
+        self.move(partition, Position(item.raw.next_offset, item.extent.last_epoch))
+
+
+class SkipsACorruptBatch(ClientCanary):
+    """A consumer goes on behind a batch that does not agree with its CRC, in silence (I15)."""
+
+    patches = ((Assignment, "damaged", _goes_on_behind),)
+
+
+class KeepsItsPosition(ClusterCanary):
+    """A consumer reads on from its position in a log that was truncated below it (KIP-320)."""
+
+    patches = (
+        (
+            FetchCore,
+            "_diverged",
+            lambda self, request, partition, ask, diverging, now_ms: self.assignment.move(
+                partition, Position(ask.target.offset)
+            ),
+        ),
+    )
+
+
 class TakesAnswersAfterASeek(ClientCanary):
     """A consumer takes the answer to a fetch from a position that it has left by a seek."""
 
@@ -108,6 +135,8 @@ CANARIES: dict[str, type[ClusterCanary]] = {
     "moves-when-cancelled": MovesWhenCancelled,
     "skips-the-rest-of-a-batch": SkipsTheRestOfABatch,
     "takes-answers-after-a-seek": TakesAnswersAfterASeek,
+    "skips-a-corrupt-batch": SkipsACorruptBatch,
+    "keeps-its-position": KeepsItsPosition,
 }
 
 CAUGHT_BY = {
@@ -117,5 +146,7 @@ CAUGHT_BY = {
     "moves-when-cancelled": "clients: .*positions",
     "skips-the-rest-of-a-batch": "clients: .*positions",
     "takes-answers-after-a-seek": "clients: .*positions",
+    "skips-a-corrupt-batch": "clients: .*positions",
+    "keeps-its-position": "clients: a reader",
 }
 """Words of the finding that a bug has to cause."""

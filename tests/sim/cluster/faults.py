@@ -10,13 +10,18 @@ processes are killed at any time, all at once as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from commitlog.disk.memory_files import Keep
 from tests.sim.cluster.plans import Plans
+from tests.sim.cluster.spoiling import flip_a_bit
+from tidemark.errors import TidemarkError
 from tidemark.testing.cluster import CLIENTS
 from tidemark.testing.node import SimNode
+from tidemark.types import TopicPartition
+from tidemark.wire import FETCH
 
 if TYPE_CHECKING:
     from tests.sim.cluster.world import ClusterWorld
@@ -27,13 +32,13 @@ _DISK_ERRORS = ("input/output error", "the disk is full", "is offline", "no spac
 class Faults:
     """All faults of one world."""
 
-    empty_rate: ClassVar[float] = 0.25
+    empty_rate: ClassVar[float] = 0.5
     """How often a mere broker that loses power gets empty disks."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._rng = world.rng
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], bool] = {}  # starts; True: no longer waiting
         self._broken: dict[int, str] = {}  # nodes whose disks fail, with the fault
         self._lost: dict[int, int] = {}  # brokers that lost something, with their epochs then
         self.plans = Plans(world, self)
@@ -46,6 +51,9 @@ class Faults:
         network.delay_ms_max = rng.choice([2.0, 2.0, 10.0, 40.0])
         network.late_rate = rng.choice([0.0, 0.002, 0.02])
         network.break_rate = rng.choice([0.0, 0.005, 0.03])
+        if world.topics_change:
+            rot_rate = rng.choice([0.0, 0.0, 0.02])
+            network.change_answer = lambda call, answer: self._rot(call, answer, rot_rate)
         for node in world.cluster.nodes.values():
             node.job_ms_max = rng.choice([1.0, 1.0, 10.0, 60.0])
             node.skew_ms = rng.choice([0, 0, 0, 1_200_000, -1_200_000])
@@ -57,6 +65,9 @@ class Faults:
         if self._world.is_aimed:
             self._world.cluster.network.late_rate = 0.0  # a plan makes its own
             return [self.plans.run()]
+        moves = []
+        if self._world.topics_change:
+            moves = [self._storm(rng.choice([2_000, 8_000]), self._reassign)]
         return [
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._crash),
             self._storm(rng.choice([1_500, 4_000, 9_000]), self._cut),
@@ -64,6 +75,7 @@ class Faults:
             self._storm(rng.choice([3_000, 10_000]), self._stop_in_order),
             self._storm(rng.choice([4_000, 10_000]), self._break_disk),
             self._storm(5_000, self._jump_clock),
+            *moves,
         ]
 
     async def _storm(self, mean_ms: int, fault: Any) -> None:
@@ -105,11 +117,12 @@ class Faults:
     def _start_later(self, node: SimNode, limit_ms: int = 3_000) -> None:
         async def run() -> None:
             await asyncio.sleep(self._rng.randrange(1, limit_ms) / 1000)
+            self._tasks[task] = True
             with self._world.watch():
                 await self.start(node)
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks[task] = None
+        self._tasks[task] = False
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
     async def start(self, node: SimNode) -> None:
@@ -133,9 +146,9 @@ class Faults:
         world = self._world
         nodes = world.cluster.nodes.values()
         alive = all(n.life is not None and n.life.held is None for n in nodes)
-        return alive and not self._broken and self._may_kill() and world.is_in_sync()
+        return alive and not self._broken and self.may_kill() and world.is_in_sync()
 
-    def _may_kill(self) -> bool:
+    def may_kill(self) -> bool:
         """Whether a broker may be killed: none that lost something is still out of an ISR."""
         image = self._world.newest_image()
         if self._lost and image is not None and self._world.is_in_sync():
@@ -147,7 +160,7 @@ class Faults:
 
     async def _crash(self) -> None:
         rng, world = self._rng, self._world
-        may_kill = self._may_kill()
+        may_kill = self.may_kill()
         if may_kill and rng.random() < 0.08:
             world.seen["all killed at once"] += 1
             world.note("all nodes are killed")
@@ -278,10 +291,40 @@ class Faults:
             node.job_ms_max = 1.0
         elif kind == "full":
             self._mend(node)
-        elif node.life is not None and not self.is_over and self._may_kill():
+        elif node.life is not None and not self.is_over and self.may_kill():
             # A failed directory stays offline until the process starts again.
             node.kill()
             self._start_later(node)
+
+    def _rot(self, call: Any, answer: bytes, rate: float) -> bytes:
+        """Damages batches on their way to a consumer."""
+        if self.is_over or call.path != FETCH or call.source.node_id != CLIENTS:
+            return answer
+        if self._rng.random() >= rate:
+            return answer
+        self._world.seen["batch damaged on the way"] += 1
+        return flip_a_bit(answer, self._rng)
+
+    async def _reassign(self) -> None:
+        """Moves a partition to two or three brokers in another order, and its leader after it."""
+        rng, world = self._rng, self._world
+        partition = TopicPartition(*rng.choice([("orders", 0), ("orders", 1), ("plain", 0)]))
+        ids = [node.node_id for node in world.cluster.brokers]
+        replicas = rng.sample(ids, rng.choice([2, 3, 3]))
+        world.seen["reassigned"] += 1
+        world.note(f"{partition} goes to {replicas}")
+
+        async def run() -> None:
+            async with world.cluster.asyncio.admin() as admin:
+                await admin.alter_partition_reassignments({partition: replicas})
+                await asyncio.sleep(rng.random())
+                await admin.elect_leaders("PREFERRED", [partition])
+
+        life = world.cluster.clients.life
+        assert life is not None
+        with contextlib.suppress(TidemarkError, TimeoutError):
+            async with asyncio.timeout(3):
+                await life.spawn(run())
 
     def _mend(self, node: SimNode) -> None:
         self._broken.pop(node.node_id, None)
@@ -297,8 +340,9 @@ class Faults:
         """Ends all faults, and starts everything again that is down or half down."""
         self.is_over = True
         world = self._world
-        for task in list(self._tasks):
-            task.cancel()
+        for task, is_starting in list(self._tasks.items()):
+            if not is_starting:  # a start that is cut short would leave half a server
+                task.cancel()
         world.cluster.network.heal()
         for node in world.cluster.nodes.values():
             was_broken = node.node_id in self._broken

@@ -7,16 +7,18 @@ step. A plan gives up where a step does not come in its time. What it reached is
     an old watermark leads       a leader's end is committed, the next leader does not know it yet
     a quick restart              power is lost while the proposal to join an ISR is on its way
     a late divergence            an answer that truncates arrives after its leader epoch is over
+    an unclean election          a log loses records that a consumer has read
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from node.partition.core import Partition
 from node.partition.hosted import HostedPartition
+from tests.sim.cluster.programs import TruncatedLog
 from tidemark.errors import TidemarkError
 from tidemark.testing.network import answers_of
 from tidemark.testing.node import SimNode
@@ -56,6 +58,8 @@ class Plans:
             "a quick restart": self._quick_restart,
             "a late divergence": self._late_divergence,
         }
+        if self._world.topics_change:
+            plans["an unclean election"] = self._unclean_election
         names = list(plans)
         self._rng.shuffle(names)
         while True:
@@ -132,13 +136,7 @@ class Plans:
                 await admin.alter_partition_reassignments({partition: [leader, *others]})
                 await admin.elect_leaders("PREFERRED", [partition])
 
-        life = self._world.cluster.clients.life
-        assert life is not None
-        try:
-            async with asyncio.timeout(1.5):
-                await life.spawn(run())
-        except (TidemarkError, TimeoutError):
-            raise NotReached from None
+        await self._by_client(run(), 1_500)
         await self._when(lambda: self._leads(partition, leader), 1_000)
 
     # --- state ------------------------------------------------------------------------------------
@@ -285,6 +283,48 @@ class Plans:
         await asyncio.sleep(0.05)
         await self._lead(partition, deposed)
         await asyncio.sleep(0.2)
+
+    async def _unclean_election(self) -> None:
+        """A leader alone has what a consumer has read. It ends, and another one is elected."""
+        world = self._world
+        topic = next(iter(world.partitions.lossy_topics))
+        partition = TopicPartition(topic, 0)
+        leader = world.cluster.leader(topic)
+        if leader is None or not self._faults.may_kill():
+            raise NotReached
+        core, node = self._core(leader, partition), self._node(leader)
+        for other in self._brokers:
+            if other != leader:
+                self._cut(other, leader, REPLICA_FETCH_STREAM)
+        reader = TruncatedLog(world.cluster.asyncio, partition)
+        try:
+            await self._by_client(reader.send(5), 1_000)
+            await self._when(lambda: core.isr == {leader} and core.high_watermark > 0, 4_500)
+            await self._when(lambda: core.high_watermark == core.log_end_offset, 500)
+            await self._by_client(reader.read_to(core.high_watermark), 1_000)
+            node.kill()
+            await self._when(lambda: world.cluster.leader(topic) is None, 5_000)
+            await self._by_client(self._elect_uncleanly(partition), 2_000)
+            await self._by_client(reader.send(10), 3_000)
+            await self._by_client(reader.is_told(), 10_000)
+        finally:
+            if not self._faults.is_over:
+                await self._faults.start(node)
+            await self._by_client(reader.close(), 1_000)
+
+    async def _elect_uncleanly(self, partition: TopicPartition) -> None:
+        async with self._world.cluster.asyncio.admin() as admin:
+            await admin.elect_leaders("UNCLEAN", [partition])
+
+    async def _by_client(self, work: Coroutine[Any, Any, None], limit_ms: int) -> None:
+        """Runs a program of a client. Raises NotReached if it fails or takes too long."""
+        life = self._world.cluster.clients.life
+        assert life is not None
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await life.spawn(work)
+        except (TidemarkError, TimeoutError):
+            raise NotReached from None
 
 
 def _members(core: Partition) -> set[int]:

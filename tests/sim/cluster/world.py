@@ -25,6 +25,7 @@ from tests.sim.checks import Checks, Violation
 from tests.sim.cluster.checks import PartitionChecks
 from tests.sim.cluster.faults import Faults
 from tests.sim.cluster.planting import ClusterCanary
+from tests.sim.cluster.programs import Recreation
 from tests.sim.cluster.views import CURRENT, NodeView, WatchedServer
 from tests.sim.servers.node import ServerNode
 from tests.sim.servers.world import broken_rule
@@ -36,7 +37,9 @@ from tidemark.testing.node import SimNode
 from tidemark.testing.workload import Workload, WorkloadPace
 
 HEAL_TIME_MS = 60_000
-_PACE = WorkloadPace(send_ms=300, read_ms=250, slack_ms=1_000, finish_ms=60_000)
+_PACE = WorkloadPace(send_ms=300, read_ms=250, slack_ms=1_000, finish_ms=60_000, answers_rot=True)
+LOSSY = "lossy"
+"""The topic whose leaders plans elect uncleanly."""
 _SETTINGS = {
     "controller.quorum.election.timeout.ms": "400",
     "controller.quorum.fetch.timeout.ms": "800",
@@ -79,6 +82,9 @@ class ClusterWorld:
     controllers: ClassVar[tuple[int, ...]] = (0, 0, 1, 3)
     """Numbers of mere controllers to choose from; 0: the brokers are controllers, too."""
 
+    topics_change: ClassVar[bool] = True
+    """Whether topics are moved, deleted and made anew, and batches are damaged on their way."""
+
     def __init__(
         self, seed: int, *, verbose: bool = False, fault_ms: int = ClusterCanary.fault_ms
     ) -> None:
@@ -113,6 +119,9 @@ class ClusterWorld:
         self.history = History(self.loop_ms)
         self.loop.after_instant = self._look
         self.loop.set_exception_handler(self._complain)
+        self.cluster.network.on_handler_error = self._failed
+        self.partitions.lossy_topics.add(LOSSY)
+        self.recreates = self.topics_change and seed % 3 == 1
 
     def make_faults(self) -> Faults:
         return Faults(self)
@@ -188,8 +197,12 @@ class ClusterWorld:
     def _complain(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is not None:
-            self.seen["exception without a handler"] += 1
             self.line(f"exception without a handler: {context.get('message')}: {error!r}")
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Takes an exception that nobody handles for the finding of the seed."""
+        self.failure = self.failure or error
 
     def _starts(self, sim: SimNode) -> None:
         view = self.nodes[sim.node_id]
@@ -255,16 +268,21 @@ class ClusterWorld:
 
     async def _make_topics(self) -> None:
         async with self.cluster.asyncio.admin() as admin:
-            await admin.create_topics(list(self.topics))
+            lossy = NewTopic(LOSSY, 1, 3, configs={"min.insync.replicas": "1"})
+            has_lossy = self.is_aimed and self.topics_change
+            await admin.create_topics([*self.topics, *([lossy] if has_lossy else [])])
 
     async def _storm(self) -> None:
         life = self.cluster.clients.life
         assert life is not None
         begin, calm = asyncio.Event(), asyncio.Event()
         work = life.spawn(self._work(begin, calm))
+        beside = life.spawn(Recreation(self).run(calm)) if self.recreates else None
         faults = self.loop.create_task(self._faults(begin, calm))
         await self._until(faults, self.fault_ms + HEAL_TIME_MS + 60_000)
         await self._until(work, 400_000)
+        if beside is not None:
+            await self._until(beside, 120_000)
         await self._until(self.loop.create_task(self.settle()))
 
     async def settle(self) -> None:

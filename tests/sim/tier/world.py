@@ -96,6 +96,7 @@ class TierWorld(ClusterWorld):
         NewTopic("plain", 1, 3, configs={"min.insync.replicas": "1", **_TIERED}),
     )
     controllers: ClassVar[tuple[int, ...]] = (0, 1, 3)
+    topics_change: ClassVar[bool] = False
 
     def __init__(self, seed: int, **options: Any) -> None:
         name = f"bucket-{seed}"
