@@ -303,14 +303,30 @@ def test_offsets_by_time_and_seek_to_timestamp() -> None:
         assert await consumer.beginning_offsets([ONE]) == {ONE: 0}
         consumer.assign([ONE, two])
         await consumer.seek_to_timestamp(1025)
-        assert await consumer.position(ONE) == 15
+        assert await consumer.position_and_epoch(ONE) == (15, 0), "with the epoch of the answer"
         assert await consumer.position(two) == 10
         await consumer.seek_to_timestamp({ONE: 99_999})
-        assert await consumer.position(ONE) == 20
+        assert await consumer.position_and_epoch(ONE) == (20, 0)
         with pytest.raises(ValueError, match="negative"):
             await consumer.offsets_for_times({ONE: -1})
 
     run(scenario, partitions=2, nodes=2)
+
+
+def test_a_topic_that_is_no_longer_assigned_is_not_asked_for() -> None:
+    async def scenario(cluster: FakeCluster, consumer: AsyncConsumer) -> None:
+        cluster.create_topic("other", 1)
+        fill(cluster, 10)
+        consumer.assign([ONE, TopicPartition("other", 0)])
+        consumer.seek_to_beginning()
+        assert await values(consumer, 10) == numbered(10)
+        assert set(consumer._metadata.topics()) == {"t", "other"}
+        consumer.assign([ONE])
+        await consumer._metadata.refresh()
+        assert set(consumer._metadata.topics()) == {"t"}
+        assert await consumer.end_offsets([TopicPartition("other", 0)]) == {("other", 0): 0}
+
+    run(scenario)
 
 
 def test_what_is_buffered_is_bounded() -> None:

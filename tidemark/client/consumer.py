@@ -122,8 +122,11 @@ class AsyncConsumer(AsyncCloses):
         """Reads these partitions and no others; those that stay keep their positions."""
         self.reader.raise_if_closed()
         wanted = [_checked(partition) for partition in partitions]
+        before = {partition.topic for partition in self._assignment.partitions}
         self._fetcher.core.assign(wanted, self._fetcher.now_ms())
-        self._metadata.want(dict.fromkeys(partition.topic for partition in wanted))
+        topics = dict.fromkeys(partition.topic for partition in wanted)
+        self._metadata.forget(before.difference(topics))
+        self._metadata.want(topics)
         self._fetcher.schedule()
 
     def assignment(self) -> list[TopicPartition]:
@@ -172,10 +175,11 @@ class AsyncConsumer(AsyncCloses):
         if isinstance(timestamps, int):
             timestamps = dict.fromkeys(self.assignment(), timestamps)
         found = await self.offsets_for_times(timestamps)
-        late = [partition for partition, answer in found.items() if answer is None]
-        ends = await self.end_offsets(late) if late else {}
+        late = {p: int(OffsetSpec.LATEST) for p, answer in found.items() if answer is None}
+        ends = await self._lookup.list_offsets(late) if late else {}
         for partition, answer in found.items():
-            self.seek(partition, ends[partition] if answer is None else answer.offset)
+            to = answer or ends[partition]
+            self._seek(partition, Position(to.offset, to.leader_epoch) if to else Position(0))
 
     async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record; waits for a look-up that is under way.

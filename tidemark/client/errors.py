@@ -51,17 +51,22 @@ class LogTruncationError(OffsetOutOfRangeError):
     """Records that were read are no longer in the log (KIP-320); auto_offset_reset is "none".
 
     An unclean election cut them off. `diverging_offset` is the first offset from which the log may
-    differ from what was read, `diverging_epoch` the leader epoch before it.
+    differ from what was read, `diverging_epoch` the leader epoch before it. Both are None if the
+    leader does not know them.
     """
 
     def __init__(
-        self, topic_partition: TopicPartition, offset: int, diverging: tuple[int, int]
+        self, topic_partition: TopicPartition, offset: int, diverging: tuple[int, int] | None
     ) -> None:
-        self.diverging_epoch, self.diverging_offset = diverging
+        self.diverging_epoch: int | None = None if diverging is None else diverging[0]
+        self.diverging_offset: int | None = None if diverging is None else diverging[1]
+        where = f"{topic_partition} at offset {offset}: the log was truncated; "
         super().__init__(
-            f"{topic_partition} at offset {offset}: the log was truncated; it agrees with what was"
-            f" read up to offset {self.diverging_offset}, of leader epoch {self.diverging_epoch}:"
-            " seek there to go on"
+            f"{where}its leader does not know where it differs from what was read: seek to the"
+            " offset at which to begin"
+            if diverging is None
+            else f"{where}it agrees with what was read up to offset {self.diverging_offset}, of"
+            f" leader epoch {self.diverging_epoch}: seek there to go on"
         )
         self.topic_partition = topic_partition
         self.offset = offset

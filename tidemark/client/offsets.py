@@ -57,11 +57,12 @@ class OffsetLookup:
         policy = self._retry
         if timeout_ms is not None:
             policy = RetryPolicy(int(timeout_ms), policy.backoff_ms, policy.backoff_max_ms)
-        self._metadata.want(partition.topic for partition in timestamps)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         started_ms, attempt = monotonic_ms(), 0
         while len(found) < len(timestamps):
             missing = {p: ts for p, ts in timestamps.items() if p not in found}
+            # In each round: a consumer that no longer reads a topic forgets it meanwhile.
+            self._metadata.want(partition.topic for partition in missing)
             problem = await self._round(missing, found)
             if problem is None:
                 continue

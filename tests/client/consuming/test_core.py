@@ -477,3 +477,36 @@ def test_seeks_cancel_the_long_poll_that_nobody_waits_for() -> None:
         fetching.core.failed(request_id, NetworkError("cancelled"), fetching.now_ms)
         fetching.step()
         assert fetching.asked() == [(1, [A])]
+
+
+def test_the_epoch_before_an_offset_is_that_of_the_batch_that_ends_there() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    log = fetching.logs[A]
+    for epoch in (1, 2, 5):
+        log.append(3, epoch)
+    fetching.serve()
+    found = []
+    for _ in range(8):
+        fetching.poll(max_records=1)
+        reader = fetching.partitions[A].reader
+        assert reader is not None
+        found.append((reader.offset, reader.epoch))
+    assert found == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 5), (8, 5)]
+
+
+def test_what_was_taken_before_a_seek_and_delivered_after_it_moves_nothing() -> None:
+    """Other batches are at the front by then, of the same offsets."""
+    fetching = Fetching()
+    fetching.assign(A)
+    fetching.logs[A].append(4)
+    fetching.serve()
+    fetching.load()
+    item = fetching.partitions[A].buffered[0]
+    fetching.seek(A, 0)
+    fetching.step()
+    fetching.serve(request_id=max(fetching.sent))
+    fetching.core.assignment.handed_over([Taken(fetching.partitions[A], item)])
+    fetching.core.validate()
+    assert fetching.partitions[A].reader == Position(0)
+    assert len(fetching.poll()) == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.client.consuming.harness import A, Fetching, failing
@@ -196,3 +198,52 @@ def test_one_node_that_lags_behind_makes_no_topic_new() -> None:
     fetching.answer(FetchPartitionData(*A))
     assert fetching.error(got_nothing=True) is None
     assert fetching.asked() == [(1, [A])]
+
+
+@pytest.mark.parametrize("diverging", [(-1, -1), (3, -1), (-1, 4)])
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_a_truncation_without_a_known_end_is_reset_by_policy_or_told(
+    reset: str, diverging: tuple[int, int]
+) -> None:
+    """The leader knows no epoch as old as that of the position."""
+    fetching = Fetching(reset)
+    fetching.assign(A)
+    fetching.logs[A].append(6, epoch=9)
+    fetching.seek(A, 4, epoch=2)
+    fetching.step()
+    asked = max(fetching.sent)
+    fetching.sent = {asked: fetching.sent[asked]}
+    fetching.answer(FetchPartitionData(*A, diverging_epoch=diverging))
+    if reset == "none":
+        error = fetching.error()
+        assert isinstance(error, LogTruncationError)
+        assert (error.offset, error.diverging_offset, error.diverging_epoch) == (4, None, None)
+        assert "does not know" in str(error)
+        return
+    fetching.serve()
+    assert fetching.partitions[A].reader == Position(0 if reset == "earliest" else 6)
+
+
+def test_a_position_that_is_looked_up_and_refused_is_asked_for_with_growing_pauses() -> None:
+    """As of a leader whose first offsets are gone by the time of the fetch, or that lags behind."""
+    fetching = Fetching("earliest")
+    fetching.assign(A)
+    fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE), after_ms=0)
+    times = []
+    for _ in range(6):
+        while not fetching.sent:
+            assert fetching.wake_at_ms is not None
+            fetching.step(after_ms=fetching.wake_at_ms - fetching.now_ms)
+        times.append(fetching.now_ms)
+        fetching.serve()
+        fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE), after_ms=0)
+    assert [b - a for a, b in pairwise(times)] == [100, 200, 400, 800, 1_000]
+    fetching.logs[A].append(3)
+    fetching.step(after_ms=1_000)
+    fetching.serve()
+    fetching.serve()
+    assert len(fetching.poll()) == 3
+    begin_ms = fetching.now_ms
+    fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE), after_ms=0)
+    assert fetching.sent, "records came: the next one is looked up at once"
+    assert fetching.now_ms == begin_ms

@@ -40,11 +40,8 @@ def extent_of_answer(
             f" {high_watermark}"
         )
     is_whole = extent.size_bytes == len(buffer)
-    if (
-        next_offset
-        and (is_whole or extent.next_offset > next_offset)
-        and (extent.next_offset != next_offset)
-    ):
+    is_below = is_whole and extent.next_offset < next_offset
+    if next_offset and (is_below or extent.next_offset > next_offset):
         raise CorruptMessageError(
             f"the answer reaches to offset {extent.next_offset - 1}; the leader read up to"
             f" {next_offset - 1}"

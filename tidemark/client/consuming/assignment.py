@@ -29,6 +29,8 @@ from tidemark.errors import TidemarkError
 from tidemark.records.extent import Extent, extent_of
 from tidemark.types import TopicPartition
 
+_AT_ONCE = Ready()
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -87,14 +89,17 @@ class Assignment:
         if isinstance(old, Asked):
             self._release(old.request_id, topic_partition)
 
-    def move(self, partition: AssignedPartition, to: Target) -> None:
-        """Moves the position, once the batches fetched before are handed over."""
+    def move(self, partition: AssignedPartition, to: Target, then: Ready = _AT_ONCE) -> None:
+        """Moves the position, once the batches fetched before are handed over.
+
+        Without such batches, the partition enters `then`.
+        """
         if partition.buffered:
             self.enter(partition, Draining(to))
             return
         partition.reader = to if isinstance(to, Position) else None
         partition.target = to
-        self.enter(partition, Ready())
+        self.enter(partition, then)
         self.version += 1
 
     def halt(self, partition: AssignedPartition, error: TidemarkError, *, until_seek: bool) -> None:

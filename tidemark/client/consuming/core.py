@@ -306,10 +306,11 @@ class FetchCore:
             result = results.get(topic_partition, NetworkError(f"no answer for {topic_partition}"))
             if isinstance(result, Exception):
                 self._failed(partition, request.node, result, now_ms)
-            elif result is None:
-                self.assignment.move(partition, Position(0))
-            else:
-                self.assignment.move(partition, Position(result.offset, result.leader_epoch))
+                continue
+            to = Position(0) if result is None else Position(result.offset, result.leader_epoch)
+            assert isinstance(partition.phase, Asked), "it waited for this answer"
+            # Until a fetch succeeds: the log may not have this position either.
+            self.assignment.move(partition, to, Ready(partition.phase.attempts))
 
     def failed(self, request_id: int, error: BaseException, now_ms: float) -> None:
         """The request failed as a whole. Does nothing if it has ended."""
@@ -446,7 +447,11 @@ class FetchCore:
         """The leader's log does not have the records before the position, or not in that epoch."""
         target, (epoch, end_offset) = ask.target, diverging
         assert isinstance(target, Position)
-        if end_offset >= target.offset:
+        if epoch < 0 or end_offset < 0:
+            # The leader knows no epoch as old as this one: nothing says where the logs part.
+            lost = LogTruncationError(partition.topic_partition, target.offset, None)
+            self._reset_by_policy(partition, lost, now_ms, until_seek=True)
+        elif end_offset >= target.offset:
             # The offsets are there, in an older epoch. Kafka takes that for a position confirmed.
             problem = NetworkError(f"{partition.topic_partition}: diverges from epoch {epoch}")
             if epoch < target.epoch:
@@ -512,7 +517,13 @@ class FetchCore:
             return
         if partition.target is not None:
             logger.info("%s; going on at the %s", problem, self.settings.auto_offset_reset)
-        self.assignment.move(partition, Reset(where, now_ms))
+        then, phase = Ready(), partition.phase
+        if isinstance(problem, OffsetOutOfRangeError) and isinstance(phase, Asked):
+            # A position that was looked up and is refused again is looked up with growing pauses.
+            attempts = phase.attempts
+            wait_ms = self.settings.retry.backoff(attempts, self._rng) if attempts else 0
+            then = Ready(attempts + 1, now_ms + wait_ms)
+        self.assignment.move(partition, Reset(where, now_ms), then)
 
     def validate(self) -> None:
         """Asserts the invariants of the assignment and of the requests under way."""
