@@ -268,7 +268,9 @@ class ProducerCore:
     ) -> list[Batch]:
         """Takes the error of a request without an answer. Returns batches that failed for good.
 
-        An error that is none of Tidemark's fails each batch of the request, and no other.
+        An error that is none of Tidemark's fails each batch of the request, and no other. With
+        acks=0, batches are sent again after a NetworkError; after another error they may have been
+        written, and nobody asks.
         """
         self._end(request)
         batches = request.open_batches
@@ -276,7 +278,7 @@ class ProducerCore:
             named = error
             if isinstance(error, TidemarkError):
                 named = type(error)(f"{batch.topic_partition}: {error}")
-            self._failed(batch, named, now_ms)
+            self._failed(batch, named, now_ms, was_sent=not isinstance(error, NetworkError))
         return [batch for batch in batches if batch.error is not None]
 
     def _end(self, request: ProduceCall) -> None:
@@ -294,9 +296,15 @@ class ProducerCore:
         return hint.leader_epoch > before and self._view.address(hint.leader_id) is not None
 
     def _failed(
-        self, batch: Batch, error: BaseException, now_ms: float, *, hinted: bool = False
+        self,
+        batch: Batch,
+        error: BaseException,
+        now_ms: float,
+        *,
+        hinted: bool = False,
+        was_sent: bool = True,
     ) -> None:
-        if self._limits.acks == 0:
+        if self._limits.acks == 0 and was_sent:
             self.accumulator.succeeded(batch, -1)
             return
         self.accumulator.failed(batch, error, now_ms, at_once=hinted)
