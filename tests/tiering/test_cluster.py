@@ -30,8 +30,8 @@ def settings(storage: dict[str, str]) -> dict[str, str]:
     }
 
 
-async def fill(bootstrap: str) -> None:
-    """Produces to a topic whose rolled segments leave the local disk."""
+async def fill(bootstrap: str, broker: int | None = None) -> None:
+    """Produces to a topic, on `broker` if given, whose rolled segments leave the local disk."""
     async with AsyncAdmin(bootstrap) as admin:
         configs = {
             "segment.bytes": "32768",
@@ -39,7 +39,11 @@ async def fill(bootstrap: str) -> None:
             "remote.storage.enable": "true",
             "local.retention.bytes": "1",
         }
-        await admin.create_topics([NewTopic(TIERED.topic, 1, 1, configs)])
+        if broker is None:
+            topic = NewTopic(TIERED.topic, 1, 1, configs)
+        else:
+            topic = NewTopic(TIERED.topic, configs=configs, assignments={0: (broker,)})
+        await admin.create_topics([topic])
     async with AsyncProducer(bootstrap) as producer:
         for start in range(0, len(VALUES), 50):
             for value in VALUES[start : start + 50]:
@@ -100,6 +104,48 @@ def test_a_cluster_tiers_to_a_directory_and_reads_back_after_a_kill(tmp_path: Pa
         },
     )
     assert list((tmp_path / "tier").rglob("*.sidecar"))
+
+
+async def replica_on(bootstrap: str, broker: int) -> tuple[int, int, int]:
+    """Returns log start, local start and local bytes of the partition's replica on a broker."""
+    async with AsyncAdmin(bootstrap) as admin:
+        for directory in (await admin.describe_log_dirs())[broker]:
+            for replica in directory.replicas:
+                if replica.topic_partition == TIERED:
+                    return (
+                        replica.log_start_offset,
+                        replica.local_log_start_offset,
+                        replica.size_bytes,
+                    )
+    raise AssertionError(f"broker {broker} has no replica")
+
+
+async def move(bootstrap: str, broker: int) -> None:
+    """Moves the partition to a broker that has nothing of it, which then leads it."""
+    async with AsyncAdmin(bootstrap) as admin, asyncio.timeout(WAIT_S):
+        await admin.alter_partition_reassignments({TIERED: [broker]})
+        await admin.wait_until_reassigned({TIERED: [broker]})
+
+
+def test_a_new_follower_copies_the_local_part_alone_then_leads_and_serves_everything(
+    tmp_path: Path,
+) -> None:
+    storage = {
+        "remote.log.storage.manager.class.name": "directory",
+        "rsm.config.dir": str(tmp_path / "tier"),
+    }
+    overrides = settings(storage)
+    with LocalCluster(tmp_path / "data", controllers=1, brokers=2, overrides=overrides) as cluster:
+        cluster.wait_ready()
+        one, other = sorted(cluster.broker_ids)
+        asyncio.run(fill(cluster.bootstrap_servers, one))
+        before = asyncio.run(local_start(cluster.bootstrap_servers))
+        asyncio.run(move(cluster.bootstrap_servers, other))
+        log_start, first, size = asyncio.run(replica_on(cluster.bootstrap_servers, other))
+        assert log_start == 0
+        assert first >= before
+        assert size < len(VALUES) * 100 // 4
+        assert asyncio.run(read_back(cluster.bootstrap_servers)) == VALUES
 
 
 @pytest.mark.minio

@@ -1,0 +1,102 @@
+"""Followers that start from the tier share a pool and a limit of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.disk.os_files import OsDirectory
+from tests.tiering.builders import PARTITION
+from tests.tiering.world import World
+from tidemark.errors import RequestTimedOutError
+from tiering.errors import RemoteResourceNotFoundError
+from tiering.store.directory import DirectoryRemoteStorageManager
+from tiering.store.manager import IndexType
+
+
+class Hanging(DirectoryRemoteStorageManager):
+    """Answers no look-up of leader epochs until it is released."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(OsDirectory(path))
+        self.released = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
+        if index_type is IndexType.LEADER_EPOCH:
+            self.waiting.release()
+            self.released.wait()
+        return super().fetch_index(metadata, index_type)
+
+
+def test_followers_that_wait_for_a_hanging_store_hold_no_consumer(tmp_path: Path) -> None:
+    storage = Hanging(tmp_path / "tier")
+    limits = {
+        "remote_log_reader_threads": 1,
+        "remote_log_reader_max_pending_tasks": 1,
+        "remote_log_manager_follower_thread_pool_size": 2,
+    }
+    world = World(tmp_path, storage=storage, settings=limits, local_retention_bytes=1)
+    world.lead()
+    world.produce_segment()
+    world.produce(1)
+    records = world.local_bytes(0, 20)
+
+    async def main() -> None:
+        await world.once()
+        followers = [
+            asyncio.ensure_future(world.manager.fetch_aux_state(PARTITION, 0, 20)) for _ in range(5)
+        ]
+        for _ in range(2):  # of five
+            await asyncio.to_thread(storage.waiting.acquire)
+        assert await world.read_all(0, 20) == records
+        assert not any(follower.done() for follower in followers)
+        storage.released.set()
+        states = await asyncio.gather(*followers)
+        assert {state.start_offset for state in states} == {20}
+        assert world.manager.metrics.remote_fetch_busy == 0
+
+    try:
+        asyncio.run(main())
+    finally:
+        storage.released.set()
+
+
+def test_a_follower_gives_up_after_its_deadline_and_the_next_one_has_its_turn(
+    tmp_path: Path,
+) -> None:
+    storage = Hanging(tmp_path / "tier")
+    limits = {"remote_log_reader_timeout_ms": 50, "remote_log_manager_follower_thread_pool_size": 1}
+    world = World(tmp_path, storage=storage, settings=limits)
+    world.lead()
+    world.produce_segment()
+    world.produce(1)
+
+    async def main() -> None:
+        await world.once()
+        for _ in range(2):
+            with pytest.raises(RequestTimedOutError):
+                await world.manager.fetch_aux_state(PARTITION, 0, 20)
+        assert world.manager.metrics.build_remote_log_aux_state_errors == 2
+        storage.released.set()
+
+    try:
+        asyncio.run(main())
+    finally:
+        storage.released.set()
+
+
+def test_a_segment_that_retention_deleted_meanwhile_is_an_error_to_retry(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.lead()
+    world.produce_segment()
+    world.produce(1)
+    asyncio.run(world.once())
+    (segment,) = world.metadata.list_remote_log_segments(PARTITION)
+    world.storage.delete_log_segment_data(segment)
+    with pytest.raises(RemoteResourceNotFoundError):
+        asyncio.run(world.manager.fetch_aux_state(PARTITION, 0, 20))
