@@ -58,13 +58,13 @@ class Pair:
     def __init__(self) -> None:
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, random.Random(1))
-        self.caller = Process(self.loop, CALLER, "caller", lambda: 0.001)
+        self.caller = Process(self.loop, CALLER, "caller", lambda pool: 0.001)
         self.service = Service()
         self.serve()
         self.channel: Any = ProcessNetwork(self.network, self.caller).channel(ADDRESS)
 
     def serve(self) -> None:
-        self.server = Process(self.loop, SERVER, "server", lambda: 0.001)
+        self.server = Process(self.loop, SERVER, "server", lambda pool: 0.001)
         server = ProcessNetwork(self.network, self.server).server()
         server.add_generic_rpc_handlers((self.service.handlers(),))
         assert server.add_insecure_port(ADDRESS) == 1
@@ -201,7 +201,7 @@ def test_an_open_call_does_not_survive_its_server(pair: Pair) -> None:
         assert await call.read() == b"A"
         pair.kill(silent=True)
         pair.service = Service()
-        self_again = Process(pair.loop, SERVER, "server", lambda: 0.001)
+        self_again = Process(pair.loop, SERVER, "server", lambda pool: 0.001)
         server = ProcessNetwork(pair.network, self_again).server()
         server.add_generic_rpc_handlers((pair.service.handlers(),))
         server.add_insecure_port(ADDRESS)
