@@ -6,12 +6,16 @@ table. The code is retriable if the failure may pass by itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tidemark.errors import (
     ApiError,
     CorruptMessageError,
     ReplicaNotAvailableError,
     ResourceNotFoundError,
     ThrottlingQuotaExceededError,
+    TidemarkError,
     UnknownServerError,
 )
 
@@ -48,3 +52,14 @@ TRANSIENT: tuple[type[ApiError], ...] = (
     RemoteReadBusyError,
 )
 """Errors after which a task keeps its work and retries it after a wait."""
+
+
+@contextmanager
+def plugin_errors_typed() -> Iterator[None]:
+    """Translates what a plug-in raises beyond its protocol into RemoteStorageError."""
+    try:
+        yield
+    except (TidemarkError, OSError):
+        raise
+    except Exception as error:
+        raise RemoteStorageError(f"the plug-in raised {error!r}") from error

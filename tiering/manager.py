@@ -36,6 +36,7 @@ from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
+from tiering.tasks.uploads import Uploads
 
 __all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
 
@@ -75,10 +76,13 @@ class RemoteLogManager:
         )
         self._reader = RemoteReader(config, storage, metadata, self._index_cache, metrics)
         self._aux_states = RemoteAuxStates(config, storage, metadata, metrics)
-        self._deleter = SegmentDeleter(
-            config, storage, metadata, metrics, now_ms, self._reader.segments.forget
+        self._uploads = uploads = Uploads(
+            storage, config.remote_log_manager_copier_thread_pool_size
         )
-        self._copier = Copier(config, storage, metadata, self._deleter, metrics, now_ms)
+        self._deleter = SegmentDeleter(
+            config, storage, metadata, uploads, metrics, now_ms, self._reader.segments.forget
+        )
+        self._copier = Copier(config, uploads, metadata, self._deleter, metrics, now_ms)
         self._expirer = Expirer(config, metadata, self._copier, self._deleter, now_ms)
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
@@ -106,7 +110,7 @@ class RemoteLogManager:
         self._hosted.clear()
         await self._reader.close()
         self._aux_states.close()
-        self._copier.close()
+        self._uploads.close()
         self._deleter.close()
         await self._metadata.close()
         self._storage.close()

@@ -23,6 +23,7 @@ class RemoteMetrics:
     remote_copy_bytes: int = 0
     remote_copy_requests: int = 0
     remote_copy_errors: int = 0
+    remote_copy_refusals: int = 0
     remote_fetch_bytes: int = 0
     remote_fetch_requests: int = 0
     remote_fetch_errors: int = 0

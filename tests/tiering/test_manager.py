@@ -17,6 +17,7 @@ from tidemark.errors import OffsetOutOfRangeError
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
+from tiering.tasks.copier import REFUSED_WAIT_MS
 
 
 def test_rolled_segments_go_to_the_tier_and_the_active_one_stays(tmp_path: Path) -> None:
@@ -382,6 +383,8 @@ def test_a_lasting_failure_of_the_upload_deletes_what_went_up(tmp_path: Path) ->
     with pytest.raises(RemoteStorageError):
         asyncio.run(world.once())
     assert world.states() == [] and world.tier_logs() == []
+    assert world.manager.metrics.remote_copy_refusals == 1
+    world.now_ms += REFUSED_WAIT_MS
     world.storage.copy_log_segment_data = copy
     asyncio.run(world.once())
     assert world.states() == [(0, 19, FINISHED)]
@@ -396,6 +399,7 @@ def test_custom_metadata_above_its_limit_is_refused_and_within_it_comes_back(
     with pytest.raises(RemoteStorageError, match="custom"):
         asyncio.run(world.once())
     assert world.states() == [] and world.tier_logs() == []
+    world.now_ms += REFUSED_WAIT_MS
     world.storage.copy_log_segment_data = lambda *args: (copy(*args), b"where it lies")[1]
     asyncio.run(world.once())
     (one,) = world.metadata.history.caches[PARTITION].segments()

@@ -4,6 +4,7 @@
 - `copier`: a leader's copy task, and a follower's task that follows the copies.
 - `expirer`: retention in the tier, and the remains of earlier failures.
 - `checking`: transaction indexes are checked before their first use.
+- `uploads`: the uploads of the node, each alive until its thread ends.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
 - `remover`: the removal of deleted topics, by the leader of the metadata partition.
 - `partition`: the state of one hosted partition, and the files of its segments.

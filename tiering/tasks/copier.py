@@ -3,22 +3,22 @@
 Each rolled segment in turn is recorded as COPY_SEGMENT_STARTED, uploaded, and recorded as
 COPY_SEGMENT_FINISHED. Only then may local retention delete it (RULES.md rule 10). A transient
 failure leaves the copy begun. The next pass continues with the same id, so an outage of the store
-does not fill the metadata topic. Any other failure deletes the uploaded files. A copy under way at
-the loss of leadership is finished: its records lie below the last stable offset.
+does not fill the metadata topic. Any other failure deletes the uploaded objects. It may last
+(access denied), so the partition is copied again only after a growing wait. A copy under way at the
+loss of leadership is finished: its records lie below the last stable offset.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
 
 from commitlog.log.expiration import delete_expired
 from commitlog.segment.segment import Segment
 from tidemark.config import ServerConfig
-from tidemark.errors import TidemarkError
-from tiering.errors import TRANSIENT, RemoteStorageError
+from tidemark.errors import StorageError, TidemarkError
+from tiering.errors import TRANSIENT, RemoteResourceNotFoundError, RemoteStorageError
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import (
     RemoteLogSegmentId,
@@ -26,13 +26,17 @@ from tiering.metadata.segments import (
     RemoteLogSegmentState,
 )
 from tiering.metrics import CopyLag, RemoteMetrics
-from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
-from tiering.tasks.partition import SegmentFiles, TieredPartition
+from tiering.tasks.partition import CopyRefusal, SegmentFiles, TieredPartition
+from tiering.tasks.uploads import Uploads
 
 logger = logging.getLogger(__name__)
+
+REFUSED_WAIT_MS = 30_000
+"""Wait after an error that may last; it doubles with each one."""
+REFUSED_WAIT_MAX_MS = 3_600_000
 
 
 class Copier:
@@ -41,7 +45,7 @@ class Copier:
     def __init__(
         self,
         config: ServerConfig,
-        storage: RemoteStorageManager,
+        uploads: Uploads,
         metadata: RemoteLogMetadataManager,
         deleter: SegmentDeleter,
         metrics: RemoteMetrics,
@@ -49,18 +53,15 @@ class Copier:
     ) -> None:
         self._broker_id = config.node_id
         self._custom_bytes_max = config.remote_log_metadata_custom_metadata_max_bytes
-        self._storage = storage
+        self._uploads = uploads
         self._metadata = metadata
         self._deleter = deleter
         self._metrics = metrics
         self._now_ms = now_ms
-        self._pool = ThreadPoolExecutor(
-            config.remote_log_manager_copier_thread_pool_size, "remote-log-copier"
-        )
 
-    def close(self) -> None:
-        """Drops uploads that have not begun; those under way continue on their own."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def in_flight(self, hosted: TieredPartition, segment: UUID) -> bool:
+        """Whether this process may still finish the copy, or its upload has not ended."""
+        return segment in hosted.in_flight or segment in self._uploads
 
     async def learn(self, hosted: TieredPartition) -> int:
         """Sets the log's highest remote offset from the metadata; returns it (-1: none)."""
@@ -98,7 +99,7 @@ class Copier:
             failed: Exception | None = None
             try:
                 for segment in candidates:
-                    if not hosted.is_leader or hosted.log.config.remote_log_copy_disable:
+                    if not self._may_copy(hosted):
                         break
                     await self._copy_segment(hosted, segment)
                     await self.learn(hosted)
@@ -109,6 +110,13 @@ class Copier:
             delete_expired(hosted.log, self._now_ms())
             if failed is not None:
                 raise failed
+
+    def _may_copy(self, hosted: TieredPartition) -> bool:
+        return (
+            hosted.is_leader
+            and not hosted.log.config.remote_log_copy_disable
+            and (hosted.refusal is None or hosted.refusal.until_ms <= self._now_ms())
+        )
 
     def lag(self, hosted: TieredPartition) -> CopyLag:
         """Returns the rolled segments that the tier lacks, also those above the last stable
@@ -161,7 +169,7 @@ class Copier:
             hosted.in_flight.add(metadata.id)
             await self._begin(hosted, metadata)
         try:
-            custom = await self._upload(hosted, metadata, files)
+            custom = await self._upload(metadata, files)
             update = metadata.update(
                 RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                 self._now_ms(),
@@ -172,8 +180,10 @@ class Copier:
         except TRANSIENT:
             hosted.unfinished[segment.base_offset] = metadata
             raise
-        except (TidemarkError, OSError, ValueError):
+        except (TidemarkError, OSError, ValueError) as error:
             hosted.in_flight.discard(metadata.id)
+            if not isinstance(error, StorageError | RemoteResourceNotFoundError):
+                self._refuse(hosted, metadata, error)
             await self._abandon(metadata)
             raise
         except BaseException:
@@ -182,6 +192,7 @@ class Copier:
             hosted.in_flight.discard(metadata.id)
             raise
         hosted.in_flight.discard(metadata.id)
+        hosted.refusal = None
         self._metrics.remote_copy_bytes += segment.size_bytes
         logger.info(
             "copied %s [%d, %d]", hosted.partition, metadata.start_offset, metadata.end_offset
@@ -195,18 +206,11 @@ class Copier:
             raise
 
     async def _upload(
-        self, hosted: TieredPartition, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
+        self, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
     ) -> bytes | None:
-        def upload() -> bytes | None:
-            with files.open() as data:
-                return self._storage.copy_log_segment_data(metadata, data)
-
         self._metrics.remote_copy_requests += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, upload)
-        hosted.uploads.add(future)
-        future.add_done_callback(hosted.uploads.discard)
         try:
-            custom = await asyncio.shield(future)
+            custom = await self._uploads.upload(metadata, files)
         except Exception:
             self._metrics.remote_copy_errors += 1
             raise
@@ -217,11 +221,37 @@ class Copier:
             )
         return custom
 
+    def _refuse(
+        self, hosted: TieredPartition, metadata: RemoteLogSegmentMetadata, error: Exception
+    ) -> None:
+        """Has the partition wait after an error that may last, so that no segment is uploaded for
+        nothing again and again.
+        """
+        failures = 1 if hosted.refusal is None else hosted.refusal.failures + 1
+        wait_ms = min(REFUSED_WAIT_MS * 2 ** min(failures - 1, 20), REFUSED_WAIT_MAX_MS)
+        hosted.refusal = CopyRefusal(failures, self._now_ms() + wait_ms)
+        self._metrics.remote_copy_refusals += 1
+        logger.error(
+            "the tier refuses %s [%d, %d], failure %d; no copies of %s for %d s: %s",
+            *(metadata.remote_log_segment_id, metadata.start_offset, metadata.end_offset),
+            *(failures, hosted.partition, wait_ms // 1000, error),
+        )
+
     async def _abandon(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Deletes the uploaded files of a copy that can not be finished; if that fails, a later
-        pass does.
+        """Deletes the objects of a copy that can not be finished; if that fails, a later pass does.
+
+        The metadata lacks the segment if another leader deleted it while this node uploaded it; its
+        objects are this node's to delete then.
         """
         try:
             await self._deleter.delete(metadata)
+        except RemoteResourceNotFoundError:
+            await self._delete_unknown(metadata)
         except TidemarkError as error:
             logger.warning("left-over copy %s: %s", metadata.remote_log_segment_id, error)
+
+    async def _delete_unknown(self, metadata: RemoteLogSegmentMetadata) -> None:
+        try:
+            await self._deleter.delete_objects(metadata)
+        except TidemarkError as error:
+            logger.warning("left-over objects %s: %s", metadata.remote_log_segment_id, error)

@@ -52,11 +52,7 @@ class Expirer:
         segments = self._metadata.list_remote_log_segments(partition)
         if not hosted.log_start_checked:
             self._raise_log_start(hosted, segments)
-        for segment in planner.dangling_copies(
-            segments, self._broker_id, self._now_ms(), DANGLING_GRACE_MS, hosted.in_flight
-        ):
-            logger.info("deleting unfinished copy %s", segment.remote_log_segment_id)
-            await self._deleter.delete(segment)
+        await self._delete_dangling(hosted, segments)
         highest = await self._copier.learn(hosted)
         plan = planner.plan_expiration(
             segments, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
@@ -71,6 +67,20 @@ class Expirer:
             await self._deleter.delete(segment)
         if plan.delete:
             delete_expired(log, self._now_ms())
+
+    async def _delete_dangling(
+        self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
+    ) -> None:
+        now_ms = self._now_ms()
+        hosted.unfinished_since = since_ms = planner.unfinished_since(
+            segments, hosted.unfinished_since, now_ms
+        )
+        for segment in planner.dangling_copies(
+            *(segments, self._broker_id, now_ms, DANGLING_GRACE_MS, since_ms),
+            lambda segment: self._copier.in_flight(hosted, segment),
+        ):
+            logger.info("deleting unfinished copy %s", segment.remote_log_segment_id)
+            await self._deleter.delete(segment)
 
     def _raise_log_start(
         self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]

@@ -19,6 +19,14 @@ from tiering.store.manager import IndexType, LogSegmentData
 from tiering.tasks import planner
 
 
+@dataclass(frozen=True, slots=True)
+class CopyRefusal:
+    """Errors in a row that may last, and the time before which no copy is tried."""
+
+    failures: int
+    until_ms: int
+
+
 @dataclass(slots=True, eq=False)
 class TieredPartition:
     """A partition with its log, its role (`leader_epoch` is None for a follower) and its tasks."""
@@ -35,7 +43,9 @@ class TieredPartition:
     """Copies of this process that are not finished, which must not be taken for dangling."""
     unfinished: dict[int, RemoteLogSegmentMetadata] = field(default_factory=dict)
     """Copies to continue after a transient failure, by start offset."""
-    uploads: set[asyncio.Future[bytes | None]] = field(default_factory=set)
+    unfinished_since: dict[UUID, int] = field(default_factory=dict)
+    """When this node first saw copies that are not finished, by its own clock in ms."""
+    refusal: CopyRefusal | None = None
     log_start_checked: bool = False
 
     @property
@@ -50,8 +60,9 @@ class TieredPartition:
 
     def succeed(self, earlier: TieredPartition) -> None:
         """Adopts the work under way of an earlier role of the same partition."""
-        self.in_flight, self.uploads = earlier.in_flight, earlier.uploads
+        self.in_flight, self.refusal = earlier.in_flight, earlier.refusal
         self.copying, self.unfinished = earlier.copying, earlier.unfinished
+        self.unfinished_since = earlier.unfinished_since
         self.tasks.extend(task for task in earlier.tasks if not task.done())
 
     def lineage(self) -> tuple[EpochEntry, ...]:

@@ -11,7 +11,7 @@ before anything is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from uuid import UUID
@@ -205,25 +205,40 @@ def _excess_bytes(
     return total - retention.retention_bytes
 
 
+def unfinished_since(
+    segments: Iterable[RemoteLogSegmentMetadata], since_ms: Mapping[UUID, int], now_ms: int
+) -> dict[UUID, int]:
+    """Returns when this node first saw each copy that is not finished, by its own clock.
+
+    The records have times of other brokers' clocks, which may differ by any amount.
+    """
+    return {
+        segment.id: since_ms.get(segment.id, now_ms)
+        for segment in segments
+        if segment.state is _S.COPY_SEGMENT_STARTED
+    }
+
+
 def dangling_copies(
     segments: Iterable[RemoteLogSegmentMetadata],
     broker_id: int,
     now_ms: int,
     grace_ms: int,
-    in_flight: Collection[UUID],
+    since_ms: Mapping[UUID, int],
+    in_flight: Callable[[UUID], bool],
 ) -> list[RemoteLogSegmentMetadata]:
     """Returns copies that were begun and can not be finished any more; the leader deletes them.
 
     This broker's own copies that are not in flight ended with an earlier process or a failed
     upload. Another broker's may still be under way after it lost the leadership; they are kept for
-    `grace_ms`.
+    `grace_ms` after `since_ms`.
     """
     return [
         segment
         for segment in segments
         if segment.state is _S.COPY_SEGMENT_STARTED
-        and segment.id not in in_flight
-        and (segment.broker_id == broker_id or now_ms - segment.event_timestamp_ms > grace_ms)
+        and not in_flight(segment.id)
+        and (segment.broker_id == broker_id or now_ms - since_ms.get(segment.id, now_ms) > grace_ms)
     ]
 
 

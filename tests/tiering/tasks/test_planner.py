@@ -27,6 +27,7 @@ from tiering.tasks.planner import (
     readable_end,
     segment_leader_epochs,
     segments_to_copy,
+    unfinished_since,
 )
 
 
@@ -332,12 +333,15 @@ def test_unfinished_copies_dangle_when_nobody_can_finish_them() -> None:
     theirs = segment(20, 29, 3, state=STARTED, broker_id=2, event_timestamp_ms=1_000)
     done = segment(30, 39, 4)
     listed = [mine, busy, theirs, done]
+    since = unfinished_since(listed, {UUID(int=1): 1, UUID(int=7): 7}, 9_000)
+    assert since == {mine.id: 1, busy.id: 9_000, theirs.id: 9_000}
 
     def dangling(now_ms: int) -> list[int]:
-        return [one.id.int for one in dangling_copies(listed, 1, now_ms, 500, {UUID(int=2)})]
+        found = dangling_copies(listed, 1, now_ms, 500, since, lambda one: one == busy.id)
+        return [one.id.int for one in found]
 
-    assert dangling(1_500) == [1]
-    assert dangling(1_501) == [1, 3]
+    assert dangling(9_500) == [1]
+    assert dangling(9_501) == [1, 3]
 
 
 def test_a_new_leader_learns_where_the_log_begins() -> None:

@@ -26,6 +26,7 @@ from tiering.metadata.segments import (
 from tiering.metrics import RemoteMetrics
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.remover import ABSENCE_GRACE_MS, UPLOAD_GRACE_MS, PartitionRemover
+from tiering.tasks.uploads import Uploads
 
 D = RemotePartitionDeleteState
 STEPS = [D.DELETE_PARTITION_MARKED, D.DELETE_PARTITION_STARTED, D.DELETE_PARTITION_FINISHED]
@@ -115,6 +116,7 @@ def remover(tier: Tier, cluster: Cluster, node_id: int = 1) -> PartitionRemover:
         config,
         tier,  # type: ignore[arg-type]
         metadata,
+        Uploads(tier, 1),  # type: ignore[arg-type]
         RemoteMetrics(),
         lambda: 5,
         lambda segment: None,
