@@ -4,6 +4,7 @@
 - `sidecar`: the object beside a log, with all the rest of the segment and its checksums (pure).
 - `objects`: reads of a sidecar's table and parts from a store.
 - `directory`: a tier in a directory, on a network file system or for the quickstart.
+- `deadlines`: the end of HTTP calls that trickle, or hang while the node stops.
 - `s3`: a tier on S3, MinIO, or another store of S3's protocol.
 - `factory`: the manager that a node's configuration names.
 

@@ -1,20 +1,23 @@
 """A RemoteStorageManager over S3, MinIO, and other stores of S3's protocol (package `minio`).
 
-Objects are keyed `<key.prefix><topic>-<partition>-<topic id>/<file>` with the file names of
-`tiering.store.manager`; the sidecar is put last. An object appears whole or not at all. Overload
-(5xx, SlowDown, time-outs, broken connections) is normal. Such requests are retried with a random
-exponential wait; RetriableRemoteStorageError is raised if it lasts. The bucket is checked on use
-only, so a node starts while its object store is down. One bounded connection pool serves all
-threads.
+Objects are keyed `<key.prefix><spread>/<topic>-<partition>-<topic id>/<file>` with the file names
+of `tiering.store.manager`. The spread, two hex digits of the segment id, divides the load over 256
+prefixes: a store limits the requests of each. The sidecar is put last, and an object appears whole
+or not at all. Overload (5xx, SlowDown, time-outs, broken connections) is normal. Such requests are
+retried with a random exponential wait, a part of a large log by itself. If it lasts,
+RetriableRemoteStorageError is raised. Every try and every request has a deadline. The bucket is
+checked on use only, so a node starts while its object store is down. One bounded connection pool
+serves all threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,17 +26,21 @@ import tenacity
 import urllib3
 from minio import Minio
 from minio.credentials import IamAwsProvider
+from minio.datatypes import Part
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, S3Error, ServerError
+from minio.sse import SseKMS, SseS3
+from tenacity.stop import stop_base
 
 from tidemark.config.definition import parse, setting
-from tidemark.errors import ConfigError
+from tidemark.errors import ConfigError, TidemarkError
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.deadlines import Deadlines, watched_pool
 from tiering.store.manager import (
     LOG_SUFFIX,
     SIDECAR_SUFFIX,
@@ -78,12 +85,20 @@ class S3Settings:
     key_prefix: str = setting("", doc="put before every key")
     connection_pool_size: int = setting(32, doc="connections kept and used at once", at_least=1)
     request_timeout_ms: int = setting(60_000, doc="longest silence of the store", at_least=1)
+    api_call_attempt_timeout_ms: int = setting(
+        60_000, doc="longest try of a request, however it trickles", at_least=1
+    )
+    api_call_timeout_ms: int = setting(
+        180_000, doc="longest request with all its tries", at_least=1
+    )
     connect_timeout_ms: int = setting(5_000, doc="longest wait for a connection", at_least=1)
     retry_max_attempts: int = setting(5, doc="tries of one request", at_least=1)
     retry_backoff_max_ms: int = setting(5_000, doc="longest wait between tries", at_least=1)
     part_size_bytes: int = setting(
         16 << 20, doc="larger logs go up in parts of this size", at_least=5 << 20
     )
+    server_side_encryption: str = setting("", doc="SSE-S3 or SSE-KMS; empty: as the bucket says")
+    server_side_encryption_kms_key_id: str = setting("", doc="key of SSE-KMS")
 
 
 def settings_with_environment(
@@ -97,8 +112,10 @@ def settings_with_environment(
 class S3RemoteStorageManager:
     """A tier on S3; see `tiering.store.manager.RemoteStorageManager` and the module's docstring."""
 
-    def __init__(self, sleep: Callable[[float], None] = tenacity.nap.sleep) -> None:
-        self._sleep = sleep
+    def __init__(self, sleep: Callable[[float], None] | None = None) -> None:
+        self._deadlines = Deadlines()
+        self._sleep = sleep or self._deadlines.sleep
+        self._sse: SseS3 | SseKMS | None = None
         self._client: Any = None
         self._pool: Any = None
         self.settings = S3Settings(bucket="")
@@ -110,6 +127,7 @@ class S3RemoteStorageManager:
             self.settings = chosen = parse(S3Settings, settings)
         except ConfigError as error:
             raise ConfigError(f"rsm.config: {error}") from error
+        self._sse = _encryption(chosen)
         self._pool = _connection_pool(chosen)
         self._client = create_client(chosen, self._pool)
 
@@ -118,7 +136,7 @@ class S3RemoteStorageManager:
     ) -> bytes | None:
         builder = SidecarBuilder(metadata, data)
         key = self._key(metadata, LOG_SUFFIX)
-        self._call(key, partial(self._put_log, key, builder.log))
+        self._put_log(key, builder.log)
         sidecar, pin = builder.finish()
         key = self._key(metadata, SIDECAR_SUFFIX)
         self._call(key, partial(self._put_bytes, key, sidecar))
@@ -139,9 +157,13 @@ class S3RemoteStorageManager:
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         keys = [self._key(metadata, suffix) for suffix in (LOG_SUFFIX, SIDECAR_SUFFIX)]
+        if metadata.custom_metadata is None:  # the copy was not finished
+            self._call(keys[0], partial(self._abort_uploads, keys[0]))
         self._call(keys[0], partial(self._delete, keys))
 
     def close(self) -> None:
+        """Closes connections; calls under way end with an error."""
+        self._deadlines.close()
         if self._pool is not None:
             self._pool.clear()
 
@@ -156,20 +178,52 @@ class S3RemoteStorageManager:
 
     def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
         directory = partition_directory(metadata.topic_id_partition)
-        return f"{self.settings.key_prefix}{directory}/{file_name(metadata, suffix)}"
+        spread = metadata.id.hex[:2]
+        return f"{self.settings.key_prefix}{spread}/{directory}/{file_name(metadata, suffix)}"
 
     def _put_bytes(self, key: str, content: bytes) -> None:
-        self._client.put_object(self.settings.bucket, key, BytesIO(content), len(content))
+        self._client.put_object(
+            self.settings.bucket, key, BytesIO(content), len(content), sse=self._sse
+        )
 
     def _put_log(self, key: str, source: ByteSource) -> None:
-        self._client.put_object(
-            self.settings.bucket,
-            key,
-            _Stream(source),
-            source.size_bytes,
-            part_size=self.settings.part_size_bytes,
-            num_parallel_uploads=1,  # the copier's pool bounds the uploads at once
-        )
+        size, part_bytes = source.size_bytes, self.settings.part_size_bytes
+        if size <= part_bytes:
+            content = source.pread(0, size)
+            self._call(key, partial(self._put_bytes, key, content))
+            return
+        client, bucket = self._client, self.settings.bucket
+        self._call(key, partial(self._abort_uploads, key))
+        headers = {} if self._sse is None else self._sse.headers()
+        upload = self._call(key, lambda: client._create_multipart_upload(bucket, key, headers))
+        parts = []
+        try:
+            for number, position in enumerate(range(0, size, part_bytes), 1):
+                content = source.pread(position, min(part_bytes, size - position))
+                put = partial(client._upload_part, bucket, key, content, None, upload, number)
+                parts.append(Part(number, self._call(key, put)))
+            self._call(key, partial(self._complete, key, upload, parts, size))
+        except BaseException:
+            with suppress(TidemarkError):  # the next copy, or the deletion, does it
+                self._call(key, lambda: client._abort_multipart_upload(bucket, key, upload))
+            raise
+
+    def _complete(self, key: str, upload: str, parts: list[Part], size: int) -> None:
+        client, bucket = self._client, self.settings.bucket
+        try:
+            client._complete_multipart_upload(bucket, key, upload, parts)
+        except S3Error as error:
+            # A try before this one may have completed it, and its answer was lost.
+            if error.code != "NoSuchUpload" or client.stat_object(bucket, key).size != size:
+                raise
+
+    def _abort_uploads(self, key: str) -> None:
+        """Removes the parts of earlier uploads of the object, which were not completed."""
+        client, bucket = self._client, self.settings.bucket
+        for upload in client._list_multipart_uploads(bucket, prefix=key).uploads:
+            if upload.object_name == key:
+                with _missing_upload_passed_over():
+                    client._abort_multipart_upload(bucket, key, upload.upload_id)
 
     def _get(self, key: str, start: int, length: int) -> bytes:
         response = None
@@ -195,8 +249,14 @@ class S3RemoteStorageManager:
     def _call(self, key: str, request: Callable[[], T]) -> T:
         """Runs a request; repeats it if the store was only overloaded."""
 
+        ends_s = monotonic() + self.settings.api_call_timeout_ms / 1000
+        longest_s = self.settings.api_call_attempt_timeout_ms / 1000
+
         def attempt() -> T:
-            with _translated(self.settings.bucket, key):
+            with (
+                self._deadlines.call(min(longest_s, ends_s - monotonic())),
+                _translated(self.settings.bucket, key),
+            ):
                 return request()
 
         def count(_: tenacity.RetryCallState) -> None:
@@ -206,7 +266,8 @@ class S3RemoteStorageManager:
             raise RemoteStorageError("the remote storage manager is not configured")
         retrying = tenacity.Retrying(
             sleep=self._sleep,
-            stop=tenacity.stop_after_attempt(self.settings.retry_max_attempts),
+            stop=tenacity.stop_after_attempt(self.settings.retry_max_attempts)
+            | _Over(ends_s, self._deadlines),
             wait=tenacity.wait_random_exponential(
                 multiplier=0.1, max=self.settings.retry_backoff_max_ms / 1000
             ),
@@ -217,25 +278,46 @@ class S3RemoteStorageManager:
         return retrying(attempt)
 
 
-class _Stream:
-    """A ByteSource as the file-like object that a put reads."""
+@contextmanager
+def _missing_upload_passed_over() -> Iterator[None]:
+    """Passes over the error of a multipart upload that ended meanwhile."""
+    try:
+        yield
+    except S3Error as error:
+        if error.code != "NoSuchUpload":
+            raise
 
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._position = 0
 
-    def read(self, size: int = -1) -> bytes:
-        left = self._source.size_bytes - self._position
-        piece = self._source.pread(self._position, left if size < 0 else min(size, left))
-        self._position += len(piece)
-        return piece
+def _encryption(settings: S3Settings) -> SseS3 | SseKMS | None:
+    kind, key = settings.server_side_encryption, settings.server_side_encryption_kms_key_id
+    if kind not in ("", "SSE-S3", "SSE-KMS"):
+        raise ConfigError(
+            f"rsm.config.server.side.encryption={kind!r} is none of SSE-S3, SSE-KMS, and empty"
+        )
+    if (kind == "SSE-KMS") != bool(key):
+        raise ConfigError(
+            "rsm.config.server.side.encryption=SSE-KMS and "
+            "rsm.config.server.side.encryption.kms.key.id come together"
+        )
+    return SseKMS(key, {}) if key else SseS3() if kind else None
+
+
+class _Over(stop_base):
+    """Ends the tries of a request at its deadline, and when the store is closed."""
+
+    def __init__(self, ends_s: float, deadlines: Deadlines) -> None:
+        self._ends_s = ends_s
+        self._deadlines = deadlines
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        return monotonic() >= self._ends_s or self._deadlines.closed.is_set()
 
 
 def _connection_pool(settings: S3Settings) -> Any:
     timeout = urllib3.Timeout(
         connect=settings.connect_timeout_ms / 1000, read=settings.request_timeout_ms / 1000
     )
-    return urllib3.PoolManager(
+    return watched_pool(
         num_pools=4,
         maxsize=settings.connection_pool_size,
         block=True,  # threads wait for a connection; none is opened beyond the pool
