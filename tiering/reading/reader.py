@@ -112,9 +112,7 @@ class RemoteReader:
         segment = await self._segment_at(partition, log, offset)
         if segment is None:
             raise OffsetOutOfRangeError(f"offset {offset} of {partition} is not in the tier")
-        epoch = log.epochs.epoch_for_offset(offset)
-        assert epoch is not None, "a segment was found by its epoch"
-        end_offset = planner.readable_end(segment, lineage(log), epoch, log.log_end_offset)
+        end_offset = planner.coverage(segment, lineage(log), log.log_end_offset).stop
         records, end = await self.segments.read(segment, offset, end_offset, max_bytes)
         if self.segments.continues(segment, end - len(records), end):
             beyond = self.segments.read_ahead(segment, end)
@@ -146,30 +144,33 @@ class RemoteReader:
                 and segment.max_timestamp_ms >= timestamp_ms
                 and segment.end_offset >= first
                 and segment.start_offset < log.local_log_start_offset
-                and planner.is_within_leader_epochs(segment, log.log_end_offset, epochs)
             ):
-                found = await self._search_segment(segment, timestamp_ms, first)
-                if found is not None and found.offset < log.local_log_start_offset:
+                own = planner.coverage(segment, epochs, log.log_end_offset)
+                own = range(max(own.start, first), min(own.stop, log.local_log_start_offset))
+                found = await self._search_segment(segment, timestamp_ms, own) if own else None
+                if found is not None:
                     return found
         return None
 
     async def _search_segment(
-        self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, first_offset: int
+        self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, offsets: range
     ) -> TimestampOffset | None:
-        """Finds the first record from `first_offset` on that is not older (KIP-33's rules)."""
+        """Finds the first record at `offsets` that is not older (KIP-33's rules)."""
         indexes = await self.segments.indexes(segment)
-        offset = max(first_offset, indexes.offset_before(timestamp_ms), segment.start_offset)
+        offset = max(offsets.start, indexes.offset_before(timestamp_ms))
+        if offset >= offsets.stop:
+            return None
         position, batch = await self.segments.find(segment, indexes, offset)
         while True:
             # Also of a batch to pass over: a wrong length or time in it would hide the answer.
             records = await self.segments.batch(segment, position, batch)
             if batch.max_timestamp_ms >= timestamp_ms and not batch.is_control:
                 for record in decode_batch(records, check_crc=False):
-                    if record.timestamp_ms >= timestamp_ms and record.offset >= first_offset:
+                    if record.timestamp_ms >= timestamp_ms and record.offset in offsets:
                         return TimestampOffset(
                             record.timestamp_ms, record.offset, batch.partition_leader_epoch
                         )
             position += batch.size_bytes
-            if position >= segment.segment_size_bytes:
+            if position >= segment.segment_size_bytes or batch.last_offset + 1 >= offsets.stop:
                 return None
             batch = await self.segments.header(segment, position)

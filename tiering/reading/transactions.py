@@ -57,7 +57,7 @@ class RemoteTransactions:
                 segment = self._metadata.next_segment_with_txn_index(partition, epoch, offset)
                 if segment is None:
                     break
-                readable = planner.readable_end(segment, epochs, epoch, log.log_end_offset)
+                readable = planner.coverage(segment, epochs, log.log_end_offset).stop
                 for entry in await self._entries(segment):
                     if entry.last_offset >= readable:
                         break  # of another lineage

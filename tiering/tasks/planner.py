@@ -3,17 +3,19 @@
 Copied is every rolled segment that ends at or below the last stable offset. It must end above the
 highest offset that this leader's own lineage has in the tier.
 
+One notion decides what the tier has of a log: `coverage`, the offsets of a segment that belong to a
+lineage. Reads, search by time, retention and the first offset follow from it. A segment of which
+only a part is covered counts with that part.
+
 Deleted are, from the oldest on, segments below the log start offset, too old ones, and those beyond
-the size limit. Time and size apply only to segments of this leader's lineage. A segment of epochs
-before the earliest known one belongs to no lineage and is deleted. The log start offset moves
-before anything is deleted.
+the size limit. A segment of another lineage is deleted by its age, or below the log start, and for
+no other reason (RULES.md rule 12). The log start offset moves before anything is deleted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from uuid import UUID
 
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -93,34 +95,29 @@ def epochs_up_to(epochs: Sequence[EpochEntry], end_offset: int) -> tuple[EpochEn
     return tuple(entry for entry in epochs if entry.start_offset < end_offset)
 
 
-def is_within_leader_epochs(
-    segment: RemoteLogSegmentMetadata, log_end_offset: int, epochs: Sequence[EpochEntry]
-) -> bool:
-    """Returns whether every record of the remote segment belongs to the lineage `epochs`.
+def coverage(
+    segment: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], log_end_offset: int
+) -> range:
+    """Returns the offsets of the remote segment whose records belong to the lineage `epochs`.
 
-    Source: RemoteLogManager.isRemoteSegmentWithinLeaderEpochs. Epochs without records in the
-    segment do not count. Unlike in Kafka, records below the lineage's first offset do not count
-    either: the log start may lie in the middle of a segment.
+    A record is the lineage's own if both have its offset in the same leader epoch (RULES.md rule
+    5). Histories that agree on a record agree on all before it, so the result has no hole. It may
+    be empty. It ends early after an unclean election, and begins late if the log start lies within
+    the segment. Kafka takes a segment as a whole or not at all (isRemoteSegmentWithinLeaderEpochs).
     """
-    if segment.end_offset >= log_end_offset or not epochs:
-        return False
-    starts = {entry.epoch: entry.start_offset for entry in epochs}
-    ends = {entry.epoch: later.start_offset for entry, later in pairwise(epochs)}
-    floor = epochs[0].start_offset  # the lineage below the log start is gone: it is never read
-    checked = False
-    for entry in segment.segment_leader_epochs:
-        bounds = segment.epoch_range(entry.epoch)
-        if bounds is None or bounds[0] > bounds[1] or bounds[1] < floor:
+    ends = [entry.start_offset for entry in epochs[1:]] + [log_end_offset]
+    bounds = {e.epoch: (e.start_offset, end) for e, end in zip(epochs, ends, strict=False)}
+    following = [*segment.segment_leader_epochs[1:], EpochEntry(-1, segment.next_offset)]
+    covered = range(segment.start_offset, segment.start_offset)
+    for (epoch, start), (_, stop) in zip(segment.segment_leader_epochs, following, strict=True):
+        begin, end = bounds.get(epoch, (0, 0))
+        own = range(max(begin, start, segment.start_offset), min(end, stop, log_end_offset))
+        if not own:
             continue
-        first, last = max(bounds[0], floor), bounds[1]
-        if entry.epoch not in starts:
-            return False
-        if first < starts[entry.epoch] or last >= ends.get(entry.epoch, log_end_offset):
-            return False
-        if first > max(segment.start_offset, floor) and first != starts[entry.epoch]:
-            return False
-        checked = True
-    return checked
+        if covered and own.start != covered.stop:
+            break
+        covered = range(covered.start if covered else own.start, own.stop)
+    return covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,32 +152,30 @@ def plan_expiration(
 
     Segments in state DELETE_SEGMENT_STARTED are remains of an earlier deletion and are deleted
     again. A segment that is being copied is kept. Retention by time and size stops at the first
-    segment of the lineage that stays, so that the rest is contiguous.
+    segment of the lineage that stays, so that the rest is contiguous. Segments of another lineage
+    neither stop it nor move the log start.
     """
     ordered = sorted(segments, key=lambda segment: (segment.start_offset, segment.end_offset))
     leftovers = [s for s in ordered if s.state is _S.DELETE_SEGMENT_STARTED]
     finished = [s for s in ordered if s.state is _S.COPY_SEGMENT_FINISHED and s.id not in in_flight]
-    earliest_epoch = epochs[0].epoch if epochs else None
     excess_bytes = _excess_bytes(finished, epochs, retention)
     delete: list[RemoteLogSegmentMetadata] = []
     new_start = retention.log_start_offset
     keeping = False
     for segment in finished:
-        last_epoch = segment.segment_leader_epochs[-1].epoch
-        if segment.end_offset < retention.log_start_offset or (
-            earliest_epoch is not None and last_epoch < earliest_epoch
-        ):
+        own = coverage(segment, epochs, retention.log_end_offset)
+        too_old = 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
+        if segment.end_offset < new_start or (too_old and not own):
             delete.append(segment)
             continue
-        if keeping or not is_within_leader_epochs(segment, retention.log_end_offset, epochs):
+        if keeping or not own:
             continue
-        too_old = 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
         if not too_old and excess_bytes <= 0:
             keeping = True
             continue
         delete.append(segment)
         excess_bytes -= segment.segment_size_bytes
-        new_start = max(new_start, segment.next_offset)
+        new_start = max(new_start, own.stop)
     moved = new_start if new_start > retention.log_start_offset else None
     return ExpirationPlan((*leftovers, *delete), moved)
 
@@ -197,11 +192,10 @@ def _excess_bytes(
         return 0
     total, counted_to = retention.local_only_bytes, retention.log_start_offset - 1
     for segment in finished:
-        if segment.end_offset > counted_to and is_within_leader_epochs(
-            segment, retention.log_end_offset, epochs
-        ):
+        own = coverage(segment, epochs, retention.log_end_offset)
+        if own and own[-1] > counted_to:
             total += segment.segment_size_bytes
-            counted_to = segment.end_offset
+            counted_to = own[-1]
     return total - retention.retention_bytes
 
 
@@ -242,45 +236,22 @@ def dangling_copies(
     ]
 
 
-def readable_end(
-    segment: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], epoch: int, log_end_offset: int
-) -> int:
-    """Returns the offset (exclusive) up to which a segment found by `epoch` may be read on this
-    lineage.
-
-    After an unclean election a remote segment may hold, after the records of `epoch`, records that
-    this lineage never had (KIP-405 "log divergence"). The read may continue as long as the next
-    epochs of both begin at the same offsets.
-    """
-    starts = {entry.epoch: position for position, entry in enumerate(epochs)}
-    following = [entry for entry in segment.segment_leader_epochs if entry.epoch > epoch]
-    position = starts.get(epoch)
-    if position is None:
-        return segment.start_offset
-    while True:
-        later = epochs[position + 1].start_offset if position + 1 < len(epochs) else log_end_offset
-        here = following[0].start_offset if following else segment.next_offset
-        if not following or tuple(epochs[position + 1 : position + 2]) != tuple(following[:1]):
-            return min(here, later)
-        following, position = following[1:], position + 1
-
-
 def first_available_offset(
     segments: Iterable[RemoteLogSegmentMetadata],
     epochs: Sequence[EpochEntry],
     log_end_offset: int,
     local_log_start_offset: int,
 ) -> int:
-    """Returns the first readable offset: of the oldest finished segment of this lineage, else the
-    local start.
+    """Returns the first readable offset: the oldest that a finished segment covers, else the local
+    start.
 
-    A new leader raises its log start to it: an earlier leader may have deleted from the tier just
-    before it failed.
+    A segment that is covered in part counts, as in Kafka (findLogStartOffset takes the first
+    segment of the earliest epoch, whole or not). The leader raises its log start to it: an earlier
+    leader may have deleted from the tier just before it failed.
     """
-    starts = [
-        segment.start_offset
+    covered = (
+        coverage(segment, epochs, log_end_offset)
         for segment in segments
         if segment.state is _S.COPY_SEGMENT_FINISHED
-        and is_within_leader_epochs(segment, log_end_offset, epochs)
-    ]
-    return min([*starts, local_log_start_offset])
+    )
+    return min([*(own.start for own in covered if own), local_log_start_offset])

@@ -18,13 +18,12 @@ from tiering.metadata.segments import (
 from tiering.tasks.planner import (
     LocalSegment,
     Retention,
+    coverage,
     dangling_copies,
     epochs_up_to,
     first_available_offset,
     highest_copied_offset,
-    is_within_leader_epochs,
     plan_expiration,
-    readable_end,
     segment_leader_epochs,
     segments_to_copy,
     unfinished_since,
@@ -113,9 +112,8 @@ def test_scenario_3_readers_get_the_records_of_the_lineage_that_survived() -> No
     assert found(cache, 1, 1) == 2
     assert found(cache, 0, 2) is None
     # Offset 1 of seg-0-1 is a record that this lineage lost: a read from offset 0 ends before it.
-    assert readable_end(cache.segments()[0], lineage, 0, 3) == 1
-    assert not is_within_leader_epochs(segment(0, 1, 1, e0=0), 3, lineage)
-    assert is_within_leader_epochs(segment(1, 1, 2, e1=1), 3, lineage)
+    assert coverage(cache.segments()[0], lineage, 3) == range(1)
+    assert coverage(segment(1, 1, 2, e1=1), lineage, 3) == range(1, 2)
 
 
 # Scenario 4: unclean leader election including truncation.
@@ -127,10 +125,9 @@ def test_scenario_4_an_offset_is_served_by_its_epoch_not_by_the_older_copy() -> 
     assert found(cache, 0, 0) in (1, 2)
     assert found(cache, 1, 1) == 2
     assert found(cache, 1, 2) is None
-    assert readable_end(cache.segments()[0], lineage, 0, 3) == 1
+    assert coverage(cache.segments()[0], lineage, 3) == range(1)
     both = next(one for one in cache.segments() if one.id.int == 2)
-    assert readable_end(both, lineage, 0, 3) == 2
-    assert is_within_leader_epochs(both, 3, lineage)
+    assert coverage(both, lineage, 3) == range(2)
 
 
 # Scenario 5: log divergence in remote storage.
@@ -152,17 +149,17 @@ def test_scenario_5_the_lineage_without_epoch_1_reads_its_own_records(
     assert found(diverged, 2, 5) == 3
     assert found(diverged, 1, 3) == 2  # of the other lineage: no log here has epoch 1 at it
     assert highest_copied_offset(lineage, 7, diverged.highest_offset_for_epoch) == 5
-    inside = [one.id.int for one in diverged.segments() if is_within_leader_epochs(one, 7, lineage)]
-    assert inside == [1, 3]
+    inside = {one.id.int: coverage(one, lineage, 7) for one in diverged.segments()}
+    assert inside == {1: range(4), 2: range(2), 3: range(4, 6)}
 
 
 def test_a_segment_that_holds_the_log_start_belongs_to_the_lineage_that_is_left_of_it() -> None:
     one = segment(0, 19, 1, e0=0, e1=10)
-    assert is_within_leader_epochs(one, 50, epochs(e1=17, e2=30))
-    assert not is_within_leader_epochs(one, 50, epochs(e2=5))
-    assert not is_within_leader_epochs(segment(0, 19, 1, e0=0, e4=18), 50, epochs(e1=17, e2=30))
-    assert not is_within_leader_epochs(one, 50, epochs(e1=20))
-    assert not is_within_leader_epochs(one, 50, ())
+    assert coverage(one, epochs(e1=17, e2=30), 50) == range(17, 20)
+    assert not coverage(one, epochs(e2=5), 50)
+    assert not coverage(segment(0, 19, 1, e0=0, e4=18), epochs(e1=17, e2=30), 50)
+    assert not coverage(one, epochs(e1=20), 50)
+    assert not coverage(one, (), 50)
 
 
 def test_scenario_5_the_lineage_with_epoch_1_does_not_take_epoch_0_too_far(
@@ -170,21 +167,19 @@ def test_scenario_5_the_lineage_with_epoch_1_does_not_take_epoch_0_too_far(
 ) -> None:
     lineage = epochs(e0=0, e1=2)
     assert found(diverged, 1, 2) == 2
-    inside = [one.id.int for one in diverged.segments() if is_within_leader_epochs(one, 5, lineage)]
-    assert inside == [2]
-    first = diverged.segments()[0]
-    assert first.id.int == 1
-    assert readable_end(first, lineage, 0, 5) == 2
+    inside = {one.id.int: coverage(one, lineage, 5) for one in diverged.segments()}
+    assert inside == {1: range(2), 2: range(4), 3: range(4, 4)}
 
 
 def test_a_read_may_go_on_over_epochs_that_agree() -> None:
     one = segment(0, 9, 1, e0=0, e2=4, e5=8)
-    assert readable_end(one, epochs(e0=0, e2=4, e5=8), 0, 20) == 10
-    assert readable_end(one, epochs(e0=0, e2=4, e5=8, e6=15), 2, 20) == 10
-    assert readable_end(one, epochs(e0=0, e2=4, e6=6), 0, 20) == 6
-    assert readable_end(one, epochs(e0=0, e2=4, e3=8), 0, 20) == 8
-    assert readable_end(one, epochs(e0=0, e2=5, e5=8), 0, 20) == 4
-    assert readable_end(one, epochs(e7=0), 0, 20) == 0
+    assert coverage(one, epochs(e0=0, e2=4, e5=8), 20) == range(10)
+    assert coverage(one, epochs(e0=0, e2=4, e5=8, e6=15), 20) == range(10)
+    assert coverage(one, epochs(e0=0, e2=4, e5=8), 7) == range(7)
+    assert coverage(one, epochs(e0=0, e2=4, e6=6), 20) == range(6)
+    assert coverage(one, epochs(e0=0, e2=4, e3=8), 20) == range(8)
+    assert coverage(one, epochs(e0=0, e2=5, e5=8), 20) == range(4)
+    assert coverage(one, epochs(e7=0), 20) == range(0)
 
 
 # The cache.
@@ -307,13 +302,25 @@ def test_what_lies_below_the_log_start_goes_whatever_its_lineage() -> None:
     assert plan(retention(log_start_offset=20), segments=[*TEN, stray]) == ([9, 1, 11], None)
 
 
-def test_segments_of_another_lineage_are_not_judged_by_time_or_size() -> None:
+def test_segments_of_another_lineage_go_by_their_age_and_do_not_move_the_log_start() -> None:
     stray = segment(30, 39, 9, e4=30, max_timestamp_ms=1)
-    assert plan(retention(retention_ms=10_000), 11_100, [stray], epochs(e0=0, e5=20)) == ([], None)
+    lineage = epochs(e0=0, e5=20)
+    assert plan(retention(retention_ms=10_000), 10_001, [stray], lineage) == ([], None)
+    assert plan(retention(retention_ms=10_000), 10_002, [stray], lineage) == ([9], None)
+    assert plan(retention(retention_bytes=0), segments=[stray], lineage=lineage) == ([], None)
 
 
-def test_segments_of_epochs_before_the_earliest_known_one_are_nobodys() -> None:
-    assert plan(retention(), lineage=epochs(e3=25))[0] == [1, 11, 21, 31, 41]
+def test_segments_of_epochs_before_the_earliest_known_one_are_not_taken_for_nobodys() -> None:
+    assert plan(retention(), lineage=epochs(e3=25)) == ([], None)
+    assert plan(retention(), lineage=()) == ([], None)
+
+
+def test_a_partly_covered_segment_moves_the_log_start_to_the_end_of_its_part() -> None:
+    partly = [segment(0, 19, 1, e0=0), segment(10, 29, 2, e1=10)]
+    lineage = epochs(e0=0, e1=10)
+    assert first_available_offset(partly, lineage, 40, 30) == 0
+    assert plan(retention(retention_bytes=200), segments=partly, lineage=lineage) == ([], None)
+    assert plan(retention(retention_bytes=199), segments=partly, lineage=lineage) == ([1], 10)
 
 
 def test_deletions_that_stopped_half_way_go_first_and_copies_under_way_are_left_alone() -> None:
