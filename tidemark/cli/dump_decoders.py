@@ -6,7 +6,8 @@ A decoder is imported when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tidemark.errors import ConfigError, CorruptMessageError
@@ -31,6 +32,27 @@ def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, A
             "null_value": transaction_log.NULL_VALUE,
         }
     return {}
+
+
+def remote_log_metadata_formatter(
+    properties: Sequence[str],
+) -> tuple[dict[str, Any], Callable[[Path, dict[str, Any]], dict[str, Any]]]:
+    """The options of a dump that shows tier metadata in KIP-405's format. The function adds
+    partition and offset to an entry of a file."""
+    from tiering.metadata.codec import decode
+    from tiering.metadata.formatter import RemoteLogMetadataFormatter
+
+    pairs = [given.partition("=") for given in properties]
+    formatter = RemoteLogMetadataFormatter.configured({key: value for key, _, value in pairs})
+
+    def place(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
+        number = path.resolve().parent.name.rpartition("-")[2]
+        if "payload" not in entry:
+            return entry
+        begin = formatter.place(int(number) if number.isdigit() else -1, int(entry["offset"]))
+        return {**entry, "payload": begin + str(entry["payload"])}
+
+    return {"decode_value": lambda value: formatter.text(decode(value))}, place
 
 
 def decoders_named(key: str, value: str) -> dict[str, Any]:

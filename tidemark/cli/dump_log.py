@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.dump_decoders import decoders_named, decoders_of
+from tidemark.cli.dump_decoders import (
+    decoders_named,
+    decoders_of,
+    remote_log_metadata_formatter,
+)
 from tidemark.cli.output import Json, print_json, print_line
 from tidemark.errors import ConfigError, CorruptMessageError, StorageError
 
@@ -76,6 +80,15 @@ ClusterMetadata = Annotated[
 RemoteLogMetadata = Annotated[
     bool, typer.Option("--remote-log-metadata-decoder", help="Values are tier metadata.")
 ]
+Property = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        metavar="KEY=VALUE",
+        help="Of tier metadata, KIP-405's text: print.partition, print.message.offset, "
+        "print.version, print.all.event.value.fields (true or false), separator.",
+    ),
+]
 TransactionLog = Annotated[
     bool,
     typer.Option("--transaction-log-decoder", help="Records are of Kafka's transaction log."),
@@ -111,6 +124,7 @@ def dump_log(
     cluster_metadata_decoder: ClusterMetadata = False,
     remote_log_metadata_decoder: RemoteLogMetadata = False,
     transaction_log_decoder: TransactionLog = False,
+    properties: Property = None,
     key_decoder: KeyDecoder = "",
     value_decoder: ValueDecoder = "",
     as_json: Json = False,
@@ -123,6 +137,11 @@ def dump_log(
         tier=remote_log_metadata_decoder,
         transactions=transaction_log_decoder,
     )
+    place = None
+    if properties:
+        if not remote_log_metadata_decoder:
+            raise ConfigError("--property goes with --remote-log-metadata-decoder")
+        decoders, place = remote_log_metadata_formatter(properties)
     show_records = print_data_log or bool(decoders)
     decoders = decoders_named(key_decoder, value_decoder) | decoders
     options = DumpOptions(
@@ -137,6 +156,8 @@ def dump_log(
     damaged = 0
     for path in _paths(files or [], file_list):
         entries = _entries(path, options, check_index=check_index)
+        if place is not None:
+            entries = (place(path, entry) for entry in entries)
         if as_json:
             damaged += _print_json(entries)
         else:

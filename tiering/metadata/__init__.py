@@ -8,8 +8,8 @@
 - `followed`, `flat_store`, `flat_file`: a metadata partition in memory, and its KIP-405 files.
 - `rows`, `ranges`: the segments of a partition in a hundred bytes each, and their order.
 
-Outsiders import `topic_based` to create the manager that a node's configuration names, and `codec`
-to dump records. The codec writes Kafka's bytes; golden files hold it. All nodes fold the same
-records in the same order, so all refuse the same illegal records. A write returns after its record
-was read back.
+Outsiders import `topic_based` to create the manager that a node's configuration names, `codec` and
+`formatter` to dump records. The codec writes Kafka's bytes; golden files hold it. All nodes fold
+the same records in the same order, so all refuse the same illegal records. A write returns after
+its record was read back.
 """

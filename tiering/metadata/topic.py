@@ -22,6 +22,7 @@ from tidemark.client import (
     CorruptBatchError,
     NewTopic,
     RawBatches,
+    TopicDescription,
 )
 from tidemark.config import ServerConfig
 from tidemark.config.definition import unknown_key
@@ -131,6 +132,7 @@ class ClientMetadataTopic:
                 with contextlib.suppress(TopicAlreadyExistsError):  # another node created it first
                     await admin.create_topics([wanted])
                 known = await admin.describe_topics([self._topic])
+            check_topic(known[self._topic], self._partitions)
             self.topic_id = known[self._topic].topic_id
             return len(known[self._topic].partitions)
 
@@ -208,6 +210,22 @@ def _decoded(fetched: Sequence[RawBatches]) -> Iterator[MetadataRecord | _End]:
                 if record.offset >= raw.first_offset:
                     yield MetadataRecord(number, record.offset, record.value or b"")
         yield _End(number, raw.next_offset)
+
+
+def check_topic(topic: TopicDescription, partition_count: int) -> None:
+    """Checks an existing metadata topic, as Kafka does at start. Raises ConfigError.
+
+    Another number of partitions moves user partitions to others, and compaction removes records.
+    """
+    if len(topic.partitions) != partition_count:
+        raise ConfigError(
+            f"{topic.name} has {len(topic.partitions)} partitions, not "
+            f"remote.log.metadata.topic.num.partitions={partition_count}: set the number it has"
+        )
+    if "compact" in topic.configs.get("cleanup.policy", "delete"):
+        raise ConfigError(
+            f"{topic.name} is compacted, which loses segments: set cleanup.policy=delete"
+        )
 
 
 def client_settings(client: type[Any], settings: Mapping[str, str], own: str) -> dict[str, Any]:

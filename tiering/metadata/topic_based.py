@@ -190,7 +190,7 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
             except Exception as error:  # foreign code may raise anything; reading continues
                 failures += 1
                 level = logging.WARNING if failures > 3 else logging.DEBUG  # the cluster starts
-                if not isinstance(error, TidemarkError | OSError):
+                if not isinstance(error, TidemarkError | OSError) or isinstance(error, ConfigError):
                     level = logging.ERROR
                 logger.log(level, "remote log metadata: %s", error, exc_info=level > 30)
                 await asyncio.sleep(self._backoff_ms(failures) / 1000)

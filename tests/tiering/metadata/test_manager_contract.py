@@ -20,7 +20,12 @@ from tests.tiering.builders import (
     segment,
     server_config,
 )
-from tidemark.client import AsyncConsumer, AsyncProducer
+from tidemark.client import (
+    AsyncConsumer,
+    AsyncProducer,
+    TopicDescription,
+)
+from tidemark.client.models import PartitionDescription
 from tidemark.errors import ConfigError, NetworkError
 from tidemark.types import TopicIdPartition, uuid_from_text
 from tiering.errors import (
@@ -33,7 +38,12 @@ from tiering.metadata.codec import encode
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
 from tiering.metadata.segments import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
-from tiering.metadata.topic import ClientMetadataTopic, MetadataRecord, client_settings
+from tiering.metadata.topic import (
+    ClientMetadataTopic,
+    MetadataRecord,
+    check_topic,
+    client_settings,
+)
 from tiering.metadata.topic_based import (
     TopicBasedRemoteLogMetadataManager,
     create_metadata_manager,
@@ -457,5 +467,44 @@ def test_the_factory_makes_the_topic_based_one_or_what_is_named() -> None:
             server_config(rlmm_config_bootstrap_servers="127.0.0.1:1"), "x:1"
         )
         assert topic._bootstrap == "127.0.0.1:1"
+
+    asyncio.run(scenario())
+
+
+def test_a_metadata_topic_that_would_lose_segments_is_refused() -> None:
+    one = PartitionDescription(0, 1, 0, 0, (1,), (1,), (), (), ())
+    good = TopicDescription("__remote_log_metadata", UUID(int=1), (one,) * 3, {})
+    check_topic(good, 3)
+    check_topic(replace(good, configs={"cleanup.policy": "delete"}), 3)
+    with pytest.raises(ConfigError, match=r"has 3 partitions, not .*=50: set the number it has"):
+        check_topic(good, 50)
+    for policy in ("compact", "delete,compact"):
+        with pytest.raises(ConfigError, match=r"set cleanup\.policy=delete"):
+            check_topic(replace(good, configs={"cleanup.policy": policy}), 3)
+
+
+def test_a_metadata_topic_that_is_refused_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        topic = FakeTopic(Broker())
+        opened, wrong = topic.open, [ConfigError("compacted"), ValueError("unforeseen")]
+
+        async def refused() -> int:
+            if wrong:
+                raise wrong.pop(0)
+            return await opened()
+
+        topic.open = refused  # type: ignore[method-assign]
+        manager = TopicBasedRemoteLogMetadataManager(topic)
+        monkeypatch.setattr(manager, "_backoff_ms", lambda failures: 0)
+        await manager.start()
+        await ready(manager)
+        await manager.close()
+        found = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [record.getMessage().rpartition(": ")[2] for record in found] == [
+            "compacted",
+            "unforeseen",
+        ]
 
     asyncio.run(scenario())
