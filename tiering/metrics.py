@@ -29,6 +29,7 @@ class RemoteMetrics:
     remote_fetch_errors: int = 0
     remote_fetch_busy: int = 0
     remote_fetch_timeouts: int = 0
+    remote_fetch_corrupt: int = 0  # chunks and sidecars that were wrong twice
     remote_delete_requests: int = 0
     remote_delete_errors: int = 0
     build_remote_log_aux_state_requests: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import UUID
 
 from tiering.metrics import RemoteMetrics
@@ -49,7 +50,7 @@ class ChunkCache:
         task = self._loading.get(key)
         if task is None:
             task = asyncio.ensure_future(self._load(key, load))
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve)
             self._loading[key] = task
         return task
 
@@ -79,7 +80,7 @@ class ChunkCache:
         return chunk
 
 
-def _retrieve(task: asyncio.Task[bytes]) -> None:
+def retrieve(task: asyncio.Task[Any]) -> None:
     """Retrieves the error of a load without readers, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

@@ -1,10 +1,14 @@
-"""RemoteIndexCache: index files of remote segments on local disk, least recently used, bounded in
-bytes.
+"""RemoteIndexCache: what a reader needs of the sidecars of remote segments, on local disk; least
+recently used, bounded in bytes.
 
 Files are in `remote-log-index-cache` under the first usable log directory, as `<start
-offset>_<segment id>.index` and `.timeindex`. They can always be fetched again, so they are not
-synced. A missing, torn or corrupt file is fetched anew; a restart keeps the others. The parsed
-entries of the segments in use are kept in memory, bounded too. Source: Kafka's RemoteIndexCache.
+offset>_<segment id>.sidecar`. A file is the beginning of the segment's sidecar: the table, the
+offset index and the time index. So it has the checksums of all that it holds, which every load
+verifies, and those of the log's chunks. The metadata pins the table.
+
+Files can always be fetched again, so they are not synced. A missing, torn or damaged file is
+fetched anew; a restart keeps the others. The parsed entries of the segments in use are kept in
+memory, bounded too. Source: Kafka's RemoteIndexCache.
 
 `load` blocks and is called in the reader's pool; the lock is never held over IO.
 """
@@ -14,16 +18,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from uuid import UUID
 
 from commitlog.disk.files import Directory
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.types import uuid_from_text, uuid_to_text
-from tiering.errors import RetriableRemoteStorageError
+from tiering.errors import CorruptRemoteObjectError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.remote_indexes import RemoteIndexes
-from tiering.store.manager import IndexType, RemoteStorageManager
+from tiering.store.manager import SIDECAR_SUFFIX, IndexType, RemoteStorageManager
+from tiering.store.sidecar import HEAD_BYTES, SegmentTable, decode_table, pin_of, table_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +37,15 @@ DIRECTORY_NAME = "remote-log-index-cache"
 _TEMPORARY = ".tmp"
 _IN_MEMORY_BYTES_MAX = 64 << 20
 _KINDS = (IndexType.OFFSET, IndexType.TIMESTAMP)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedIndexes:
+    """The verified indexes of a segment, and the table with the checksums of its log."""
+
+    table: SegmentTable
+    indexes: RemoteIndexes
+    size_bytes: int
 
 
 class RemoteIndexCache:
@@ -49,7 +64,7 @@ class RemoteIndexCache:
         self._metrics = metrics
         self._lock = threading.Lock()
         self._files: OrderedDict[UUID, tuple[int, int]] = OrderedDict()  # start offset, bytes
-        self._parsed: OrderedDict[UUID, RemoteIndexes] = OrderedDict()
+        self._parsed: OrderedDict[UUID, CheckedIndexes] = OrderedDict()
         self._parsed_bytes = 0
         self.size_bytes = 0
         self._take_over()
@@ -57,7 +72,7 @@ class RemoteIndexCache:
     def __len__(self) -> int:
         return len(self._files)
 
-    def peek(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes | None:
+    def peek(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes | None:
         """Returns the segment's indexes if they are in memory; without IO."""
         with self._lock:
             found = self._parsed.get(segment.id)
@@ -67,7 +82,7 @@ class RemoteIndexCache:
                     self._files.move_to_end(segment.id)
             return found
 
-    def load(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
+    def load(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
         """Returns the segment's indexes from memory, disk, or the remote storage, whose errors it
         raises.
         """
@@ -87,33 +102,42 @@ class RemoteIndexCache:
             self._forget_parsed(identity)
             self._forget_files(identity)
 
-    def _from_disk(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes | None:
-        names = [_name(segment.start_offset, segment.id, kind) for kind in _KINDS]
-        if not all(self._directory.exists(name) for name in names):
+    def _from_disk(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes | None:
+        name = _name(segment.start_offset, segment.id)
+        if not self._directory.exists(name):
             return None
         try:
-            return _parse(segment, *(self._directory.read(name) for name in names))
+            return _parse(segment, self._directory.read(name))
         except (StorageError, CorruptMessageError) as error:
             self._metrics.index_cache_refetches += 1
-            logger.warning(
-                "cached indexes of %s: %s; fetching", segment.remote_log_segment_id, error
-            )
+            logger.warning("cached indexes: %s; fetching", error)
             return None
 
-    def _from_storage(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
-        contents = [self._storage.fetch_index(segment, kind) for kind in _KINDS]
+    def _from_storage(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
         try:
-            parsed = _parse(segment, *contents)
-        except CorruptMessageError as error:
-            raise RetriableRemoteStorageError(
-                f"remote indexes of {segment.remote_log_segment_id}: {error}"
-            ) from error
+            content, parsed = self._fetch(segment)
+        except CorruptMessageError as error:  # once more: the transport may have damaged it
+            logger.warning("%s; fetching again", error)
+            try:
+                content, parsed = self._fetch(segment)
+            except CorruptMessageError:
+                self._metrics.remote_fetch_corrupt += 1
+                raise
         try:
-            for kind, content in zip(_KINDS, contents, strict=True):
-                self._write(_name(segment.start_offset, segment.id, kind), content)
+            self._write(_name(segment.start_offset, segment.id), content)
         except StorageError as error:  # the cache is optional: a full disk must not stop reads
             logger.warning("can not keep indexes of %s: %s", segment.remote_log_segment_id, error)
         return parsed
+
+    def _fetch(self, segment: RemoteLogSegmentMetadata) -> tuple[bytes, CheckedIndexes]:
+        """Fetches the beginning of the sidecar: the table, then the indexes behind it."""
+        fetch = self._storage.fetch_sidecar
+        pin = pin_of(segment)
+        size = pin.table_bytes if pin else table_bytes(fetch(segment, 0, HEAD_BYTES), segment)
+        head = fetch(segment, 0, size)
+        end = _end(decode_table(head, segment))
+        content = head + fetch(segment, size, end) if end > size else head
+        return content, _parse(segment, content)
 
     def _write(self, name: str, content: bytes) -> None:
         temporary = f"{name}.{threading.get_ident()}{_TEMPORARY}"
@@ -125,7 +149,7 @@ class RemoteIndexCache:
             file.close()
         self._directory.rename(temporary, name)
 
-    def _remember(self, segment: RemoteLogSegmentMetadata, parsed: RemoteIndexes) -> None:
+    def _remember(self, segment: RemoteLogSegmentMetadata, parsed: CheckedIndexes) -> None:
         if segment.id not in self._files:
             self._files[segment.id] = (segment.start_offset, parsed.size_bytes)
             self.size_bytes += parsed.size_bytes
@@ -149,35 +173,31 @@ class RemoteIndexCache:
         if known is None:
             return
         self.size_bytes -= known[1]
-        for kind in _KINDS:
-            self._directory.remove(_name(known[0], identity, kind))
+        self._directory.remove(_name(known[0], identity))
 
     def _take_over(self) -> None:
         """Adopts the files of an earlier process; removes half-written and unknown ones."""
-        sizes: dict[UUID, tuple[int, int]] = {}
         for name in self._directory.list():
             parsed = _parse_name(name)
             if parsed is None:
                 self._directory.remove_tree(name)
                 continue
             start_offset, identity = parsed
-            size = sizes.get(identity, (start_offset, 0))[1] + self._directory.size_of(name)
-            sizes[identity] = (start_offset, size)
-        for identity, (start_offset, size) in sizes.items():
+            size = self._directory.size_of(name)
             self._files[identity] = (start_offset, size)
             self.size_bytes += size
         while self.size_bytes > self._capacity_bytes:
             self._forget_files(next(iter(self._files)))
 
 
-def _name(start_offset: int, identity: UUID, kind: IndexType) -> str:
-    return f"{start_offset}_{uuid_to_text(identity)}{kind.value}"
+def _name(start_offset: int, identity: UUID) -> str:
+    return f"{start_offset}_{uuid_to_text(identity)}{SIDECAR_SUFFIX}"
 
 
 def _parse_name(name: str) -> tuple[int, UUID] | None:
     stem, _, suffix = name.rpartition(".")
     start, _, identity = stem.partition("_")
-    if f".{suffix}" not in {kind.value for kind in _KINDS} or not start.isdigit():
+    if f".{suffix}" != SIDECAR_SUFFIX or not start.isdigit():
         return None
     try:
         return int(start), uuid_from_text(identity)
@@ -185,5 +205,22 @@ def _parse_name(name: str) -> tuple[int, UUID] | None:
         return None
 
 
-def _parse(segment: RemoteLogSegmentMetadata, offsets: bytes, times: bytes) -> RemoteIndexes:
-    return RemoteIndexes.parse(segment.start_offset, segment.segment_size_bytes, offsets, times)
+def _end(table: SegmentTable) -> int:
+    """Returns the position behind the indexes in the sidecar."""
+    return max(part.position + part.length for part in map(table.part, _KINDS))
+
+
+def _parse(segment: RemoteLogSegmentMetadata, content: bytes) -> CheckedIndexes:
+    """Verifies and parses the beginning of a sidecar. Raises CorruptMessageError."""
+    table = decode_table(content, segment)
+    if len(content) != max(_end(table), len(table.encode())):
+        raise table.corrupt("sidecar's beginning", len(content))
+    parts = []
+    for kind in _KINDS:
+        part = table.part(kind)
+        parts.append(table.check_part(kind, content[part.position : part.position + part.length]))
+    try:
+        indexes = RemoteIndexes.parse(segment.start_offset, segment.segment_size_bytes, *parts)
+    except CorruptMessageError as error:
+        raise CorruptRemoteObjectError(f"{segment.remote_log_segment_id}: {error}") from error
+    return CheckedIndexes(table, indexes, len(content))

@@ -1,8 +1,8 @@
 """Reads within one remote segment: chunks of its log, its indexes, and reading ahead.
 
 The log is read in big ranges (chunks) that a bounded cache keeps. Bytes from the store are checked
-for their length and, batch by batch, for possible headers. A segment that fails is dropped from the
-cache, so that a retry fetches it again.
+against the checksums of the segment's sidecar and, batch by batch, for possible headers. What fails
+is dropped from the caches, so that a retry fetches it again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError
 from tidemark.records.extent import Extent
 from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
-from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
-from tiering.reading.chunk_cache import ChunkCache
-from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.chunk_cache import ChunkCache, retrieve
+from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import RemoteStorageManager
@@ -56,11 +55,15 @@ class SegmentReader:
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
         self._pool = ThreadPoolExecutor(config.remote_log_reader_threads, "remote-log-reader")
-        self._short: set[tuple[UUID, int]] = set()  # chunks that came short once
+        self._loading: dict[UUID, asyncio.Task[CheckedIndexes]] = {}
         self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
 
     async def close(self) -> None:
         """Cancels the work under way."""
+        loads = list(self._loading.values())
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         await self._chunks.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -73,11 +76,26 @@ class SegmentReader:
             raise
 
     async def indexes(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
-        """Returns the segment's indexes, through the index cache."""
+        """Returns the segment's indexes, through the index cache. Raises CorruptMessageError."""
+        return (await self._checked_indexes(segment)).indexes
+
+    async def _checked_indexes(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
+        """Loads indexes once, however many wait; a load outlives its reader."""
         found = self._index_cache.peek(segment)
         if found is not None:
             return found
-        return await self.run(lambda: self._index_cache.load(segment))
+        task = self._loading.get(segment.id)
+        if task is None:
+            task = asyncio.ensure_future(self._load(segment))
+            task.add_done_callback(retrieve)
+            self._loading[segment.id] = task
+        return await asyncio.shield(task)
+
+    async def _load(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
+        try:
+            return await self.run(lambda: self._index_cache.load(segment))
+        finally:
+            del self._loading[segment.id]
 
     async def read(
         self, segment: RemoteLogSegmentMetadata, offset: int, end_offset: int, max_bytes: int
@@ -237,17 +255,25 @@ class SegmentReader:
         return await self._chunks.get((segment.id, number), lambda: self._fetch(segment, number))
 
     async def _fetch(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
+        """Fetches and verifies a chunk; twice if the transport may have damaged it."""
+        table = (await self._checked_indexes(segment)).table
         start = number * self._chunk_bytes
         end = min(start + self._chunk_bytes, segment.segment_size_bytes)
-        content = await self.run(lambda: self._storage.fetch_log_segment(segment, start, end))
-        if len(content) != end - start:
-            if (segment.id, number) in self._short:
-                raise damaged(segment, start + len(content), "the object ends there")
-            if len(self._short) >= _EXPECTED_MAX:
-                self._short.clear()
-            self._short.add((segment.id, number))
-            raise RetriableRemoteStorageError(
-                f"{segment.remote_log_segment_id}: {len(content)} bytes came, not {end - start}"
-            )
-        self._short.discard((segment.id, number))
-        return content
+        first, last = table.aligned(start, end)
+
+        def fetch() -> bytes:
+            content = self._storage.fetch_log_segment(segment, first, last)
+            if len(content) != last - first:
+                raise damaged(segment, first + len(content), "the object ends there")
+            table.check_log(first, content)
+            return content if last - first == end - start else content[start - first : end - first]
+
+        try:
+            return await self.run(fetch)
+        except CorruptMessageError as error:
+            logger.warning("%s; fetching again", error)
+        try:
+            return await self.run(fetch)
+        except CorruptMessageError:
+            self._metrics.remote_fetch_corrupt += 1
+            raise

@@ -16,7 +16,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.directory import DirectoryRemoteStorageManager
-from tiering.store.manager import IndexType, LogSegmentData
+from tiering.store.manager import LogSegmentData
 
 T = TypeVar("T")
 
@@ -106,9 +106,11 @@ class SimStore(DirectoryRemoteStorageManager):
         fetch = super().fetch_log_segment
         return self._bucket.call("read", lambda: fetch(metadata, start, end))
 
-    def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
-        fetch = super().fetch_index
-        return self._bucket.call("index", lambda: fetch(metadata, index_type))
+    def fetch_sidecar(
+        self, metadata: RemoteLogSegmentMetadata, start: int, end: int | None = None
+    ) -> bytes:
+        fetch = super().fetch_sidecar
+        return self._bucket.call("index", lambda: fetch(metadata, start, end))
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         delete = super().delete_log_segment_data

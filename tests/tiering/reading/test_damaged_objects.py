@@ -203,3 +203,87 @@ def test_no_flipped_bit_of_the_table_or_an_index_is_used(tmp_path: Path) -> None
         assert not reads(world), at
     middle.write_bytes(whole)
     assert reads(world)
+
+
+def read_once(world: World) -> bytes | None:
+    """Reads the middle segment without what is in memory; None for a typed error of damage."""
+    manager = world.manager = world.new_manager()
+    world.lead(world.epoch)
+
+    async def scenario() -> bytes | None:
+        try:
+            return await manager.read(PARTITION, world.log, 20, 1 << 20)
+        except CorruptMessageError as error:
+            assert "damaged at byte" in str(error)
+            return None
+        finally:
+            await manager.stop()
+
+    return asyncio.run(scenario())
+
+
+def test_no_flipped_byte_of_an_object_or_its_sidecar_is_served(tmp_path: Path) -> None:
+    world = tiered(tmp_path)
+    wanted = read_once(world)
+    assert wanted == world.local_bytes(20, 40)
+    for suffix in (".log", ".sidecar"):
+        middle = objects(world, suffix)[1]
+        whole = middle.read_bytes()
+        end = len(whole) if suffix == ".log" else whole.index(EMPTY_SNAPSHOT)
+        for at in range(end):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            middle.write_bytes(damaged)
+            for cached in (tmp_path / "cache-1").iterdir():
+                cached.unlink()
+            assert read_once(world) is None, (suffix, at)
+            assert world.manager.metrics.remote_fetch_corrupt == 1
+        middle.write_bytes(whole)
+    assert read_once(world) == wanted
+
+
+def test_a_flipped_byte_of_a_cached_index_is_fetched_again(tmp_path: Path) -> None:
+    world = tiered(tmp_path)
+    wanted = read_once(world)
+    (cached,) = (tmp_path / "cache-1").iterdir()
+    whole = cached.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        cached.write_bytes(damaged)
+        assert read_once(world) == wanted, at
+        assert world.manager.metrics.index_cache_refetches == 1
+        assert cached.read_bytes() == whole
+    cached.write_bytes(whole[:-1])
+    assert read_once(world) == wanted
+    assert read_once(world) == wanted
+    assert world.manager.metrics.index_cache_refetches == 0
+
+
+class WrongOnce:
+    """A fetch of a store whose first answer is damaged on its way."""
+
+    def __init__(self, fetch: Callable[[RemoteLogSegmentMetadata, int, int], bytes]) -> None:
+        self.fetch = fetch
+        self.calls = 0
+
+    def __call__(self, metadata: RemoteLogSegmentMetadata, start: int, end: int) -> bytes:
+        content = bytearray(self.fetch(metadata, start, end))
+        content[-1] ^= self.calls == 0
+        self.calls += 1
+        return bytes(content)
+
+
+def test_what_the_transport_damaged_once_is_fetched_again_and_served(tmp_path: Path) -> None:
+    world = tiered(tmp_path)
+    wanted = read_once(world)
+    for name in ("fetch_log_segment", "fetch_sidecar"):
+        for cached in (tmp_path / "cache-1").iterdir():
+            cached.unlink()
+        fetch = getattr(world.storage, name)
+        wrong = WrongOnce(fetch)
+        setattr(world.storage, name, wrong)
+        assert read_once(world) == wanted
+        assert wrong.calls > 1
+        assert world.manager.metrics.remote_fetch_corrupt == 0
+        setattr(world.storage, name, fetch)

@@ -20,13 +20,13 @@ from tiering.errors import (
     RemoteReadBusyError,
     RemoteStorageError,
     RemoteStorageNotReadyError,
-    RetriableRemoteStorageError,
 )
 from tiering.metrics import RemoteMetrics
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.remote_indexes import RemoteIndexes
-from tiering.store.manager import IndexType
+from tiering.store.manager import IndexType, LogSegmentData
+from tiering.store.sidecar import SidecarBuilder
 
 
 class SlowStorage:
@@ -46,9 +46,9 @@ class SlowStorage:
         content: bytes = self.inner.fetch_log_segment(metadata, start, end)
         return content
 
-    def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
+    def fetch_sidecar(self, metadata: Any, start: int, end: int | None = None) -> bytes:
         self.index_fetches += 1
-        content: bytes = self.inner.fetch_index(metadata, index_type)
+        content: bytes = self.inner.fetch_sidecar(metadata, start, end)
         return content
 
     def __getattr__(self, name: str) -> Any:
@@ -163,7 +163,7 @@ def test_a_short_or_corrupt_answer_is_not_kept(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         storage.fetch_log_segment = lambda *args: fetch(*args)[:-1]  # type: ignore[method-assign]
-        with pytest.raises(RetriableRemoteStorageError):
+        with pytest.raises(CorruptMessageError, match="damaged at byte"):
             await world.manager.read(PARTITION, world.log, 0, 500)
         storage.fetch_log_segment = lambda *args: bytes(len(fetch(*args)))  # type: ignore[method-assign]
         with pytest.raises(CorruptMessageError):
@@ -189,7 +189,7 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
     assert storage.index_fetches == 4
     cache = tmp_path / "cache-1"
     names = sorted(path.name for path in cache.iterdir())
-    assert [name.partition("_")[0] for name in names] == ["0", "0", "20", "20"]
+    assert [name.partition("_")[0] for name in names] == ["0", "20"]
     (cache / names[0]).write_bytes(b"torn!")
     (cache / (names[1] + ".123.tmp")).write_bytes(b"half written")
     world.manager = world.new_manager()
@@ -201,24 +201,33 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
 
 
 class Indexes:
-    """A storage of 100-byte offset indexes only."""
+    """A storage of sidecars only, each with an offset index of 96 bytes."""
 
-    def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
-        if index_type is IndexType.TIMESTAMP:
-            return b""
-        return b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in range(1, 13))
+    def __init__(self) -> None:
+        self.size_bytes = 100
+
+    def pread(self, position: int, size: int) -> bytes:
+        return bytes(size)
+
+    def fetch_sidecar(self, metadata: Any, start: int, end: int | None = None) -> bytes:
+        offsets = b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in range(1, 13))
+        indexes = {IndexType.OFFSET: offsets, IndexType.TIMESTAMP: b""}
+        builder = SidecarBuilder(metadata, LogSegmentData(self, indexes))
+        return builder.finish()[0][start:end]
 
 
 def test_the_index_cache_keeps_to_its_limit() -> None:
     disk = MemoryDirectory()
     storage: Any = Indexes()
-    cache = RemoteIndexCache(disk, 300, storage, RemoteMetrics())
+    size = RemoteIndexCache(disk, 1, storage, RemoteMetrics()).load(segment(0, 9, 1)).size_bytes
+    limit = 3 * size + size // 2
+    cache = RemoteIndexCache(disk, limit, storage, RemoteMetrics())
     for number in range(10):
         cache.load(segment(number * 10, number * 10 + 9, number + 1))
-        assert cache.size_bytes <= 300
+        assert cache.size_bytes <= limit
     assert len(cache) == 3
     assert {name.partition("_")[0] for name in disk.list()} == {"70", "80", "90"}
-    smaller = RemoteIndexCache(disk, 100, storage, RemoteMetrics())
+    smaller = RemoteIndexCache(disk, size, storage, RemoteMetrics())
     assert len(smaller) == 1
     smaller.remove(segment(90, 99, 10).id)
     assert len(disk.list()) <= 2
@@ -229,7 +238,7 @@ def test_a_full_disk_does_not_stop_reads_through_the_index_cache() -> None:
     disk.set_capacity(10)
     storage: Any = Indexes()
     cache = RemoteIndexCache(disk, 300, storage, RemoteMetrics())
-    assert cache.load(segment(0, 9, 1)).position_of(5) == 5
+    assert cache.load(segment(0, 9, 1)).indexes.position_of(5) == 5
 
 
 def test_indexes_that_can_not_be_true_are_corrupt() -> None:
