@@ -25,7 +25,6 @@ from tidemark.errors import TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
-from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
 from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates
 from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
@@ -210,11 +209,7 @@ class RemoteLogManager:
         """Returns the bytes of the partition's finished remote segments, unreferenced copies
         included.
         """
-        return sum(
-            segment.segment_size_bytes
-            for segment in self._metadata.list_remote_log_segments(partition)
-            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        )
+        return self._metadata.finished_bytes(partition)
 
     def copy_lag(self, partition: TopicIdPartition) -> CopyLag:
         """Returns the lag of the copy of a partition that is led here; nothing for others."""

@@ -34,6 +34,9 @@ class CacheLookups(ABC):
     def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
         return self._cache(partition).size_bytes(epoch)
 
+    def finished_bytes(self, partition: TopicIdPartition) -> int:
+        return self._cache(partition).finished_bytes
+
     def partition_deletion(
         self, partition: TopicIdPartition
     ) -> RemotePartitionDeleteMetadata | None:

@@ -93,6 +93,12 @@ class RemoteLogMetadataManager(Protocol):
         """Returns the bytes of the finished segments that have records of `epoch`."""
         ...
 
+    def finished_bytes(self, partition: TopicIdPartition) -> int:
+        """Returns the bytes of all finished segments, unreferenced copies included; without a walk
+        over them.
+        """
+        ...
+
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:

@@ -178,6 +178,7 @@ class TestContract:
                 assert manager.highest_offset_for_epoch(PARTITION, 7) is None
                 assert manager.remote_log_size(PARTITION, 0) == 200
                 assert manager.remote_log_size(PARTITION, 1) == 100
+                assert manager.finished_bytes(PARTITION) == 200
                 listed = manager.list_remote_log_segments(PARTITION, 1)
                 assert [one.id.int for one in listed] == [2]
 
