@@ -3,6 +3,7 @@
 - `manager`: the protocol RemoteStorageManager, its types, and the names of files.
 - `sidecar`: the object beside a log, with all the rest of the segment and its checksums (pure).
 - `objects`: reads of a sidecar's table and parts from a store.
+- `marker`: the object at the root of a tier, by which one that looks empty is known.
 - `directory`: a tier in a directory, on a network file system or for the quickstart.
 - `deadlines`: the end of HTTP calls that trickle, or hang while the node stops.
 - `s3`: a tier on S3, MinIO, or another store of S3's protocol.

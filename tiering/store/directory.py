@@ -31,6 +31,7 @@ from tiering.store.manager import (
     file_name,
     partition_directory,
 )
+from tiering.store.marker import CONTENT, MARKER, TierMarker
 from tiering.store.objects import fetch_part
 from tiering.store.sidecar import SidecarBuilder
 
@@ -43,6 +44,7 @@ class DirectoryRemoteStorageManager:
 
     def __init__(self, directory: Directory | None = None) -> None:
         self._root = directory
+        self._marker = TierMarker("rsm.config.dir", self._is_marked, self._mark)
 
     def configure(self, settings: Mapping[str, str]) -> None:
         for key in settings:
@@ -50,13 +52,18 @@ class DirectoryRemoteStorageManager:
                 raise unknown_key("rsm.config." + key, ["rsm.config.dir"])
         if settings.get("dir"):
             self._root = OsDirectory(settings["dir"])
+            self._marker = TierMarker(settings["dir"], self._is_marked, self._mark)
         if self._root is None:
             raise ConfigError("rsm.config.dir is not set: name the directory of the tier")
+
+    def expect_segments(self) -> None:
+        self._marker.expect()
 
     def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> bytes | None:
         with _translated("copy", metadata):
+            self._marker.require_or_begin()
             directory = self._require().subdirectory(
                 partition_directory(metadata.topic_id_partition)
             )
@@ -99,6 +106,9 @@ class DirectoryRemoteStorageManager:
         partition = partition_directory(metadata.topic_id_partition)
         root = self._require()
         with _translated("delete", metadata):
+            if metadata.custom_metadata is None and not self._marker.is_begun():
+                return  # an unfinished copy into a new tier
+            self._marker.require()
             if not root.is_directory(partition):
                 return
             directory = root.subdirectory(partition)
@@ -122,6 +132,12 @@ class DirectoryRemoteStorageManager:
             raise RemoteStorageError("the remote storage manager is not configured")
         return self._root
 
+    def _is_marked(self) -> bool:
+        return self._require().exists(MARKER)
+
+    def _mark(self) -> None:
+        self._require().write_atomic(MARKER, CONTENT)
+
     def _find(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> tuple[Directory, str]:
         partition = partition_directory(metadata.topic_id_partition)
         name = file_name(metadata, suffix)
@@ -130,6 +146,7 @@ class DirectoryRemoteStorageManager:
             directory = root.subdirectory(partition)
             if directory.exists(name):
                 return directory, name
+        self._marker.require()
         raise RemoteResourceNotFoundError(f"the tier has no {partition}/{name}")
 
 

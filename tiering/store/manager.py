@@ -70,6 +70,12 @@ class RemoteStorageManager(Protocol):
         """
         ...
 
+    def expect_segments(self) -> None:
+        """Says that the tier has segments. A tier that looks empty is an outage from now on, as it
+        is after the first copy: RetriableRemoteStorageError, never a missing object.
+        """
+        ...
+
     def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> bytes | None:
@@ -99,7 +105,9 @@ class RemoteStorageManager(Protocol):
         ...
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Removes all files of the segment; a missing one is no error."""
+        """Removes all objects of the segment; a missing one is no error, unless the tier looks
+        empty.
+        """
         ...
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ from tiering.store.manager import (
     file_name,
     partition_directory,
 )
+from tiering.store.marker import CONTENT, MARKER, TierMarker
 from tiering.store.objects import fetch_part
 from tiering.store.sidecar import SidecarBuilder
 
@@ -117,6 +118,7 @@ class S3RemoteStorageManager:
         self._sleep = sleep or self._deadlines.sleep
         self._sse: SseS3 | SseKMS | None = None
         self._client: Any = None
+        self._marker = TierMarker("rsm.config.bucket", self._is_marked, self._mark)
         self._pool: Any = None
         self.settings = S3Settings(bucket="")
         self.retries = 0
@@ -130,10 +132,16 @@ class S3RemoteStorageManager:
         self._sse = _encryption(chosen)
         self._pool = _connection_pool(chosen)
         self._client = create_client(chosen, self._pool)
+        where = f"{chosen.bucket}/{chosen.key_prefix}"
+        self._marker = TierMarker(where, self._is_marked, self._mark)
+
+    def expect_segments(self) -> None:
+        self._marker.expect()
 
     def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> bytes | None:
+        self._marker.require_or_begin()
         builder = SidecarBuilder(metadata, data)
         key = self._key(metadata, LOG_SUFFIX)
         self._put_log(key, builder.log)
@@ -156,6 +164,9 @@ class S3RemoteStorageManager:
         return fetch_part(self, metadata, index_type)
 
     def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.custom_metadata is None and not self._marker.is_begun():
+            return  # an unfinished copy into a new tier
+        self._marker.require()
         keys = [self._key(metadata, suffix) for suffix in (LOG_SUFFIX, SIDECAR_SUFFIX)]
         if metadata.custom_metadata is None:  # the copy was not finished
             self._call(keys[0], partial(self._abort_uploads, keys[0]))
@@ -174,7 +185,23 @@ class S3RemoteStorageManager:
             return b""
         key = self._key(metadata, suffix)
         length = 0 if end is None else end - start
-        return self._call(key, partial(self._get, key, start, length))
+        try:
+            return self._call(key, partial(self._get, key, start, length))
+        except RemoteResourceNotFoundError:
+            self._marker.require()
+            raise
+
+    def _is_marked(self) -> bool:
+        key = self.settings.key_prefix + MARKER
+        try:
+            self._call(key, lambda: self._client.stat_object(self.settings.bucket, key))
+        except RemoteResourceNotFoundError:
+            return False
+        return True
+
+    def _mark(self) -> None:
+        key = self.settings.key_prefix + MARKER
+        self._call(key, partial(self._put_bytes, key, CONTENT))
 
     def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
         directory = partition_directory(metadata.topic_id_partition)

@@ -94,6 +94,8 @@ class Copier:
             return
         async with hosted.copying:
             copied = await self.learn(hosted)
+            if copied >= 0:
+                self._uploads.expect_segments()
             candidates = self._candidates(hosted, copied)
             self._forget_outdated(hosted, candidates)
             failed: Exception | None = None

@@ -33,6 +33,10 @@ class Uploads:
     def __contains__(self, segment: UUID) -> bool:
         return segment in self._running
 
+    def expect_segments(self) -> None:
+        """Says that the tier has segments: one that looks empty is not begun anew."""
+        self._storage.expect_segments()
+
     async def upload(self, metadata: RemoteLogSegmentMetadata, files: SegmentFiles) -> bytes | None:
         """Uploads a segment; raises the errors of the store. If the caller is cancelled, the upload
         is given up.

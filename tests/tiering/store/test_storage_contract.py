@@ -36,6 +36,7 @@ from tiering.store.manager import (
     file_name,
     partition_directory,
 )
+from tiering.store.marker import MARKER
 from tiering.store.s3 import S3RemoteStorageManager, settings_with_environment
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-4.3.0" / "tier"
@@ -141,6 +142,44 @@ def test_a_transaction_index_is_there_only_where_the_segment_has_one(
     assert storage.fetch_index(other, IndexType.TRANSACTION) == b"aborted"
 
 
+def test_a_tier_that_looks_empty_is_an_outage_and_not_without_objects(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    for call in (storage.fetch_log_segment, storage.fetch_sidecar):
+        with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+            call(metadata, 0, 10)
+    with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+        storage.delete_log_segment_data(replace(metadata, custom_metadata=b"finished"))
+    storage.delete_log_segment_data(metadata)  # of a copy that was not finished
+    storage.copy_log_segment_data(metadata, data())
+    unmark(storage)
+    assert storage.fetch_log_segment(metadata, 0) == LOG, "what is there is read"
+    with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+        storage.fetch_log_segment(segment(0, 9, 8), 0, 10)
+    with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+        storage.delete_log_segment_data(metadata)
+    with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+        storage.copy_log_segment_data(metadata, data())
+
+
+def test_a_tier_whose_segments_are_known_is_not_begun_anew(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    storage.expect_segments()
+    with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+        storage.copy_log_segment_data(metadata, data())
+
+
+def unmark(storage: RemoteStorageManager) -> None:
+    """Removes the marker, as the wrong directory or bucket lacks it."""
+    if isinstance(storage, S3RemoteStorageManager):
+        key = storage.settings.key_prefix + MARKER
+        storage._client.remove_object(storage.settings.bucket, key)
+    else:
+        assert isinstance(storage, DirectoryRemoteStorageManager)
+        storage._require().remove(MARKER)
+
+
 def test_a_copy_may_be_repeated(
     storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
 ) -> None:
@@ -152,6 +191,7 @@ def test_a_copy_may_be_repeated(
 def test_what_was_deleted_is_not_found_and_deleting_again_is_no_error(
     storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
 ) -> None:
+    storage.copy_log_segment_data(segment(0, 16, 4), data())
     storage.delete_log_segment_data(metadata)
     storage.copy_log_segment_data(metadata, data(transactions=True))
     storage.delete_log_segment_data(metadata)
@@ -265,6 +305,9 @@ class Answers:
     def __init__(self, *answers: Exception | bytes) -> None:
         self.answers = list(answers)
         self.put: list[bytes] = []
+
+    def stat_object(self, *_: object) -> None:
+        """Finds the marker."""
 
     def get_object(self, *_: object) -> object:
         answer = self.answers.pop(0)

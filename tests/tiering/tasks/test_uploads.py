@@ -30,8 +30,10 @@ from tiering.tasks.expirer import DANGLING_GRACE_MS
 class GatedStorage(DirectoryRemoteStorageManager):
     """A tier whose uploads wait for a gate before they put anything."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_begun: bool = True) -> None:
         super().__init__(OsDirectory(path))
+        if is_begun:
+            self._marker.require_or_begin()
         self.gate = threading.Event()
         self.begun = asyncio.Semaphore(0)
         self.ended = asyncio.Semaphore(0)
@@ -224,8 +226,8 @@ class _Bytes:
 def test_the_grace_of_anothers_copy_is_measured_by_the_own_clock(
     tmp_path: Path, skew_ms: int
 ) -> None:
-    world = World(tmp_path)
-    world.lead()
+    world, storage = gated_world(tmp_path)
+    storage.gate.set()
     theirs = segment(
         100, 199, 7, state=STARTED, broker_id=2, event_timestamp_ms=world.now_ms + skew_ms
     )
@@ -235,12 +237,12 @@ def test_the_grace_of_anothers_copy_is_measured_by_the_own_clock(
         await world.once()
         world.now_ms += DANGLING_GRACE_MS
         await world.once()
-        assert world.states() == [(100, 199, STARTED)]
+        assert world.states() == [(0, 19, FINISHED), (100, 199, STARTED)]
         world.now_ms += 1
         await world.once()
-        assert world.states() == []
+        assert world.states() == [(0, 19, FINISHED)]
 
-    asyncio.run(scenario())
+    run(storage, scenario)
 
 
 def test_an_error_that_lasts_does_not_upload_the_segment_for_ever(
@@ -327,5 +329,37 @@ def test_a_retriable_error_keeps_the_copy_and_does_not_wait(tmp_path: Path) -> N
                 await world.once()
         assert world.states() == [(0, 19, STARTED)]
         assert world.manager.metrics.remote_copy_refusals == 0
+
+    run(storage, scenario)
+
+
+def test_a_directory_that_is_not_mounted_gets_no_copies_and_believes_no_deletion(
+    tmp_path: Path,
+) -> None:
+    world, storage = gated_world(tmp_path)
+    storage.gate.set()
+
+    async def scenario() -> None:
+        await world.once()
+        (tmp_path / "tier").rename(tmp_path / "elsewhere")
+        (tmp_path / "tier").mkdir()
+        # A new process: nothing but the metadata knows that the tier had segments.
+        world.storage = other = GatedStorage(tmp_path / "tier", is_begun=False)
+        other.loop, _ = storage.loop, other.gate.set()
+        world.manager = world.new_manager()
+        world.lead(1)
+        world.produce_segment()
+        world.produce(1)
+        with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+            await world.once()
+        world.log.increment_log_start_offset(20)
+        with pytest.raises(RetriableRemoteStorageError, match="looks empty"):
+            await world.manager._expirer.expire(world.manager._hosted[PARTITION])
+        assert not list((tmp_path / "tier").iterdir())
+        (tmp_path / "tier").rmdir()
+        (tmp_path / "elsewhere").rename(tmp_path / "tier")
+        await world.once()
+        assert [(start, state) for start, _, state in world.states()] == [(20, FINISHED)]
+        assert world.tier_logs() == [20]
 
     run(storage, scenario)
