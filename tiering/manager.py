@@ -26,7 +26,7 @@ from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
-from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates
+from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates, RemoteHistory
 from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
 from tiering.reading.reader import RemoteReader
 from tiering.store.manager import RemoteStorageManager
@@ -37,7 +37,7 @@ from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
 from tiering.tasks.uploads import Uploads
 
-__all__ = ["CopyLag", "RemoteAuxState", "RemoteLogManager", "RemoteMetrics"]
+__all__ = ["CopyLag", "RemoteAuxState", "RemoteHistory", "RemoteLogManager", "RemoteMetrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +204,12 @@ class RemoteLogManager:
         RemoteResourceNotFoundError if the segment is not known (yet), and the errors of `read`.
         """
         return await self._aux_states.fetch(partition, leader_epoch, offset, exact=exact)
+
+    async def latest_history(self, partition: TopicIdPartition) -> RemoteHistory | None:
+        """Fetches the history of the latest lineage in the tier, for a leader without a log; None
+        if the tier has nothing. Raises as `fetch_aux_state`.
+        """
+        return await self._aux_states.latest(partition)
 
     async def remote_log_size(self, partition: TopicIdPartition) -> int:
         """Returns the bytes of the partition's finished remote segments, unreferenced copies

@@ -136,6 +136,7 @@ class Partition:
     leading_since_epoch: int = -1  # the first epoch of this leadership, which may last over several
     leader_epoch_start_offset: int | None = None
     recovering: bool = False
+    restoring: bool = False  # a leader whose log is not there yet; it comes from the tier
     replicas: tuple[int, ...] = ()
     isr: frozenset[int] = frozenset()
     elr: tuple[int, ...] = ()
@@ -155,6 +156,8 @@ class Partition:
             return False  # nothing new: the proposal in flight stays
         new_epoch = registration.leader_epoch > self.leader_epoch
         self.log_end_offset = log_end_offset
+        if new_epoch:
+            self.restoring = False
         removed = self.isr - frozenset(registration.isr)
         self._take(registration)
         if registration.leader == self.node_id:
@@ -218,6 +221,12 @@ class Partition:
         """
         self.log_end_offset = log_end_offset
         self.high_watermark = max(0, min(high_watermark, log_end_offset))
+
+    def on_restored(self, log_end_offset: int) -> None:
+        """Begins the leader's epoch at the end of the log that came from the tier."""
+        self.restoring = False
+        self.log_end_offset = self.high_watermark = log_end_offset
+        self.leader_epoch_start_offset = log_end_offset
 
     def on_follower_fetch(
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int, now_ms: int
@@ -398,6 +407,10 @@ class Partition:
             raise NotLeaderOrFollowerError(
                 f"node {self.node_id} does not lead {self.identity.topic_partition}; "
                 "refresh the metadata"
+            )
+        if self.restoring:
+            raise NotLeaderOrFollowerError(
+                f"{self.identity.topic_partition} is being restored from the tier; try again"
             )
 
     def check_follower(self, replica_id: int, broker_epoch: int) -> None:

@@ -26,6 +26,7 @@ from node.partition.registry import PartitionRegistry
 from node.replication.full_disk import ReplicasWithoutSpace, is_full
 from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetchers
+from node.replication.tier_restore import Histories, TierRestore
 from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all, spawn
 from quorum.image import (
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 _TOPIC = ConfigResourceType.TOPIC
 
 
-class TierFollower(Protocol):
+class TierFollower(Histories, Protocol):
     """The remote log manager, as far as it follows leaders, followers and removed replicas."""
 
     def on_leadership_change(
@@ -87,6 +88,7 @@ class Hosting:
         self._clock = clock
         self._saw_image = False
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
+        self._restore = TierRestore(config, clock, partitions.fatal)
         self._given_up: set[TopicIdPartition] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -174,7 +176,7 @@ class Hosting:
             return
         if not hosted.config.remote_storage_enable or hosted.core.leader is None:
             return
-        if new_epoch and hosted.is_leader:
+        if new_epoch and hosted.is_leader and not hosted.core.restoring:
             leaders[identity] = (hosted.log, hosted.core.leader_epoch)
         elif new_epoch:
             followers[identity] = hosted.log
@@ -333,6 +335,19 @@ class Hosting:
 
     def _lead(self, hosted: HostedPartition, new_epoch: bool) -> None:
         self._fetchers.unfollow(hosted.topic_partition)
+        tier = self._tier
+        if new_epoch and tier is not None:
+            self._restore.begin(tier, hosted, lambda: self._restored(hosted, tier))
+        if not hosted.core.restoring:
+            self._begin_to_lead(hosted, new_epoch)
+
+    def _restored(self, hosted: HostedPartition, tier: TierFollower) -> None:
+        self._begin_to_lead(hosted, new_epoch=True)
+        tier.on_leadership_change(
+            {hosted.core.identity: (hosted.log, hosted.core.leader_epoch)}, {}
+        )
+
+    def _begin_to_lead(self, hosted: HostedPartition, new_epoch: bool) -> None:
         if new_epoch:
             hosted.log.epochs.assign(hosted.core.leader_epoch, hosted.log.log_end_offset)
             logger.info(
@@ -443,7 +458,7 @@ class Hosting:
             if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
                 hosted.committed()
             if config.remote_storage_enable and not before.remote_storage_enable:
-                if hosted.is_leader:
+                if hosted.is_leader and not hosted.core.restoring:
                     leaders[hosted.core.identity] = (hosted.log, hosted.core.leader_epoch)
                 elif hosted.core.leader is not None:
                     followers[hosted.core.identity] = hosted.log
@@ -451,6 +466,7 @@ class Hosting:
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""
         await self._fetchers.stop()
+        await self._restore.stop()
         await self._without_space.stop()
         await cancel_all(*self._leaving)
         for hosted in self._partitions:

@@ -9,7 +9,7 @@ wait for their turn, which costs nothing; the deadline begins with the turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,7 +24,7 @@ from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.store.manager import IndexType, RemoteStorageManager
-from tiering.tasks import planner
+from tiering.tasks import planner, recovery
 
 T = TypeVar("T")
 
@@ -36,6 +36,16 @@ class RemoteAuxState:
     epochs: tuple[EpochEntry, ...]
     producer_snapshot: bytes
     start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHistory:
+    """The log that the tier has: from `log_start_offset` up to `next_offset`."""
+
+    log_start_offset: int
+    next_offset: int
+    epochs: tuple[EpochEntry, ...]
+    producer_snapshot: bytes
 
 
 class RemoteAuxStates:
@@ -64,22 +74,44 @@ class RemoteAuxStates:
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, exact: bool = False
     ) -> RemoteAuxState:
         """Fetches the state before an offset; see `RemoteLogManager.fetch_aux_state`."""
+
+        async def work() -> RemoteAuxState:
+            segment = self._segment_before(partition, leader_epoch, offset)
+            if exact and segment.next_offset > offset:
+                return await self._cut(partition, segment, offset)
+            return await self._at_end(segment)
+
+        return await self._in_turn(f"remote state of {partition} before {offset}", work)
+
+    async def latest(self, partition: TopicIdPartition) -> RemoteHistory | None:
+        """Fetches the latest history; see `RemoteLogManager.latest_history`."""
+
+        async def work() -> RemoteHistory | None:
+            if not self._metadata.is_ready(partition):
+                raise RemoteStorageNotReadyError
+            segments = self._metadata.list_remote_log_segments(partition)
+            last = recovery.latest_segment(segments)
+            if last is None:
+                return None
+            state = await self._at_end(last)
+            first = recovery.first_offset(segments, state.epochs, last)
+            return RemoteHistory(first, last.next_offset, state.epochs, state.producer_snapshot)
+
+        return await self._in_turn(f"the history of {partition} in the tier", work)
+
+    async def _in_turn(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Does the work, as one of a bounded number, with the deadline."""
         self._metrics.build_remote_log_aux_state_requests += 1
         try:
             async with self._turns:
                 async with asyncio.timeout(self._timeout_ms / 1000):
-                    segment = self._segment_before(partition, leader_epoch, offset)
-                    if exact and segment.next_offset > offset:
-                        return await self._cut(partition, segment, offset)
-                    return await self._at_end(segment)
-        except TimeoutError:
+                    return await work()
+        except BaseException as error:
             self._metrics.build_remote_log_aux_state_errors += 1
-            raise RequestTimedOutError(
-                f"remote state of {partition} before {offset} took longer than"
-                f" {self._timeout_ms} ms"
-            ) from None
-        except BaseException:
-            self._metrics.build_remote_log_aux_state_errors += 1
+            if isinstance(error, TimeoutError):
+                raise RequestTimedOutError(
+                    f"{what} took longer than {self._timeout_ms} ms"
+                ) from None
             raise
 
     async def _run(self, call: Callable[[], T]) -> T:

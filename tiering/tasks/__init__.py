@@ -7,9 +7,11 @@
 - `uploads`: the uploads of the node, each alive until its thread ends.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
 - `remover`: the removal of deleted topics, by the leader of the metadata partition.
+- `recovery`: the log that the tier has, for a leader without one, pure.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
-`tiering.manager` runs the tasks; `tiering.reading` uses the planner; outsiders import none of it.
+`tiering.manager` runs the tasks; `tiering.reading` uses `planner` and `recovery`; outsiders import
+none of it.
 
 A segment is copied only below the last stable offset, and each copy has an id of its own. Local
 retention has a segment only after its copy is finished. The log start offset moves before a remote

@@ -87,6 +87,18 @@ class FakeTier:
                     return TimestampOffset(header.max_timestamp_ms, first, epoch)
         return None
 
+    async def latest_history(self, partition: TopicIdPartition) -> Any:
+        if self.failing:
+            self.failing -= 1
+            raise OffsetOutOfRangeError("the tier does not answer yet")
+        if not self.batches:
+            return None
+        end = max(end for _, end, _, _ in self.batches)
+        epochs = [entry for entry in self.epochs if entry[1] < end]
+        return SimpleNamespace(
+            epochs=epochs, producer_snapshot=None, next_offset=end, log_start_offset=0
+        )
+
     async def fetch_aux_state(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, exact: bool = False
     ) -> Any:

@@ -15,7 +15,7 @@ from tests import virtual_time
 from tests.node.cluster import Cluster, batch
 from tests.node.replication.test_tier import FakeTier
 from tests.node.replication.test_tier import scenario as tiered_scenario
-from tidemark.errors import OffsetNotAvailableError, StorageError
+from tidemark.errors import ErrorCode, OffsetNotAvailableError, StorageError
 from tidemark.types import OffsetSpec, TopicIdPartition
 from tidemark.v1 import metadata_pb2 as records_pb
 
@@ -201,6 +201,71 @@ def test_the_log_start_that_moves_meanwhile_is_taken_over() -> None:
         await cluster.stop()
 
     virtual_time.run(main())
+
+
+def elect_uncleanly(cluster: Cluster, leader: int) -> None:
+    record = records_pb.PartitionChangeRecord(
+        partition_id=0,
+        topic_id=cluster.topic_id.bytes,
+        leader=leader,
+        leader_recovery_state=1,
+    )
+    record.isr.ids.append(leader)
+    cluster.publish(records_pb.MetadataRecord(partition_change=record))
+
+
+def test_an_empty_leader_after_an_unclean_election_is_restored_from_the_tier() -> None:
+    """All others lost their disks: the tier is the partition's only copy."""
+
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        cluster.cut.add((3, 1))
+        cluster.fence(3)
+        cluster.change(isr=(1, 2))
+        await produce_segments(cluster, "v0", "v1", "v2")
+        await cluster.nodes[1].produce("lost")
+        tier.archive(cluster.nodes[1].hosted().log, cluster.nodes[1].clock.wall_ms())
+        await cluster.stop(1, 2)
+        cluster.fence(3, False)
+        tier.failing = 2
+        elect_uncleanly(cluster, 3)
+        node = cluster.nodes[3]
+        refused = await node.produce("too early", acks=1)
+        assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert tier.leaders.get(node.hosted().core.identity) != cluster.partition.leader_epoch
+        await asyncio.sleep(5)
+        log = node.hosted().log
+        assert (log.log_start_offset, log.log_end_offset) == (0, 3)
+        assert log.epochs.entries() == ((0, 0), (1, 3))
+        assert tier.leaders[node.hosted().core.identity] == 1
+        assert (await node.produce("w3")).base_offset == 3
+        assert await node.read_all() == ["v0", "v1", "v2", "w3"]
+
+    scenario(test)
+
+
+def test_an_empty_leader_begins_at_0_if_the_tier_has_nothing() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        elect_uncleanly(cluster, 2)
+        await asyncio.sleep(1)
+        assert (await cluster.nodes[2].produce("first", acks=1)).base_offset == 0
+
+    scenario(test)
+
+
+def test_a_restore_that_the_next_election_overtakes_changes_nothing() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        tier.failing = 1 << 30
+        elect_uncleanly(cluster, 2)
+        await asyncio.sleep(3)
+        cluster.change(leader=1, isr=(1, 2, 3))
+        tier.failing = 0
+        await asyncio.sleep(1)
+        await cluster.nodes[1].produce("v0")
+        await cluster.settle()
+        assert cluster.nodes[2].hosted().log.log_end_offset == 1
+        assert not cluster.nodes[2].hosted().core.restoring
+
+    scenario(test)
 
 
 # --- KIP-1023 ---------------------------------------------------------------------------------
