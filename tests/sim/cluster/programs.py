@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from tidemark.types import TopicPartition
 if TYPE_CHECKING:
     from tests.sim.cluster.world import ClusterWorld
 
+_AGAIN = TopicPartition("again", 0)
 _PATIENCE: dict[str, Any] = {"request_timeout_ms": 3_000}
 
 
@@ -46,7 +48,7 @@ class Recreation:
         """Goes on until one life has passed since the calm."""
         ends = False
         reader = self._clients.consumer(auto_offset_reset="none", **_PATIENCE)
-        partition = TopicPartition("again", 0)
+        partition = _AGAIN
         reader.assign([partition])
         reader.seek(partition, 0)
         try:
@@ -131,6 +133,22 @@ class Recreation:
                         f"{record.offset}; its position was {position}"
                     )
                 position += 1
+
+
+async def elect_by_hand(world: ClusterWorld) -> None:
+    """Elects a leader of the recreated topic as an operator does (FOUND.md, row 4)."""
+    life = world.cluster.clients.life
+    if world.cluster.leader(_AGAIN.topic) is not None or life is None:
+        return
+
+    async def run() -> None:
+        async with world.cluster.asyncio.admin() as admin:
+            await admin.elect_leaders("UNCLEAN", [_AGAIN])
+
+    world.seen["topic made anew: elected by hand"] += 1
+    with contextlib.suppress(TidemarkError, TimeoutError):
+        async with asyncio.timeout(3):
+            await life.spawn(run())
 
 
 class TruncatedLog:
