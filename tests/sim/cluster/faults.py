@@ -2,9 +2,10 @@
 
 What the cluster promises bounds them. A record is acknowledged when all in-sync replicas have it in
 memory, as with Kafka. So only one broker at a time loses power or disks, and only while every
-broker is in every ISR. Until it is there again, no other broker is killed. The controller takes any
-stop without a marker for a loss (KIP-966), and the last leader may be the one that lost. Otherwise
-processes are killed at any time, all at once as well.
+broker is in every ISR. Until it is there again, no other broker is killed or stopped. The
+controller takes any stop without a marker for a loss (KIP-966), and the last leader may be the one
+that lost. A broker that stops in order may leave the ISR to it. Otherwise processes are killed at
+any time, all at once as well.
 """
 
 from __future__ import annotations
@@ -223,6 +224,8 @@ class Faults:
     async def _stop_in_order(self) -> None:
         node = self._one()
         if node is None or node.life is None or node.life.held is not None:
+            return
+        if node.config.is_broker and not self.may_kill():
             return
         self._world.seen["stopped in order"] += 1
         self._world.note(f"n{node.node_id} is stopped in order")
