@@ -318,6 +318,9 @@ class ServerConfig:
     remote_log_manager_follower_thread_pool_size: int = setting(
         2, doc="followers that start from the tier at once", at_least=1
     )
+    remote_log_manager_copy_max_bytes_per_second: int = setting(
+        2**63 - 1, doc="bytes of segments that the node copies to the tier a second", at_least=1
+    )
     remote_log_manager_expiration_thread_pool_size: int = setting(
         10, doc="deletions under way at once", at_least=1
     )

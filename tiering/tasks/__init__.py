@@ -5,6 +5,7 @@
 - `expirer`: retention in the tier, and the remains of earlier failures.
 - `checking`: transaction indexes are checked before their first use.
 - `uploads`: the uploads of the node, each alive until its thread ends.
+- `quota`: the rate of copies to the tier.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
 - `remover`: the removal of deleted topics, by the leader of the metadata partition.
 - `recovery`: the log that the tier has, for a leader without one, pure.

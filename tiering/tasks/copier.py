@@ -10,8 +10,10 @@ loss of leadership is finished: its records lie below the last stable offset.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 from commitlog.log.expiration import delete_expired
@@ -30,6 +32,7 @@ from tiering.tasks import planner
 from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.partition import CopyRefusal, SegmentFiles, TieredPartition
+from tiering.tasks.quota import CopyQuota
 from tiering.tasks.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class Copier:
         self._broker_id = config.node_id
         self._custom_bytes_max = config.remote_log_metadata_custom_metadata_max_bytes
         self._uploads = uploads
+        self._quota = CopyQuota(config.remote_log_manager_copy_max_bytes_per_second)
         self._metadata = metadata
         self._deleter = deleter
         self._metrics = metrics
@@ -101,6 +105,8 @@ class Copier:
             failed: Exception | None = None
             try:
                 for segment in candidates:
+                    if self._may_copy(hosted):
+                        await self._throttle(hosted, segment.size_bytes)
                     if not self._may_copy(hosted):
                         break
                     await self._copy_segment(hosted, segment)
@@ -112,6 +118,14 @@ class Copier:
             delete_expired(hosted.log, self._now_ms())
             if failed is not None:
                 raise failed
+
+    async def _throttle(self, hosted: TieredPartition, size_bytes: int) -> None:
+        """Waits for the quota of copies, while the partition is led."""
+        wait_s = self._quota.admit(size_bytes, asyncio.get_running_loop().time())
+        if wait_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await hosted.retired.wait()
 
     def _may_copy(self, hosted: TieredPartition) -> bool:
         return (
