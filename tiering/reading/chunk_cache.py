@@ -1,14 +1,18 @@
-"""Chunks of remote segments in memory: least recently used, bounded in bytes, each loaded once.
+"""Chunks of remote segments in memory, bounded in bytes, each loaded once.
 
 A load belongs to the cache, not to its first reader. If that reader is cancelled or times out, the
-load continues, and the next reader finds the chunk. Failed loads are not kept.
+load continues, and the next reader finds the chunks. Failed loads are not kept.
+
+Chunks that a reader has passed are evicted first, then those used longest ago. So what is read
+ahead, and what a reader is in the middle of, stays until it is read. A chunk that nobody read while
+twice the capacity was loaded counts as passed: its reader has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -23,61 +27,104 @@ class ChunkCache:
     def __init__(self, capacity_bytes: int, metrics: RemoteMetrics) -> None:
         self._capacity_bytes = capacity_bytes
         self._metrics = metrics
-        self._chunks: OrderedDict[ChunkKey, bytes] = OrderedDict()
-        self._loading: dict[ChunkKey, asyncio.Task[bytes]] = {}
+        self._ahead: OrderedDict[ChunkKey, bytes] = OrderedDict()
+        self._passed: OrderedDict[ChunkKey, bytes] = OrderedDict()
+        self._used_at: dict[ChunkKey, int] = {}  # of those ahead: bytes loaded until then
+        self._loading: dict[ChunkKey, asyncio.Task[dict[ChunkKey, bytes]]] = {}
+        self._ahead_bytes = 0
+        self._loaded_bytes = 0
         self.size_bytes = 0
 
     def __contains__(self, key: ChunkKey) -> bool:
-        return key in self._chunks or key in self._loading
+        return key in self._ahead or key in self._passed or key in self._loading
 
     @property
-    def loading(self) -> int:
+    def loads(self) -> int:
         """Number of loads under way."""
-        return len(self._loading)
+        return len(set(self._loading.values()))
 
-    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bytes:
+    def may_read_ahead(self, chunk_bytes: int, chunks: int) -> bool:
+        """Reports whether chunks that are read ahead leave half of the room to readers."""
+        loading = len(self._loading) * chunk_bytes
+        return self._ahead_bytes + loading + chunk_bytes * chunks <= self._capacity_bytes // 2
+
+    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[Sequence[bytes]]]) -> bytes:
         """Returns the chunk, loading it by `load` if need be; raises its errors."""
-        found = self._chunks.get(key)
+        found = self._ahead.get(key)
         if found is not None:
             self._metrics.chunk_cache_hits += 1
-            self._chunks.move_to_end(key)
+            self._ahead.move_to_end(key)
+            self._used_at[key] = self._loaded_bytes
             return found
-        self._metrics.chunk_cache_misses += key not in self._loading
-        return await asyncio.shield(self.start(key, load))
+        found = self._passed.get(key)
+        if found is not None:
+            self._metrics.chunk_cache_hits += 1
+            self._passed.move_to_end(key)
+            return found
+        if key not in self._loading:
+            self._metrics.chunk_cache_misses += 1
+            self.start([key], load)
+        return (await asyncio.shield(self._loading[key]))[key]
 
-    def start(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> asyncio.Task[bytes]:
-        """Starts a load, or returns the one under way."""
-        task = self._loading.get(key)
-        if task is None:
-            task = asyncio.ensure_future(self._load(key, load))
-            task.add_done_callback(retrieve)
-            self._loading[key] = task
-        return task
+    def start(
+        self, keys: Sequence[ChunkKey], load: Callable[[], Awaitable[Sequence[bytes]]]
+    ) -> None:
+        """Starts one load of chunks, none of which is here."""
+        task = asyncio.ensure_future(self._load(keys, load))
+        task.add_done_callback(retrieve)
+        self._loading |= dict.fromkeys(keys, task)
+
+    def passed(self, key: ChunkKey) -> None:
+        """Notes that a reader has read the chunk to its end."""
+        chunk = self._ahead.pop(key, None)
+        if chunk is not None:
+            del self._used_at[key]
+            self._ahead_bytes -= len(chunk)
+            self._passed[key] = chunk
 
     def drop(self, segment: UUID) -> None:
         """Drops the chunks of a segment that was deleted, or proved corrupt."""
-        for key in [key for key in self._chunks if key[0] == segment]:
-            self.size_bytes -= len(self._chunks.pop(key))
+        for key in [key for key in (*self._ahead, *self._passed) if key[0] == segment]:
+            self.passed(key)
+            self.size_bytes -= len(self._passed.pop(key))
 
     async def close(self) -> None:
         """Cancels the loads under way and drops all chunks."""
-        tasks = list(self._loading.values())
+        tasks = set(self._loading.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._chunks.clear()
+        for key in list(self._ahead):
+            self.passed(key)
+        self._passed.clear()
         self.size_bytes = 0
 
-    async def _load(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def _load(
+        self, keys: Sequence[ChunkKey], load: Callable[[], Awaitable[Sequence[bytes]]]
+    ) -> dict[ChunkKey, bytes]:
         try:
-            chunk = await load()
+            chunks = await load()
         finally:
-            del self._loading[key]
-        self._chunks[key] = chunk
-        self.size_bytes += len(chunk)
-        while self.size_bytes > self._capacity_bytes and len(self._chunks) > 1:
-            self.size_bytes -= len(self._chunks.popitem(last=False)[1])
-        return chunk
+            for key in keys:
+                del self._loading[key]
+        found = dict(zip(keys, chunks, strict=True))
+        for key, chunk in found.items():
+            self._loaded_bytes += len(chunk)
+            self._ahead[key] = chunk
+            self._used_at[key] = self._loaded_bytes
+            self._ahead_bytes += len(chunk)
+            self.size_bytes += len(chunk)
+        self._evict()
+        return found
+
+    def _evict(self) -> None:
+        left = self._loaded_bytes - 2 * self._capacity_bytes
+        while self._ahead and self._used_at[next(iter(self._ahead))] < left:
+            self.passed(next(iter(self._ahead)))
+        while self.size_bytes > self._capacity_bytes and len(self._ahead) + len(self._passed) > 1:
+            if not self._passed:
+                self.passed(next(iter(self._ahead)))
+            self.size_bytes -= len(self._passed.popitem(last=False)[1])
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:

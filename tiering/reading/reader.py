@@ -13,18 +13,21 @@ are refused, not queued without end.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
-from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
+from tidemark.errors import ApiError, OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import decode_batch
 from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteReadBusyError,
+    RemoteResourceNotFoundError,
     RemoteStorageNotReadyError,
+    RetriableRemoteStorageError,
 )
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -36,6 +39,8 @@ from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 def lineage(log: Log) -> tuple[EpochEntry, ...]:
@@ -71,14 +76,22 @@ class RemoteReader:
     ) -> bytes:
         """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
         work = self._read(partition, log, offset, max_bytes)
-        return await self._bounded(f"remote read of {partition} at {offset}", work)
+        try:
+            return await self._bounded(f"remote read of {partition} at {offset}", work)
+        except RemoteResourceNotFoundError as error:
+            raise self._gone(partition, log, offset, error) from error
 
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
     ) -> list[AbortedTransaction]:
         """Finds the aborted transactions with records in [start, end)."""
         work = self._transactions.aborted(partition, log, start_offset, end_offset)
-        return await self._bounded(f"aborted transactions of {partition} at {start_offset}", work)
+        try:
+            return await self._bounded(
+                f"aborted transactions of {partition} at {start_offset}", work
+            )
+        except RemoteResourceNotFoundError as error:
+            raise self._gone(partition, log, start_offset, error) from error
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
@@ -86,6 +99,17 @@ class RemoteReader:
         """Finds the first record below the local start with this timestamp or a later one."""
         work = self._search_timestamp(partition, log, timestamp_ms)
         return await self._bounded(f"remote look-up of {partition} by time", work)
+
+    def _gone(
+        self, partition: TopicIdPartition, log: Log, offset: int, error: ApiError
+    ) -> ApiError:
+        """Returns the error of a read whose object is gone: it expired under the reader, or the
+        store lacks what the metadata has.
+        """
+        if offset < log.log_start_offset or self._segment_at(partition, log, offset) is None:
+            return OffsetOutOfRangeError(f"offset {offset} of {partition} expired in the tier")
+        logger.warning("%s at offset %d: %s", partition, offset, error)
+        return RetriableRemoteStorageError(f"the remote storage lacks an object: {error}")
 
     async def _bounded(self, what: str, work: Awaitable[T]) -> T:
         """Runs `work` with the deadline, as one of a bounded number."""
@@ -109,21 +133,19 @@ class RemoteReader:
     ) -> bytes:
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
-        segment = await self._segment_at(partition, log, offset)
+        segment = self._segment_at(partition, log, offset)
         if segment is None:
             raise OffsetOutOfRangeError(f"offset {offset} of {partition} is not in the tier")
         end_offset = planner.coverage(segment, lineage(log), log.log_end_offset).stop
         records, end = await self.segments.read(segment, offset, end_offset, max_bytes)
         if self.segments.continues(segment, end - len(records), end):
             beyond = self.segments.read_ahead(segment, end)
-            following = (
-                await self._segment_at(partition, log, segment.next_offset) if beyond else None
-            )
+            following = self._segment_at(partition, log, segment.next_offset) if beyond else None
             if following is not None:
                 self.segments.read_ahead(following, 0)
         return records
 
-    async def _segment_at(
+    def _segment_at(
         self, partition: TopicIdPartition, log: Log, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         """Returns the finished segment that holds `offset` on this log's lineage."""

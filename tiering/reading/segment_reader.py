@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -27,12 +27,14 @@ from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import RemoteStorageManager
+from tiering.store.sidecar import CHUNK_BYTES
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _EXPECTED_MAX = 1024  # next positions of sequential readers
+_CHUNKS_PER_REQUEST = 8
 
 
 class SegmentReader:
@@ -50,8 +52,12 @@ class SegmentReader:
         self._storage = storage
         self._index_cache = index_cache
         self._metrics = metrics
-        self._chunk_bytes = config.remote_log_reader_chunk_bytes
-        self._prefetch_chunks = config.remote_log_reader_prefetch_chunks
+        self._request_bytes = config.remote_log_reader_chunk_bytes
+        self._chunk_bytes = max(
+            min(self._request_bytes, CHUNK_BYTES), self._request_bytes // _CHUNKS_PER_REQUEST
+        )
+        self._run_max = self._request_bytes // self._chunk_bytes
+        self._prefetch_requests = config.remote_log_reader_prefetch_chunks
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
         self._pool = ThreadPoolExecutor(config.remote_log_reader_threads, "remote-log-reader")
@@ -109,6 +115,8 @@ class SegmentReader:
         start, first = await self.find(segment, indexes, offset)
         position = start + first.size_bytes
         limit = min(start + max_bytes, segment.segment_size_bytes)
+        if end_offset > segment.end_offset:
+            self._start(segment, self._numbers(start, max(position, limit)))
         if end_offset > segment.end_offset and position < limit:
             # All of it belongs to the lineage: the index leads close to the read's end.
             position = indexes.last_position_within(position, limit)
@@ -203,21 +211,23 @@ class SegmentReader:
             raise CorruptMessageError(
                 f"a batch reaches behind the end of {segment.remote_log_segment_id}"
             )
-        numbers = range(position // self._chunk_bytes, max(0, end - 1) // self._chunk_bytes + 1)
-        if len(numbers) > 1:
-            for number in numbers:  # all ranges of one read are fetched at the same time
-                self._start(segment, number)
+        numbers = self._numbers(position, end)
+        self._start(segment, numbers)  # all ranges of one read are fetched at the same time
+        # Each is held from its load on: many readers evict it before its turn.
+        chunks = await asyncio.gather(*(self._chunk(segment, number) for number in numbers))
         pieces = []
-        for number in numbers:
+        for number, chunk in zip(numbers, chunks, strict=True):
             begin = number * self._chunk_bytes
-            view = memoryview(await self._chunk(segment, number))
-            pieces.append(view[max(0, position - begin) : end - begin])
+            pieces.append(memoryview(chunk)[max(0, position - begin) : end - begin])
         return b"".join(pieces)
 
     def continues(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> bool:
-        """Notes `end` as the next position of a reader; returns whether `start` was such,
-        or is 0.
+        """Notes `end` as the next position of a reader, who has passed the chunks before; returns
+        whether `start` was such, or is 0.
         """
+        behind = end if end < segment.segment_size_bytes else end + self._chunk_bytes
+        for number in range(start // self._chunk_bytes, behind // self._chunk_bytes):
+            self._chunks.passed((segment.id, number))
         expected = start == 0 or (segment.id, start) in self._expected
         self._expected.pop((segment.id, start), None)
         self._expected[segment.id, end] = None
@@ -229,17 +239,23 @@ class SegmentReader:
         """Starts to load the chunks from `position` on; returns how many lie beyond the segment's
         end.
         """
-        number = position // self._chunk_bytes
-        last = max(0, segment.segment_size_bytes - 1) // self._chunk_bytes
+        request, size = position // self._request_bytes, segment.segment_size_bytes
+        last = max(0, size - 1) // self._request_bytes
         beyond = 0
-        for wanted in range(number, number + self._prefetch_chunks):
+        for wanted in range(request, request + self._prefetch_requests):
             if wanted > last:
                 beyond += 1
-            elif self._chunks.loading < self._loads_max and (
-                (segment.id, wanted) not in self._chunks
+                continue
+            start = max(position, wanted * self._request_bytes)
+            numbers = self._numbers(start, min((wanted + 1) * self._request_bytes, size))
+            missing = [number for number in numbers if (segment.id, number) not in self._chunks]
+            if (
+                missing
+                and self._chunks.loads < self._loads_max
+                and self._chunks.may_read_ahead(self._chunk_bytes, len(missing))
             ):
                 self._metrics.chunk_prefetches += 1
-                self._start(segment, wanted)
+                self._start(segment, missing)
         return beyond
 
     def forget(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -247,26 +263,48 @@ class SegmentReader:
         self._chunks.drop(segment.id)
         self._index_cache.remove(segment.id)
 
-    def _start(self, segment: RemoteLogSegmentMetadata, number: int) -> None:
-        if (segment.id, number) not in self._chunks:
-            self._chunks.start((segment.id, number), lambda: self._fetch(segment, number))
+    def _numbers(self, start: int, end: int) -> range:
+        """Returns the numbers of the chunks with bytes of [start, end)."""
+        return range(start // self._chunk_bytes, max(0, end - 1) // self._chunk_bytes + 1)
+
+    def _start(self, segment: RemoteLogSegmentMetadata, numbers: Iterable[int]) -> None:
+        """Starts to load the chunks that are not there: neighbours in one request, up to the size
+        of a request.
+        """
+        run: list[int] = []
+        for number in numbers:
+            if (segment.id, number) in self._chunks:
+                continue
+            if run and (number != run[-1] + 1 or len(run) == self._run_max):
+                self._start_run(segment, run)
+                run = []
+            run.append(number)
+        if run:
+            self._start_run(segment, run)
+
+    def _start_run(self, segment: RemoteLogSegmentMetadata, run: list[int]) -> None:
+        keys = [(segment.id, number) for number in run]
+        self._chunks.start(keys, lambda: self._fetch(segment, run[0], len(run)))
 
     async def _chunk(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
-        return await self._chunks.get((segment.id, number), lambda: self._fetch(segment, number))
+        return await self._chunks.get((segment.id, number), lambda: self._fetch(segment, number, 1))
 
-    async def _fetch(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
-        """Fetches and verifies a chunk; twice if the transport may have damaged it."""
+    async def _fetch(
+        self, segment: RemoteLogSegmentMetadata, number: int, count: int
+    ) -> list[bytes]:
+        """Fetches and verifies chunks; twice if the transport may have damaged them."""
         table = (await self._checked_indexes(segment)).table
         start = number * self._chunk_bytes
-        end = min(start + self._chunk_bytes, segment.segment_size_bytes)
+        end = min(start + count * self._chunk_bytes, segment.segment_size_bytes)
         first, last = table.aligned(start, end)
 
-        def fetch() -> bytes:
+        def fetch() -> list[bytes]:
             content = self._storage.fetch_log_segment(segment, first, last)
             if len(content) != last - first:
                 raise damaged(segment, first + len(content), "the object ends there")
             table.check_log(first, content)
-            return content if last - first == end - start else content[start - first : end - first]
+            edges = range(start - first, end - first, self._chunk_bytes)
+            return [content[at : min(at + self._chunk_bytes, end - first)] for at in edges]
 
         try:
             return await self.run(fetch)

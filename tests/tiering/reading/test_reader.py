@@ -14,13 +14,15 @@ import pytest
 from commitlog.disk.memory_files import MemoryDirectory
 from tests.tiering.builders import PARTITION, segment
 from tests.tiering.world import World, batch
-from tidemark.errors import CorruptMessageError, RequestTimedOutError
+from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError, RequestTimedOutError
 from tidemark.records import read_header
 from tiering.errors import (
     RemoteReadBusyError,
     RemoteStorageError,
     RemoteStorageNotReadyError,
+    RetriableRemoteStorageError,
 )
+from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
@@ -175,6 +177,48 @@ def test_a_short_or_corrupt_answer_is_not_kept(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_segment_that_expires_under_a_reader_is_out_of_range(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path)
+    world.manager = world.new_manager()
+    fetch = storage.inner.fetch_log_segment
+    (first, _) = world.metadata.list_remote_log_segments(PARTITION)
+
+    def expire(metadata: Any, start: int, end: int | None = None) -> bytes:
+        world.metadata.history.caches[PARTITION].update(
+            first.update(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 1, 6_000)
+        )
+        storage.inner.delete_log_segment_data(metadata)
+        content: bytes = fetch(metadata, start, end)
+        return content
+
+    storage.fetch_log_segment = expire  # type: ignore[method-assign]
+    with pytest.raises(OffsetOutOfRangeError):
+        asyncio.run(world.manager.read(PARTITION, world.log, 0, 500))
+
+
+def test_an_object_that_is_gone_while_its_metadata_stands_is_a_retriable_outage(
+    tmp_path: Path,
+) -> None:
+    world, storage = tiered_world(tmp_path)
+    (first, _) = world.metadata.list_remote_log_segments(PARTITION)
+    storage.inner.delete_log_segment_data(first)
+    with pytest.raises(RetriableRemoteStorageError, match="tier has no"):
+        asyncio.run(world.manager.read(PARTITION, world.log, 0, 500))
+
+
+def test_indexes_of_a_segment_are_loaded_once_for_all_its_readers(tmp_path: Path) -> None:
+    world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
+
+    async def scenario() -> None:
+        answers = await asyncio.gather(
+            *(world.manager.read(PARTITION, world.log, offset, 200) for offset in range(20))
+        )
+        assert all(answers)
+
+    asyncio.run(scenario())
+    assert storage.index_fetches == 2  # the table, and the parts behind it
+
+
 def test_before_the_metadata_is_read_a_read_is_retriable(tmp_path: Path) -> None:
     world, _ = tiered_world(tmp_path)
     world.metadata.on_stop_partitions([PARTITION])
@@ -270,10 +314,10 @@ def test_the_chunk_cache_keeps_to_its_limit_and_forgets_failures() -> None:
     async def scenario() -> None:
         cache = ChunkCache(250, RemoteMetrics())
 
-        async def load() -> bytes:
-            return bytes(100)
+        async def load() -> list[bytes]:
+            return [bytes(100)]
 
-        async def fail() -> bytes:
+        async def fail() -> list[bytes]:
             raise RemoteStorageError("no")
 
         one = segment(0, 9, 1).id

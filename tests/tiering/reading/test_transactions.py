@@ -16,7 +16,7 @@ from commitlog.types import AppendOrigin
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
 from tidemark.records import EndTransactionMarker, Record, encode_batch, encode_control_batch
-from tiering.errors import RemoteResourceNotFoundError
+from tiering.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiering.store.manager import IndexType
 
 PRODUCERS = (5, 6, 7)
@@ -123,7 +123,7 @@ def test_an_index_that_is_gone_is_an_error_and_not_nothing(tmp_path: Path) -> No
             return fetch_index(segment, kind)  # type: ignore[arg-type]
 
         world.storage.fetch_index = without  # type: ignore[method-assign]
-        with pytest.raises(RemoteResourceNotFoundError):
+        with pytest.raises(RetriableRemoteStorageError):
             await world.manager.aborted_transactions(PARTITION, log, 0, 30)
         await world.manager.stop()
 

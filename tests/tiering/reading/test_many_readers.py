@@ -1,0 +1,99 @@
+"""Many sequential readers of the tier at once: bytes fetched from the store per byte served."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.disk.os_files import OsDirectory
+from commitlog.log.log import Log
+from commitlog.log.opening import open_log
+from tests.tiering.builders import PARTITION
+from tests.tiering.world import NOW_MS, World, last_offset
+from tidemark.records import Record, encode_batch
+from tidemark.types import TopicIdPartition
+
+BATCH_BYTES = 60_000
+MIB = 1 << 20
+
+
+class CountingStorage:
+    """A storage that counts the bytes of logs that it gives."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.fetched_bytes = 0
+
+    def fetch_log_segment(self, metadata: Any, start: int, end: int) -> bytes:
+        content: bytes = self.inner.fetch_log_segment(metadata, start, end)
+        self.fetched_bytes += len(content)
+        return content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Cold:
+    """A node whose partitions each have a segment in the tier, one batch per offset."""
+
+    def __init__(self, path: Path, partitions: int, batches: int, cache_bytes: int) -> None:
+        settings: dict[str, object] = {
+            "remote_log_reader_chunk_bytes": 2 * MIB,
+            "remote_log_reader_chunk_cache_total_size_bytes": cache_bytes,
+            "remote_log_reader_max_pending_tasks": 1000,
+        }
+        self.world = World(path, settings=settings, segment_bytes=64 * MIB)
+        self.storage = self.world.storage = CountingStorage(self.world.storage)
+        self.logs: dict[TopicIdPartition, Log] = {}
+        self.manager = self.world.new_manager()
+        data = encode_batch([Record(0, NOW_MS, None, bytes(BATCH_BYTES))])
+        for number in range(partitions):
+            partition = PARTITION._replace(partition=number)
+            log = open_log(
+                OsDirectory(path / f"flights-{number}"),
+                partition.topic_partition,
+                self.world.topic_config,
+                topic_id=partition.topic_id,
+                now_ms=NOW_MS,
+            )
+            for _ in range(batches):
+                log.append_as_leader(data, 0, NOW_MS)
+            log.roll(NOW_MS)
+            log.append_as_leader(data, 0, NOW_MS)
+            log.update_high_watermark(log.log_end_offset)
+            self.logs[partition] = log
+        asyncio.run(self._copy())
+
+    async def _copy(self) -> None:
+        self.manager.on_leadership_change({one: (log, 0) for one, log in self.logs.items()}, {})
+        for partition in self.logs:
+            await self.manager.run_once(partition)
+
+
+@pytest.mark.parametrize(("readers", "cache_bytes"), [(16, 16 * MIB), (100, 64 * MIB)])
+def test_what_is_fetched_is_read_before_it_is_evicted(
+    tmp_path: Path, readers: int, cache_bytes: int
+) -> None:
+    batches = 2400 // readers
+    cold = Cold(tmp_path, readers, batches, cache_bytes)
+    served = 0
+
+    async def consume(partition: TopicIdPartition, log: Log) -> None:
+        nonlocal served
+        offset = 0
+        while offset < batches:
+            records = await cold.manager.read(partition, log, offset, 2 * BATCH_BYTES)
+            served += len(records)
+            offset = last_offset(records) + 1
+
+    async def scenario() -> None:
+        await asyncio.gather(*(consume(*one) for one in cold.logs.items()))
+        await cold.manager.stop()
+
+    asyncio.run(scenario())
+    assert served > 130 * MIB
+    assert cold.manager.metrics.chunk_prefetches
+    assert cold.storage.fetched_bytes < 1.1 * served
