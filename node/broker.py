@@ -85,7 +85,7 @@ class BrokerServer:
         self._client = ControllerClient(raft.leader_endpoint)
         self._logs = self._log_manager(clock)
         self._cluster = ClusterView(config)
-        self._tier = make_tier(config, clock, storage, self._cluster)
+        self._tier = make_tier(config, clock, storage, self._cluster, on_fatal)
         self._tier_reads = TierReads(
             self._tier, config.remote_fetch_max_wait_ms, config.request_timeout_ms
         )
@@ -311,7 +311,11 @@ def _load_kernels() -> None:
 
 
 def make_tier(
-    config: ServerConfig, clock: Clock, storage: NodeStorage, cluster: ClusterView
+    config: ServerConfig,
+    clock: Clock,
+    storage: NodeStorage,
+    cluster: ClusterView,
+    on_fatal: OnFatal | None = None,
 ) -> RemoteLogManager | None:
     """The remote log manager as configured; None if remote.log.storage.system.enable is false.
 
@@ -332,4 +336,5 @@ def make_tier(
         clock.wall_ms,
         cluster=cluster,
         cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),
+        on_fatal=on_fatal,
     )

@@ -1,8 +1,9 @@
 """RemoteLogManager: the tier of one node (KIP-405), and the room's face to the node.
 
-Every hosted partition with remote.storage.enable has tasks: a leader copies and expires, a follower
-follows the metadata. A task makes a pass each remote.log.manager.task.interval.ms, and at once
-after a segment was rolled. After a failure it waits for a growing, jittered time.
+Every hosted partition with remote.storage.enable has a task: a leader checks the log's history,
+copies, then expires; a follower follows the metadata. The task makes a pass each
+remote.log.manager.task.interval.ms, and at once after a segment was rolled. After a failure,
+whatever a plug-in raises, it waits for a growing, jittered time. A fatal error ends the process.
 
 Decisions are in `tiering.tasks.planner`. Logs are used on the event loop only. Every blocking call
 of the storage runs in a bounded pool. Uploads, deletions and reads have separate pools, so that
@@ -14,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import open_directory
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
-from tidemark.errors import TidemarkError
+from tidemark.errors import FatalError, OffsetOutOfRangeError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
@@ -33,6 +34,7 @@ from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
+from tiering.tasks.history import Histories
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
 from tiering.tasks.uploads import Uploads
@@ -57,11 +59,13 @@ class RemoteLogManager:
         cluster: TierCluster | None = None,
         cache_directory: Directory | None = None,
         rng: random.Random | None = None,
+        on_fatal: Callable[[FatalError], None] | None = None,
     ) -> None:
         self._config = config
         self._storage = storage
         self._metadata = metadata
         self._random = rng or surroundings().make_rng()
+        self._on_fatal = on_fatal
         self._hosted: dict[TopicIdPartition, TieredPartition] = {}
         self._running = False
         self.metrics = metrics = RemoteMetrics()
@@ -86,6 +90,7 @@ class RemoteLogManager:
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
         )
+        self._histories = Histories(storage, metadata, self._reader.segments.run)
         self._removing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -173,7 +178,12 @@ class RemoteLogManager:
         log's lineage, or RemoteStorageError. Retriable: RemoteReadBusyError,
         RemoteStorageNotReadyError, RetriableRemoteStorageError, RequestTimedOutError.
         """
-        return await self._reader.read(partition, log, offset, max_bytes)
+        try:
+            return await self._reader.read(partition, log, offset, max_bytes)
+        except OffsetOutOfRangeError:
+            if offset >= log.log_start_offset:  # another leader expired it: the log start must move
+                self.segment_copyable(partition)
+            raise
 
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
@@ -228,15 +238,10 @@ class RemoteLogManager:
         return frozenset(self._hosted)
 
     async def run_once(self, partition: TopicIdPartition) -> None:
-        """Makes one pass of each of the partition's tasks; raises the error that stops it. For
-        tests and tools.
+        """Makes one pass of the partition's task; raises the error that stops it. For tests and
+        tools.
         """
-        hosted = self._hosted[partition]
-        if not hosted.is_leader:
-            await self._copier.follow(hosted)
-            return
-        await self._copier.copy(hosted)
-        await self._expirer.expire(hosted)
+        await self._pass(self._hosted[partition])
 
     def _assume(self, partition: TopicIdPartition, log: Log, leader_epoch: int | None) -> None:
         known = self._hosted.get(partition)
@@ -252,34 +257,48 @@ class RemoteLogManager:
             self._begin(hosted)
 
     def _begin(self, hosted: TieredPartition) -> None:
-        if hosted.is_leader:
-            work = [(self._copier.copy, True), (self._expirer.expire, False)]
-        else:
-            work = [(self._copier.follow, True)]
-        for passing, wakes in work:
-            hosted.tasks.append(asyncio.ensure_future(self._repeat(hosted, passing, wakes)))
+        hosted.tasks.append(asyncio.ensure_future(self._repeat(hosted)))
 
-    async def _repeat(
-        self,
-        hosted: TieredPartition,
-        work: Callable[[TieredPartition], Awaitable[None]],
-        wakes: bool,
-    ) -> None:
-        """Makes passes until the partition's role changes. With `wakes` a nudge starts one
-        at once.
-        """
+    async def _pass(self, hosted: TieredPartition) -> None:
+        """Makes a pass of the partition's role. A copy that fails does not hold back retention."""
+        if not hosted.is_leader:
+            await self._copier.follow(hosted)
+            return
+        await self._histories.check(hosted)
+        failed: Exception | None = None
+        try:
+            await self._copier.copy(hosted)
+        except FatalError:
+            raise
+        except Exception as error:
+            failed = error
+        if hosted.is_leader:
+            await self._expirer.expire(hosted)
+        if failed is not None:
+            raise failed
+
+    async def _repeat(self, hosted: TieredPartition) -> None:
+        """Makes passes until the partition's role changes; a nudge starts one at once."""
         failures = 0
         while self._hosted.get(hosted.partition) is hosted:
-            if wakes:
-                hosted.nudged.clear()
+            hosted.nudged.clear()
             try:
-                await work(hosted)
+                await self._pass(hosted)
                 failures = 0
-            except (TidemarkError, OSError) as error:
+            except FatalError as error:
+                logger.critical("tier of %s: %s", hosted.partition, error)
+                if self._on_fatal is not None:
+                    self._on_fatal(error)
+                return
+            except Exception as error:  # plug-ins raise anything: the task must outlive it
                 failures += 1
-                logger.warning("tier of %s: %s", hosted.partition, error)
+                self.metrics.task_errors += 1
+                known = isinstance(error, (TidemarkError, OSError))
+                logger.warning(
+                    "tier of %s: %s", hosted.partition, error, exc_info=None if known else error
+                )
             wait_ms = self._wait_ms(hosted.partition, failures)
-            await _wait(hosted.nudged if wakes and not failures else hosted.retired, wait_ms)
+            await _wait(hosted.retired if failures else hosted.nudged, wait_ms)
 
     def _wait_ms(self, partition: TopicIdPartition, failures: int) -> float:
         config = self._config

@@ -32,6 +32,7 @@ class RemoteMetrics:
     remote_fetch_corrupt: int = 0  # chunks and sidecars that were wrong twice
     remote_delete_requests: int = 0
     remote_delete_errors: int = 0
+    task_errors: int = 0
     build_remote_log_aux_state_requests: int = 0
     build_remote_log_aux_state_errors: int = 0
     reader_pending_tasks: int = 0

@@ -27,7 +27,7 @@ def _delete(log: Log, count: int, reason: str, now_ms: int) -> list[DeletedSegme
     expired = log.segments[:count]
     # The log start moves first: segments that a crash leaves behind are below it, and the next pass
     # deletes them. With remote storage the log start stays: the tier has the records.
-    if not log.config.remote_storage_enable:
+    if not log.config.copies_to_tier:
         log.increment_log_start_offset(log.segments[count].base_offset)
     # Recovery rebuilds unwritten epochs from the batches, but not those of deleted batches. Without
     # its epoch an offset is not found in the tier.

@@ -3,7 +3,8 @@ rules).
 
 The oldest segments expire first, and none expires after one that stays. Nothing at or above the
 high watermark expires. With remote storage local retention applies, and only to segments that the
-tier has (at or below highest_remote_offset). The active segment is never deleted. If it breaches
+tier has (at or below highest_remote_offset). Without copies (remote.log.copy.disable) it is that of
+a log without a tier, as in Kafka. The active segment is never deleted. If it breaches
 retention it is rolled, so that the next pass may delete it.
 
 These functions only decide; `commitlog.log.expiration` deletes.
@@ -124,13 +125,13 @@ def _breach(log: RetainedLog, reason: Reason, now_ms: int) -> Breach:
 
 
 def _retention_ms(config: TopicConfig) -> int:
-    tiered = config.remote_storage_enable
+    tiered = config.copies_to_tier
     return config.effective_local_retention_ms if tiered else config.retention_ms
 
 
 def _above_retention_size(log: RetainedLog) -> Breach:
     config = log.config
-    tiered = config.remote_storage_enable
+    tiered = config.copies_to_tier
     limit = config.effective_local_retention_bytes if tiered else config.retention_bytes
     excess = sum(segment.size_bytes for segment in log.segments) - limit if limit >= 0 else -1
 
@@ -146,7 +147,7 @@ def _above_retention_size(log: RetainedLog) -> Breach:
 
 def _is_removable(log: RetainedLog, segment: RetainedSegment) -> bool:
     """With remote storage: whether the tier has the segment, or the partition starts behind it."""
-    if not log.config.remote_storage_enable:
+    if not log.config.copies_to_tier:
         return True
     end = segment.next_offset
     return end - 1 <= log.highest_remote_offset or end <= log.log_start_offset

@@ -112,14 +112,19 @@ class TopicConfig:
     )
 
     @property
+    def copies_to_tier(self) -> bool:
+        """Whether rolled segments go to the tier; if not, local deletion is the only one."""
+        return self.remote_storage_enable and not self.remote_log_copy_disable
+
+    @property
     def effective_local_retention_ms(self) -> int:
-        return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
+        inherits = self.local_retention_ms == -2 or self.remote_log_copy_disable
+        return self.retention_ms if inherits else self.local_retention_ms
 
     @property
     def effective_local_retention_bytes(self) -> int:
-        return (
-            self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes
-        )
+        inherits = self.local_retention_bytes == -2 or self.remote_log_copy_disable
+        return self.retention_bytes if inherits else self.local_retention_bytes
 
     @property
     def is_compacted(self) -> bool:

@@ -135,6 +135,8 @@ class RemoteReader:
             raise RemoteStorageNotReadyError
         segment = self._segment_at(partition, log, offset)
         if segment is None:
+            if offset >= log.log_start_offset and log.epochs.epoch_for_offset(offset) is None:
+                raise RemoteStorageNotReadyError  # its leader rebuilds the lineage from the tier
             raise OffsetOutOfRangeError(f"offset {offset} of {partition} is not in the tier")
         end_offset = planner.coverage(segment, lineage(log), log.log_end_offset).stop
         records, end = await self.segments.read(segment, offset, end_offset, max_bytes)

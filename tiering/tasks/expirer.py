@@ -50,8 +50,7 @@ class Expirer:
         if not self._metadata.is_ready(partition):
             return
         segments = self._metadata.list_remote_log_segments(partition)
-        if not hosted.log_start_checked:
-            self._raise_log_start(hosted, segments)
+        self._raise_log_start(hosted, segments)
         await self._delete_dangling(hosted, segments)
         highest = await self._copier.learn(hosted)
         plan = planner.plan_expiration(
@@ -85,8 +84,10 @@ class Expirer:
     def _raise_log_start(
         self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
     ) -> None:
-        """Raises the log start once per leadership: an earlier leader may have deleted more than
-        this log reflects.
+        """Raises the log start to the first offset that is left.
+
+        An earlier leader may have deleted more than this log reflects. As long as it does not know
+        that it was deposed, it may even delete now: so each pass checks.
         """
         log = hosted.log
         first = planner.first_available_offset(
@@ -95,7 +96,6 @@ class Expirer:
         if first > log.high_watermark:
             return  # a new leader's high watermark is behind for a moment
         log.increment_log_start_offset(first)
-        hosted.log_start_checked = True
 
     def _retention(self, hosted: TieredPartition, highest_remote_offset: int) -> planner.Retention:
         log = hosted.log

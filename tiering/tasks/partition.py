@@ -46,7 +46,7 @@ class TieredPartition:
     unfinished_since: dict[UUID, int] = field(default_factory=dict)
     """When this node first saw copies that are not finished, by its own clock in ms."""
     refusal: CopyRefusal | None = None
-    log_start_checked: bool = False
+    history_checked: bool = False
 
     @property
     def is_leader(self) -> bool:

@@ -5,11 +5,22 @@ leader deleted the tier of its partition, or hid it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
-from tests.tiering.builders import FINISHED, PARTITION
+import pytest
+
+from commitlog.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, format_epochs
+from tests.tiering.builders import FINISHED, PARTITION, STARTED, epochs
 from tests.tiering.world import NOW_MS, World
+from tidemark.errors import OffsetOutOfRangeError
+from tiering.errors import RemoteStorageNotReadyError
 from tiering.metadata.memory import MemoryHistory
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentId
+from tiering.tasks import history
+from tiering.tasks.history import UnknownHistoryError
 
 
 def after_an_unclean_election(path: Path) -> tuple[World, bytes]:
@@ -92,3 +103,132 @@ def test_a_segment_that_goes_on_in_another_lineage_is_retained_and_expires_by_si
     asyncio.run(world.once())
     assert world.log.log_start_offset == 10
     assert world.tier_logs() == [10]
+
+
+def with_a_tier_of_three_epochs(path: Path, **topic: Any) -> tuple[World, bytes]:
+    """Returns a leader whose records 0..59, of the epochs 0, 3 and 5, are only in the tier."""
+    world = World(path, local_retention_bytes=1, **topic)
+    for epoch in (0, 3, 5):
+        world.lead(epoch)
+        world.produce_segment()
+    expected = world.local_bytes(0, 60)
+    world.produce(2)
+    asyncio.run(world.once())
+    assert world.log.local_log_start_offset == 60
+    return world, expected
+
+
+def restart(world: World, checkpoint: bytes | None) -> None:
+    """Opens the log anew, with another leader-epoch checkpoint or none, and leads."""
+    world.log.close()
+    if checkpoint is None:
+        world.directory.remove(LEADER_EPOCH_CHECKPOINT)
+    else:
+        world.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, checkpoint)
+    world.log = world.open_log()
+    world.log.update_high_watermark(world.log.log_end_offset)
+    world.log.epochs.assign(6, world.log.log_end_offset)
+    world.lead(6)
+    world.produce(1)
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [None, b"damaged", format_epochs([(5, 60)]), format_epochs([(5, 47)])],
+    ids=["removed", "damaged", "short", "without-what-lies-before"],
+)
+def test_a_lost_or_short_checkpoint_of_leader_epochs_is_rebuilt_from_the_tier(
+    tmp_path: Path, checkpoint: bytes | None
+) -> None:
+    world, expected = with_a_tier_of_three_epochs(tmp_path)
+    restart(world, checkpoint)
+    asyncio.run(world.once())
+    assert world.log.epochs.entries() == ((0, 0), (3, 20), (5, 40), (6, 70))
+    assert world.log.log_start_offset == 0
+    assert world.tier_logs() == [0, 20, 40]
+    assert asyncio.run(world.read_all(0, 60)) == expected
+
+
+def test_until_its_history_is_rebuilt_a_log_asks_readers_to_try_again(tmp_path: Path) -> None:
+    world, _ = with_a_tier_of_three_epochs(tmp_path)
+    restart(world, None)
+    with pytest.raises(RemoteStorageNotReadyError):
+        asyncio.run(world.manager.read(PARTITION, world.log, 5, 1000))
+
+
+def test_a_lost_history_of_which_the_tier_has_two_moves_and_deletes_nothing(
+    tmp_path: Path,
+) -> None:
+    """No segment in the tier holds a record of the local log, and the record before it is there in
+    two epochs. The error tells a person what to do.
+    """
+    world, _ = with_a_tier_of_three_epochs(tmp_path, retention_bytes=1_000_000)
+    cache = world.metadata.history.caches[PARTITION]
+    for one in cache.segments():
+        twin = dataclasses.replace(
+            one,
+            remote_log_segment_id=RemoteLogSegmentId(PARTITION, UUID(int=one.start_offset + 1)),
+            segment_leader_epochs=(EpochEntry(4, one.start_offset),),
+            state=STARTED,
+            max_timestamp_ms=NOW_MS,
+        )
+        cache.add(twin)
+        cache.update(twin.update(FINISHED, NOW_MS, 9))
+    world.produce_segment()  # the local log goes on with another epoch
+    world.log.config = dataclasses.replace(world.topic_config, retention_bytes=1)
+    assert world.log.epochs.entries()[-1] == (5, 40)
+    local = history.local_epochs(epochs(e7=60), 60)
+    with pytest.raises(UnknownHistoryError, match=r"2 epochs"):
+        history.find_anchor(local, cache.segments(), 60, 0, 90)
+    world.log.epochs.replace([(7, 60)])
+    world.follow()
+    world.lead(7)
+    before = world.states()
+    with pytest.raises(UnknownHistoryError, match="leader-epoch-checkpoint"):
+        asyncio.run(world.once())
+    assert world.log.log_start_offset == 0
+    assert world.states() == before
+
+
+def test_an_empty_replica_that_leads_leaves_the_tier_of_its_partition_alone(tmp_path: Path) -> None:
+    first, _ = with_a_tier_of_three_epochs(tmp_path)
+    empty = World(tmp_path, broker_id=2, history=first.metadata.history)
+    empty.log.epochs.assign(6, 0)
+    empty.lead(6)
+    asyncio.run(empty.once())
+    assert empty.tier_logs() == [0, 20, 40]
+    assert empty.log.log_start_offset == 0
+
+
+def test_the_log_start_follows_what_a_deposed_leader_expires_after_it_was_checked(
+    tmp_path: Path,
+) -> None:
+    memory = MemoryHistory()
+    deposed = World(tmp_path, broker_id=1, history=memory)
+    leader = World(tmp_path, broker_id=2, history=memory, local_retention_bytes=1)
+    deposed.lead(0)
+    for start in (0, 20):
+        deposed.produce_segment()
+        leader.log.append_as_follower(deposed.local_bytes(start, start + 20), leader.now_ms)
+        leader.log.roll(leader.now_ms)
+    asyncio.run(deposed.once())
+    leader.next = 40
+    leader.log.update_high_watermark(40)
+    leader.lead(1)
+    leader.produce(1)
+    asyncio.run(leader.once())
+    assert (leader.log.log_start_offset, leader.log.local_log_start_offset) == (0, 40)
+    deposed.produce(1)
+    deposed.log.config = dataclasses.replace(
+        deposed.topic_config, retention_bytes=deposed.log.segments[1].size_bytes + 600
+    )
+    asyncio.run(deposed.once())
+    assert [state[0] for state in leader.states()] == [20]
+    hosted = leader.manager._hosted[PARTITION]
+    hosted.nudged.clear()
+    with pytest.raises(OffsetOutOfRangeError):
+        asyncio.run(leader.manager.read(PARTITION, leader.log, 0, 1000))
+    assert hosted.nudged.is_set()  # the next pass comes at once, not after the interval
+    asyncio.run(leader.once())
+    assert leader.log.log_start_offset == 20
+    assert asyncio.run(leader.read_all(20, 40))
