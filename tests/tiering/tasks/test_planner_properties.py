@@ -97,8 +97,9 @@ class Cluster:
         first = planner.first_available_offset(segments, epochs, end, leader.local_start)
         leader.log_start = max(leader.log_start, first)
         assert leader.log_start == 0
+        nothing = planner.ExpirationPlan((), None)
         limits = planner.Retention(-1, -1, leader.log_start, end, 0)
-        assert planner.plan_expiration(segments, epochs, limits, 10**15) == ((), None)
+        assert planner.plan_expiration(segments, epochs, limits, 10**15) == nothing
         for offset in range(leader.local_start):
             segment = self.cache.segment_for(leader.records[offset], offset)
             assert segment is not None, offset
