@@ -534,14 +534,14 @@ def test_whatever_a_plug_in_raises_the_task_is_logged_counted_and_tries_again(
     world = World(tmp_path, settings=settings, metadata=metadata)
     world.produce_segment()
     world.produce(1)
-    copy, failures = world.storage.copy_log_segment_data, [KeyError("bug"), RuntimeError("bug")]
+    listed, failures = metadata.list_remote_log_segments, [KeyError("bug"), RuntimeError("bug")]
 
-    def fail(metadata, data):  # type: ignore[no-untyped-def]
+    def fail(partition, epoch=None):  # type: ignore[no-untyped-def]
         if failures:
             raise failures.pop()
-        return copy(metadata, data)
+        return listed(partition, epoch)
 
-    world.storage.copy_log_segment_data = fail
+    world.metadata.list_remote_log_segments = fail
 
     async def scenario() -> None:
         async with asyncio.timeout(20):
