@@ -5,7 +5,6 @@ manager.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from commitlog.log.expiration import delete_expired
 from commitlog.log.from_tier import rebuild_from_remote
 from tests.tiering.builders import DELETING, FINISHED, PARTITION, STARTED
 from tests.tiering.world import NOW_MS, World, batch
-from tidemark.errors import FatalError, OffsetOutOfRangeError
+from tidemark.errors import OffsetOutOfRangeError
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
@@ -524,92 +523,3 @@ def test_records_below_an_epoch_that_was_cut_off_are_never_read_from_an_old_copy
     asyncio.run(survivor.once())
     end = survivor.log.highest_remote_offset + 1
     assert asyncio.run(survivor.read_all(0, end)) == survivor.local_bytes(0, end)
-
-
-def test_whatever_a_plug_in_raises_the_task_is_logged_counted_and_tries_again(
-    tmp_path: Path,
-) -> None:
-    metadata = SignallingMetadata()
-    settings: dict[str, object] = {"remote_log_manager_task_retry_backoff_ms": 1}
-    world = World(tmp_path, settings=settings, metadata=metadata)
-    world.produce_segment()
-    world.produce(1)
-    listed, failures = metadata.list_remote_log_segments, [KeyError("bug"), RuntimeError("bug")]
-
-    def fail(partition, epoch=None):  # type: ignore[no-untyped-def]
-        if failures:
-            raise failures.pop()
-        return listed(partition, epoch)
-
-    world.metadata.list_remote_log_segments = fail
-
-    async def scenario() -> None:
-        async with asyncio.timeout(20):
-            world.lead()
-            await world.manager.start()
-            while (0, 19, FINISHED) not in world.states():
-                await metadata.finished.acquire()
-            await world.manager.stop()
-
-    asyncio.run(scenario())
-    assert world.manager.metrics.task_errors == 2
-
-
-def test_a_fatal_error_of_a_task_ends_the_process(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.produce_segment()
-    world.produce(1)
-
-    def fail(metadata, data):  # type: ignore[no-untyped-def]
-        raise FatalError("the disk is gone")
-
-    world.storage.copy_log_segment_data = fail
-
-    async def scenario() -> FatalError:
-        fatal: asyncio.Future[FatalError] = asyncio.get_running_loop().create_future()
-        world.manager._on_fatal = fatal.set_result
-        async with asyncio.timeout(20):
-            world.lead()
-            await world.manager.start()
-            error = await fatal
-            await world.manager.stop()
-        return error
-
-    assert str(asyncio.run(scenario())) == "the disk is gone"
-
-
-def test_a_copy_that_fails_does_not_hold_back_the_retention_of_the_same_pass(
-    tmp_path: Path,
-) -> None:
-    world = World(tmp_path, retention_ms=1000)
-    world.lead()
-    world.produce_segment()
-    asyncio.run(world.once())
-    world.now_ms += 5000
-    world.produce_segment(timestamp_ms=world.now_ms)
-    world.produce(1, timestamp_ms=world.now_ms)
-
-    def fail(metadata, data):  # type: ignore[no-untyped-def]
-        raise RetriableRemoteStorageError("down")
-
-    world.storage.copy_log_segment_data = fail
-    with pytest.raises(RetriableRemoteStorageError):
-        asyncio.run(world.once())
-    assert world.log.log_start_offset == 20
-
-
-def test_without_copies_the_local_log_has_the_whole_retention(tmp_path: Path) -> None:
-    world = World(
-        tmp_path, remote_log_copy_disable=True, local_retention_bytes=1, retention_bytes=100_000
-    )
-    world.lead()
-    for _ in range(3):
-        world.produce_segment()
-    world.produce(1)
-    asyncio.run(world.once())
-    assert world.log.local_log_start_offset == 0
-    world.log.config = dataclasses.replace(
-        world.topic_config, retention_bytes=world.log.segments[-2].size_bytes
-    )
-    asyncio.run(world.once())
-    assert world.log.local_log_start_offset == world.log.log_start_offset == 40
