@@ -34,7 +34,7 @@ from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
-from tiering.tasks.history import Histories
+from tiering.tasks.history import LineageKeeper
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
 from tiering.tasks.uploads import Uploads
@@ -90,7 +90,7 @@ class RemoteLogManager:
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
         )
-        self._histories = Histories(storage, metadata, self._reader.segments.run)
+        self._histories = LineageKeeper(storage, metadata, self._reader.segments.run)
         self._removing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

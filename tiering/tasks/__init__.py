@@ -8,6 +8,7 @@
 - `quota`: the rate of copies to the tier.
 - `deleter`: the deletion of one segment, in steps that may be repeated.
 - `remover`: the removal of deleted topics, by the leader of the metadata partition.
+- `history`: the leader epochs of a log, checked against the tier and rebuilt from it.
 - `recovery`: the log that the tier has, for a leader without one, pure.
 - `partition`: the state of one hosted partition, and the files of its segments.
 

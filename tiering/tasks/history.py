@@ -28,8 +28,8 @@ Anchor = tuple[RemoteLogSegmentMetadata, int]
 
 
 class UnknownHistoryError(RemoteStorageError):
-    """The leader epochs of a log are lost, and the tier does not tell which of its segments are the
-    log's: compare other replicas, or restore leader-epoch-checkpoint.
+    """The leader epochs of a log are lost, and the tier has several candidates for them. A person
+    restores leader-epoch-checkpoint, or elects a replica that has it.
     """
 
 
@@ -117,7 +117,7 @@ def joined(
     return (*below, *(entry for entry in local if entry.epoch > last))
 
 
-class Histories:
+class LineageKeeper:
     """Checks the history of each log that is led here, once per leadership."""
 
     def __init__(

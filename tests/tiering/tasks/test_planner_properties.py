@@ -1,5 +1,5 @@
-"""Random lineages, unclean elections and partial copies: without retention no record that a leader
-has is ever unreadable, whatever was copied by whom, and KIP-405's order of offsets holds.
+"""Random lineages, unclean elections and partial copies, without retention: no record that a leader
+has becomes unreadable. KIP-405's order of offsets holds.
 """
 
 from __future__ import annotations
