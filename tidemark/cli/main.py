@@ -32,6 +32,7 @@ from tidemark.cli import (
     reassign,
     server,
     storage,
+    tier,
     topics,
     verify,
 )
@@ -101,6 +102,7 @@ app.add_typer(configs.app, name="configs")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(features.app, name="features")
 app.add_typer(perf.app, name="perf")
+app.add_typer(tier.app, name="tier")
 app.command("elect-leaders")(elect_leaders.elect_leaders)
 app.command("server")(server.server)
 app.command("dev")(dev.dev)

@@ -8,8 +8,10 @@
 - `deadlines`: the end of HTTP calls that trickle, or hang while the node stops.
 - `s3`: a tier on S3, MinIO, or another store of S3's protocol.
 - `factory`: the manager that a node's configuration names.
+- `inventory`, `listing`, `verifying`: objects against the metadata (pure), lists of a store, and a
+  check of every byte, for tools.
 
-Outsiders import `factory`; a manager of their own implements the protocol in `manager`. A store has
-no notion of offsets or epochs. Copies and deletions are idempotent, and a file appears whole or not
-at all. Files have the names of Apache Kafka's local tier.
+Outsiders import `factory`, and tools the last three; a manager of their own implements the protocol
+in `manager`. A store has no notion of offsets or epochs. Copies and deletions are idempotent, and a
+file appears whole or not at all. Files have the names of Apache Kafka's local tier.
 """
