@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+from io import BytesIO
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from tests.tiering.builders import DELETED, DELETING, FINISHED, PARTITION, STARTED, segment
+from tests.minio_fixture import ObjectStore
+from tests.tiering.builders import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    PARTITION,
+    STARTED,
+    segment,
+    server_config,
+)
 from tests.tiering.world import World
 from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteStorageError
@@ -24,7 +35,7 @@ from tiering.store.inventory import (
     lineage_gaps,
     parse_key,
 )
-from tiering.store.listing import DirectoryListing
+from tiering.store.listing import DirectoryListing, open_store
 from tiering.store.manager import LOG_SUFFIX, SIDECAR_SUFFIX, file_name, partition_directory
 from tiering.store.objects import fetch_table
 from tiering.store.verifying import verify_coverage, verify_segment
@@ -244,3 +255,29 @@ def test_a_directory_is_listed_and_a_file_removed(world: World) -> None:
     assert not path.exists()
     with pytest.raises(RemoteStorageError, match="is the tier mounted"):
         _ = list(DirectoryListing(world.path / "nowhere").objects())
+
+
+@pytest.mark.minio
+def test_a_bucket_is_listed_with_its_unfinished_uploads_and_cleaned(
+    object_store: ObjectStore,
+) -> None:
+    prefix = f"inventory/{secrets.token_hex(6)}/"
+    settings = {f"rsm.config.{k}": v for k, v in object_store.rsm_config(prefix).items()}
+    _, listing = open_store(server_config(**settings), {})
+    client, bucket = object_store.client(), object_store.bucket
+    gone = segment(0, 9, 1)
+    objects = {key_of(gone, suffix, prefix) for suffix in (LOG_SUFFIX, SIDECAR_SUFFIX)}
+    for key in objects:
+        client.put_object(bucket, key, BytesIO(b"12345"), 5)
+    uploads = {client._create_multipart_upload(bucket, key_of(gone, prefix=prefix), {})}
+    found = list(listing.objects())
+    assert {(one.key, one.size_bytes) for one in found if one.upload_id is None} == {
+        (key, 5) for key in objects
+    }
+    begun = {one.upload_id for one in found if one.upload_id is not None}
+    assert begun <= uploads  # MinIO lists uploads by the whole key only
+    assert all(one.modified_ms > 1_600_000_000_000 for one in found)
+    for one in found:
+        listing.remove(one)
+        listing.remove(one)
+    assert list(listing.objects()) == []
