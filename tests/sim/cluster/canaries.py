@@ -115,7 +115,10 @@ class RemembersTruncatedEpochs(ClusterCanary):
 class FetchesInAnyEpoch(ClusterCanary):
     """A leader answers fetches whatever leader epoch the fetcher knows (KIP-320)."""
 
-    patches = ((Partition, "check_leader_epoch", lambda self, current_leader_epoch: None),)
+    patches = (
+        (Partition, "check_leader_epoch", lambda self, current_leader_epoch: None),
+        _TOPICS_STAY,
+    )
 
 
 _follow = ReplicaFetcher.follow
