@@ -165,9 +165,15 @@ class SimNode(SimProcess):
         if life is None or server is None:
             return
         self.is_stopping = True
-        await asyncio.wait([life.spawn(server.stop())])
-        if self.life is life:
+        stopping = life.spawn(server.stop())
+        await asyncio.wait([stopping])
+        error = None if stopping.cancelled() else stopping.exception()
+        if self.life is not life:
+            return
+        if error is None:
             self.kill()
+        else:
+            self._end(error)
 
     def kill(self, *, power: bool = False, keep: Keep = "random") -> None:
         """Ends the process at once. With `power` its machine loses power: unsynced writes may be

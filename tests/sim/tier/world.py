@@ -49,7 +49,7 @@ class TierFaults(Faults):
 
     empty_rate: ClassVar[float] = 0.6
     late_rates: ClassVar[tuple[float, ...]] = (0.0,)
-    clocks_differ: ClassVar[bool] = False
+    clocks_differ: ClassVar[bool] = True
 
     def __init__(self, world: TierWorld) -> None:
         super().__init__(world)
