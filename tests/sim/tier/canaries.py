@@ -17,7 +17,7 @@ class DeletesBeforeCopied(ClusterCanary):
     patches = ((retention, "_is_removable", lambda log, segment: True),)
 
 
-async def _nothing_uploaded(self: Any, hosted: Any, metadata: Any, files: Any) -> None:
+async def _nothing_uploaded(self: Any, metadata: Any, files: Any) -> None:
     self._metrics.remote_copy_requests += 1
 
 
