@@ -321,8 +321,12 @@ def test_a_topic_that_is_no_longer_assigned_is_not_asked_for() -> None:
         consumer.seek_to_beginning()
         assert await values(consumer, 10) == numbered(10)
         assert set(consumer._metadata.topics()) == {"t", "other"}
-        consumer.assign([ONE])
-        await consumer._metadata.refresh()
+        calls = len(cluster.calls)
+        under_way = asyncio.ensure_future(consumer._metadata.refresh())
+        while len(cluster.calls) == calls:
+            await asyncio.sleep(0)
+        consumer.assign([ONE])  # while a request for both is under way
+        await under_way
         assert set(consumer._metadata.topics()) == {"t"}
         assert await consumer.end_offsets([TopicPartition("other", 0)]) == {("other", 0): 0}
 

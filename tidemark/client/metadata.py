@@ -292,6 +292,8 @@ class MetadataCache:
         topics: dict[str, TopicMetadata] = {}
         errors: dict[str, ApiError] = {}
         for topic in answer.topics:
+            if topic.name not in self._wanted:
+                continue  # it was forgotten after the request
             if topic.error_code:
                 errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
                 continue
