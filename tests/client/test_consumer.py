@@ -323,7 +323,7 @@ def test_a_topic_that_is_no_longer_assigned_is_not_asked_for() -> None:
         assert set(consumer._metadata.topics()) == {"t", "other"}
         calls = len(cluster.calls)
         under_way = asyncio.ensure_future(consumer._metadata.refresh())
-        while len(cluster.calls) == calls:
+        while len(cluster.calls) == calls:  # noqa: ASYNC110
             await asyncio.sleep(0)
         consumer.assign([ONE])  # while a request for both is under way
         await under_way
