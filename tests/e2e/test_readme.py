@@ -109,16 +109,27 @@ def new_controller(cluster: LocalCluster, file: Path) -> None:
     format_storage(load_server_config(file, {}), cluster.cluster_id)
 
 
-def stopped_controllers(cluster: LocalCluster, directory: Path) -> dict[str, Path]:
-    """Copies of two controllers, as if they were stopped; the places of README that name them."""
+@contextmanager
+def stopped_controllers(cluster: LocalCluster, directory: Path) -> Iterator[dict[str, Path]]:
+    """Copies of two stopped controllers; yields the places of README that name them.
+
+    Controller 2 is down during the block, and controller 1 is copied at its end. What commits
+    in the block is in controller 1's log, so that its log is the most recent one.
+    """
     one, two = (cluster.node(number) for number in (1, 2))
     directory.mkdir()
-    for node in (one, two):
-        shutil.copytree(node.data_directory, directory / str(node.node_id))
-    settings = one.settings | {"log.dirs": str(directory / "1")}
     file = directory / "controller.properties"
-    file.write_text(format_properties(settings), encoding="utf-8")
-    return {"controller.properties": file, "/data/controller-2": directory / "2"}
+    file.write_text(
+        format_properties(one.settings | {"log.dirs": str(directory / "1")}), encoding="utf-8"
+    )
+    cluster.kill(2)
+    shutil.copytree(two.data_directory, directory / "2")
+    yield {"controller.properties": file, "/data/controller-2": directory / "2"}
+    cluster.kill(1)
+    shutil.copytree(one.data_directory, directory / "1")
+    for number in (1, 2):
+        cluster.restart(number)
+    cluster.wait_ready(60)
 
 
 def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
@@ -131,7 +142,8 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
         topic = NewTopic(
             "events", assignments={0: [4, 5], 1: [5, 6]}, configs={"segment.bytes": "16384"}
         )
-        with Admin(servers) as admin:
+        stopped = stopped_controllers(cluster, tmp_path / "stopped")
+        with stopped as recovered, Admin(servers) as admin:
             admin.create_topics([topic])
             offset = admin.describe_quorum().high_watermark
         with Producer(servers) as producer:
@@ -146,9 +158,8 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
             "/data/controller-2": cluster.node(2).data_directory,
             "--as-of 4711": f"--as-of {offset}",
         }
-        stopped = stopped_controllers(cluster, tmp_path / "stopped")
         printed = commands(block("For operators", "bash"))
-        recover = [replaced(line, stopped) for line in printed if "quorum recover" in line]
+        recover = [replaced(line, recovered) for line in printed if "quorum recover" in line]
         lines = [line for line in printed if "quorum recover" not in line]
         lines = recover + commands(replaced("\n".join(lines), places))
         told = {line: run(line, tmp_path, servers) for line in lines}
