@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks import planner, recovery
+from tiering.threads import DaemonPool
 
 T = TypeVar("T")
 
@@ -64,11 +64,11 @@ class RemoteAuxStates:
         self._metrics = metrics
         self._timeout_ms = config.remote_log_reader_timeout_ms
         self._turns = asyncio.Semaphore(threads)
-        self._pool = ThreadPoolExecutor(threads, "remote-log-follower")
+        self._pool = DaemonPool(threads, "remote-log-follower")
 
     def close(self) -> None:
         """Starts no more calls; one under way ends by itself."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
 
     async def fetch(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, exact: bool = False

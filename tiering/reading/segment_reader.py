@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 from uuid import UUID
@@ -28,6 +27,7 @@ from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import RemoteStorageManager
 from tiering.store.sidecar import CHUNK_BYTES
+from tiering.threads import DaemonPool
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class SegmentReader:
         self._prefetch_requests = config.remote_log_reader_prefetch_chunks
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
-        self._pool = ThreadPoolExecutor(config.remote_log_reader_threads, "remote-log-reader")
+        self._pool = DaemonPool(config.remote_log_reader_threads, "remote-log-reader")
         self._loading: dict[UUID, asyncio.Task[CheckedIndexes]] = {}
         self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
 
@@ -71,7 +71,7 @@ class SegmentReader:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         await self._chunks.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
 
     async def run(self, call: Callable[[], T]) -> T:
         """Runs a blocking call of the storage in the pool."""
