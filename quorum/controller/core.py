@@ -32,7 +32,7 @@ from quorum.controller.requests import REQUESTS, RequestContext
 from quorum.controller.result import ControllerResult
 from quorum.controller.sessions import BrokerSessions
 from quorum.controller.sweeps import Portion, Sweep, Sweeps, unsettled
-from quorum.image import MetadataDelta, MetadataImage
+from quorum.image import LeaderRecoveryState, MetadataDelta, MetadataImage
 from quorum.image.features import FIRST_LEVELS, SUPPORTED, check_supported
 from quorum.image.image import ELR_VERSION, METADATA_VERSION
 from quorum.image.records import feature_record
@@ -232,7 +232,10 @@ class ControllerCore:
                 assert partition.replicas, f"{name} has no replicas"
                 assert len(set(partition.replicas)) == len(partition.replicas), name
                 kept = partition.isr or partition.elr or partition.last_known_elr
-                assert kept, f"{name}: nobody knows who has the records"
+                rebuilt = partition.leader is None and (
+                    partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+                )
+                assert kept or rebuilt, f"{name}: nobody knows who has the records"
                 assert not set(partition.elr) & set(partition.isr), f"{name}: ELR within the ISR"
                 assert set(partition.elr) <= set(partition.replicas), f"{name}: ELR beyond replicas"
                 assert set(partition.isr) <= set(partition.replicas), f"{name}: ISR beyond replicas"

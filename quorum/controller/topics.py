@@ -15,7 +15,13 @@ from uuid import UUID
 
 from quorum.controller.placement import StripedReplicaPlacer, UsableBroker
 from quorum.controller.result import RECORDS_PER_BATCH_MAX, ControllerResult
-from quorum.image import ConfigResourceType, MetadataImage, PartitionRegistration, intern_ids
+from quorum.image import (
+    ConfigResourceType,
+    LeaderRecoveryState,
+    MetadataImage,
+    PartitionRegistration,
+    intern_ids,
+)
 from quorum.image.records import config_record, partition_record, topic_record
 from tidemark.config import ServerConfig, validate_topic_configs
 from tidemark.errors import (
@@ -38,6 +44,10 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 _REPLICATION_FACTOR_MAX = 32_767
 PARTITIONS_PER_REQUEST_MAX = 10_000
 """New partitions of one request (Kafka's constant): all other work waits while they are placed."""
+
+_RESERVED_ID_MAX = 100
+"""Ids up to this number have a meaning of their own (Kafka's Uuid.RESERVED)."""
+_OF_REBUILD = {"remote.storage.enable": "true", "unclean.leader.election.enable": "false"}
 
 _Creatable = admin_pb2.CreateTopicsRequest.CreatableTopic
 _Created = admin_pb2.CreateTopicsResponse.Topic
@@ -68,6 +78,7 @@ class _Names:
 
     image: MetadataImage
     added: set[str] = field(default_factory=set)
+    added_ids: set[UUID] = field(default_factory=set)
     by_metric_name: dict[str, str] | None = None
 
     def check_free(self, name: str) -> None:
@@ -84,8 +95,9 @@ class _Names:
                 f"the name {name!r} collides with the topic {other!r}: '.' and '_' count as equal"
             )
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, topic_id: UUID) -> None:
         self.added.add(name)
+        self.added_ids.add(topic_id)
         if self.by_metric_name is not None:
             self.by_metric_name[_metric_name(name)] = name
 
@@ -164,19 +176,30 @@ class _Creator:
         validate_topic_name(wanted.name)
         self.names.check_free(wanted.name)
         validate_topic_configs(wanted.configs, self.config, image.broker_configs(None))
+        old = self._rebuilt_id(wanted)
         if wanted.assignments:
             check_room(self.planned, len(wanted.assignments))
             replicas = _manual_replicas(image, wanted)
         else:
             replicas = self._placed_replicas(wanted)
-        topic_id = self._new_topic_id()
+        if old is not None and len(replicas) != len(wanted.rebuild.leader_epochs):
+            raise InvalidRequestError(
+                f"{len(wanted.rebuild.leader_epochs)} leader epochs are not of {len(replicas)}"
+                " partitions"
+            )
+        topic_id = old or self._new_topic_id()
         records = [topic_record(wanted.name, topic_id)]
         records += _config_records(wanted.name, wanted.configs)
-        records += [
-            partition_record(topic_id, index, new_partition(image, wanted.name, index, ids))
-            for index, ids in enumerate(replicas)
+        partitions = [
+            new_partition(image, wanted.name, index, ids) for index, ids in enumerate(replicas)
         ]
-        self.names.add(wanted.name)
+        if old is not None:
+            epochs = wanted.rebuild.leader_epochs
+            partitions = [_without_leader(*pair) for pair in zip(partitions, epochs, strict=True)]
+        records += [
+            partition_record(topic_id, index, made) for index, made in enumerate(partitions)
+        ]
+        self.names.add(wanted.name, topic_id)
         self.planned += len(replicas)
         created = _Created(
             name=wanted.name,
@@ -185,6 +208,29 @@ class _Creator:
             replication_factor=len(replicas[0]),
         )
         return created, records
+
+    def _rebuilt_id(self, wanted: _Creatable) -> UUID | None:
+        """Returns the topic's old id if it is rebuilt from the tier. Raises InvalidRequestError,
+        and TopicAlreadyExistsError for an id in use.
+
+        An automatic election would come before the metadata of its segments.
+        """
+        if not wanted.HasField("rebuild"):
+            return None
+        rebuild, configs = wanted.rebuild, wanted.configs
+        topic_id = UUID(bytes=rebuild.topic_id) if len(rebuild.topic_id) == 16 else UUID(int=0)
+        if topic_id.int <= _RESERVED_ID_MAX:
+            raise InvalidRequestError(f"{wanted.name}: {topic_id} is no id of a topic")
+        if min(rebuild.leader_epochs, default=-1) < 0:
+            raise InvalidRequestError(f"{wanted.name}: a rebuild names each partition's epoch")
+        for key, needed in _OF_REBUILD.items():
+            if configs.get(key) != needed:
+                raise InvalidRequestError(f"{wanted.name}: a rebuild needs {key}={needed}")
+        other = self.image.topics.by_id(topic_id)
+        if other is not None or topic_id in self.names.added_ids:
+            name = wanted.name if other is None else other.name
+            raise TopicAlreadyExistsError(f"the id {topic_id} is in use, by the topic {name!r}")
+        return topic_id
 
     def _placed_replicas(self, wanted: _Creatable) -> list[tuple[int, ...]]:
         partitions, factor = wanted.num_partitions, wanted.replication_factor
@@ -277,6 +323,16 @@ def new_partition(
             f"{name}-{index}: all brokers of {list(replicas)} are fenced"
         )
     return PartitionRegistration(replicas=intern_ids(replicas), isr=isr, leader=isr[0])
+
+
+def _without_leader(partition: PartitionRegistration, leader_epoch: int) -> PartitionRegistration:
+    """Returns the partition without leader and ISR: nobody has its records. The next election
+    begins an epoch above those of the tier.
+    """
+    state = LeaderRecoveryState.RECOVERING
+    return partition._replace(
+        isr=(), leader=None, leader_epoch=leader_epoch, leader_recovery_state=state
+    )
 
 
 def _config_records(name: str, configs: Mapping[str, str]) -> list[pb.MetadataRecord]:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         PartitionReassignment,
         QuorumDescription,
         RecordMetadata,
+        TierRebuild,
         TopicDescription,
         TopicPartitionReplica,
     )
@@ -87,6 +88,7 @@ _HOMES = {
     "LogTruncationError": "errors",
     "MetadataCache": "metadata",
     "NewTopic": "models",
+    "TierRebuild": "models",
     "NoOffsetForPartitionError": "errors",
     "OffsetAndTimestamp": "models",
     "OffsetSpec": "models",
@@ -133,6 +135,7 @@ __all__ = [
     "RecordMetadata",
     "Records",
     "RetryPolicy",
+    "TierRebuild",
     "TopicDescription",
     "TopicPartition",
     "TopicPartitionReplica",

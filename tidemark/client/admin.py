@@ -51,7 +51,7 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
         timeout_ms: int | None = None,
         validate_only: bool = False,
     ) -> list[TopicListing]:
-        """Creates topics and waits until every live broker can serve them.
+        """Creates topics and waits until every live broker can serve them, but those of a rebuild.
 
         Raises the first topic's error, e.g. TopicAlreadyExistsError, InvalidReplicationFactorError.
         A topic that an earlier attempt of the same call created (its answer was lost) is no error.
@@ -78,7 +78,8 @@ class AsyncAdmin(ClusterAdmin, LogAdmin, QuorumAdmin):
 
         created = await self._with_retries(attempt, timeout_ms)
         if not validate_only:
-            await self.wait_until_topics_known([topic.name for topic in topics], timeout_ms)
+            led = [topic.name for topic in topics if topic.rebuild is None]
+            await self.wait_until_topics_known(led, timeout_ms)
         return created
 
     async def delete_topics(self, names: Sequence[str], *, timeout_ms: int | None = None) -> None:
@@ -225,4 +226,9 @@ def _creatable(topic: NewTopic) -> admin_pb2.CreateTopicsRequest.CreatableTopic:
             for partition, brokers in sorted(topic.assignments.items())
         ],
         configs=dict(topic.configs),
+        rebuild=None
+        if topic.rebuild is None
+        else admin_pb2.CreateTopicsRequest.TierRebuild(
+            topic_id=topic.rebuild.topic_id.bytes, leader_epochs=topic.rebuild.leader_epochs
+        ),
     )

@@ -61,11 +61,22 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TierRebuild:
+    """Old identity of a topic whose records are in the tier alone.
+
+    `leader_epochs` are the newest ones in the tier, by partition; 0 if there is none.
+    """
+
+    topic_id: UUID
+    leader_epochs: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class NewTopic:
     """A topic to create; a count of None takes the cluster's default.
 
     `assignments` places replicas by hand: partition -> broker ids, preferred leader first. The two
-    counts are None then.
+    counts are None then. With `rebuild` the topic has no leader until an unclean election.
     """
 
     name: str
@@ -73,6 +84,7 @@ class NewTopic:
     replication_factor: int | None = None
     configs: Mapping[str, str] = field(default_factory=dict)
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    rebuild: TierRebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class CreateTopicsRequest(_message.Message):
         REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
         ASSIGNMENTS_FIELD_NUMBER: _builtins.int
         CONFIGS_FIELD_NUMBER: _builtins.int
+        REBUILD_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         num_partitions: _builtins.int
         """-1: the cluster's default"""
@@ -71,6 +72,10 @@ class CreateTopicsRequest(_message.Message):
         def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
             """topic settings by Kafka's names"""
 
+        @_builtins.property
+        def rebuild(self) -> Global___CreateTopicsRequest.TierRebuild:
+            """of a topic whose records are in the tier alone"""
+
         def __init__(
             self,
             *,
@@ -79,10 +84,38 @@ class CreateTopicsRequest(_message.Message):
             replication_factor: _builtins.int = ...,
             assignments: _abc.Iterable[Global___CreateTopicsRequest.ReplicaAssignment] | None = ...,
             configs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+            rebuild: Global___CreateTopicsRequest.TierRebuild | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild", b"rebuild"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "num_partitions", b"num_partitions", "rebuild", b"rebuild", "replication_factor", b"replication_factor"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class TierRebuild(_message.Message):
+        """The topic is made with its old id and without leaders, for the metadata of its segments to be
+        written first. An unclean election then lets each leader restore itself from the tier.
+        """
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_ID_FIELD_NUMBER: _builtins.int
+        LEADER_EPOCHS_FIELD_NUMBER: _builtins.int
+        topic_id: _builtins.bytes
+        @_builtins.property
+        def leader_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """newest one in the tier, by partition; 0: nothing is there"""
+
+        def __init__(
+            self,
+            *,
+            topic_id: _builtins.bytes = ...,
+            leader_epochs: _abc.Iterable[_builtins.int] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "num_partitions", b"num_partitions", "replication_factor", b"replication_factor"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epochs", b"leader_epochs", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,9 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         self._random = rng or surroundings().make_rng()
         self._partition_count = 0  # 0: unknown
         self._assigned: set[TopicIdPartition] = set()
+        self._joined: dict[TopicIdPartition, int | None] = {}
+        """Ends of the metadata when partitions were assigned, until they are read; None: unknown.
+        """
         self._owned: set[int] = set()
         self._followed: dict[int, FollowedPartition] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}
@@ -140,11 +143,15 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
     def on_partition_leadership_changes(
         self, leaders: Collection[TopicIdPartition], followers: Collection[TopicIdPartition]
     ) -> None:
+        # Records that others wrote before the assignment may not be read yet.
+        self._joined |= dict.fromkeys({*leaders, *followers} - self._assigned)
         self._assigned |= {*leaders, *followers}
         self._assignment_changed.set()
 
     def on_stop_partitions(self, partitions: Collection[TopicIdPartition]) -> None:
         self._assigned -= set(partitions)
+        for partition in partitions:
+            self._joined.pop(partition, None)
         self._assignment_changed.set()
 
     def recorded_partitions(
@@ -166,7 +173,14 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         if partition not in self._assigned and number not in self._owned:
             return False
         followed = self._followed.get(number)
-        return followed is not None and followed.is_ready
+        if followed is None or not followed.is_ready:
+            return False
+        if partition in self._joined:
+            end = self._joined[partition]
+            if end is None or followed.position < end:
+                return False
+            del self._joined[partition]
+        return True
 
     # The reading task.
 
@@ -240,6 +254,17 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 await self._assign()
             for number in unknown:
                 self._followed[number].ready_at = ends[number]
+        await self._note_ends()
+
+    async def _note_ends(self) -> None:
+        """Notes where the metadata of newly assigned partitions ends."""
+        count = self._partition_count
+        joined = {p: metadata_partition(p, count) for p, end in self._joined.items() if end is None}
+        if joined:
+            ends = await self._topic.end_offsets(sorted({*joined.values()}))
+            for partition, number in joined.items():
+                if partition in self._joined:
+                    self._joined[partition] = ends[number]
 
     async def _assign(self) -> None:
         await self._topic.assign({n: each.position for n, each in self._followed.items()})

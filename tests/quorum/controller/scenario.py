@@ -201,6 +201,7 @@ class Scenario:
         partitions: int = -1,
         factor: int = -1,
         validate_only: bool = False,
+        rebuild: admin_pb2.CreateTopicsRequest.TierRebuild | None = None,
         **configs: str,
     ) -> admin_pb2.CreateTopicsResponse.Topic:
         """Returns the answer to the creation of one topic."""
@@ -209,6 +210,7 @@ class Scenario:
             num_partitions=partitions,
             replication_factor=factor,
             configs={key.replace("_", "."): value for key, value in configs.items()},
+            rebuild=rebuild,
         )
         for index, ids in enumerate(assignment):
             topic.assignments.add(partition_index=index, broker_ids=ids)

@@ -509,3 +509,30 @@ def test_a_metadata_topic_that_is_refused_is_asked_for_again(
         ]
 
     asyncio.run(scenario())
+
+
+def test_a_partition_that_is_newly_assigned_waits_for_what_others_recorded_before() -> None:
+    """A leader is restored by all of its segments, though its node follows the metadata already."""
+
+    async def scenario() -> None:
+        broker = Broker(partitions=1)
+        topic = FakeTopic(broker)
+        manager = TopicBasedRemoteLogMetadataManager(topic)
+        await manager.start()
+        other = TopicIdPartition(PARTITION.topic_id, PARTITION.topic, 4)
+        await ready(manager, other)
+        topic.hold = True
+        one = segment(0, 9, 1, state=STARTED)
+        broker.append(0, encode(one))
+        broker.append(0, encode(one.update(FINISHED, 7, 1)))
+        manager.on_partition_leadership_changes([PARTITION], [])
+        for _ in range(100):
+            assert not manager.is_ready(PARTITION)
+            await asyncio.sleep(0)
+        assert manager.is_ready(other)
+        topic.hold = False
+        await ready(manager)
+        assert len(manager.list_remote_log_segments(PARTITION)) == 1
+        await manager.close()
+
+    asyncio.run(scenario())

@@ -2104,6 +2104,7 @@ type CreateTopicsRequest_CreatableTopic struct {
 	ReplicationFactor int32                                    `protobuf:"varint,3,opt,name=replication_factor,json=replicationFactor,proto3" json:"replication_factor,omitempty"`                             // -1: the cluster's default
 	Assignments       []*CreateTopicsRequest_ReplicaAssignment `protobuf:"bytes,4,rep,name=assignments,proto3" json:"assignments,omitempty"`                                                                   // manual placement; the two fields above are -1 then
 	Configs           map[string]string                        `protobuf:"bytes,5,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // topic settings by Kafka's names
+	Rebuild           *CreateTopicsRequest_TierRebuild         `protobuf:"bytes,6,opt,name=rebuild,proto3" json:"rebuild,omitempty"`                                                                           // of a topic whose records are in the tier alone
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2173,6 +2174,67 @@ func (x *CreateTopicsRequest_CreatableTopic) GetConfigs() map[string]string {
 	return nil
 }
 
+func (x *CreateTopicsRequest_CreatableTopic) GetRebuild() *CreateTopicsRequest_TierRebuild {
+	if x != nil {
+		return x.Rebuild
+	}
+	return nil
+}
+
+// The topic is made with its old id and without leaders, for the metadata of its segments to be
+// written first. An unclean election then lets each leader restore itself from the tier.
+type CreateTopicsRequest_TierRebuild struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TopicId       []byte                 `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	LeaderEpochs  []int32                `protobuf:"varint,2,rep,packed,name=leader_epochs,json=leaderEpochs,proto3" json:"leader_epochs,omitempty"` // newest one in the tier, by partition; 0: nothing is there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTopicsRequest_TierRebuild) Reset() {
+	*x = CreateTopicsRequest_TierRebuild{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTopicsRequest_TierRebuild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTopicsRequest_TierRebuild) ProtoMessage() {}
+
+func (x *CreateTopicsRequest_TierRebuild) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTopicsRequest_TierRebuild.ProtoReflect.Descriptor instead.
+func (*CreateTopicsRequest_TierRebuild) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{0, 1}
+}
+
+func (x *CreateTopicsRequest_TierRebuild) GetTopicId() []byte {
+	if x != nil {
+		return x.TopicId
+	}
+	return nil
+}
+
+func (x *CreateTopicsRequest_TierRebuild) GetLeaderEpochs() []int32 {
+	if x != nil {
+		return x.LeaderEpochs
+	}
+	return nil
+}
+
 type CreateTopicsRequest_ReplicaAssignment struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	PartitionIndex int32                  `protobuf:"varint,1,opt,name=partition_index,json=partitionIndex,proto3" json:"partition_index,omitempty"`
@@ -2183,7 +2245,7 @@ type CreateTopicsRequest_ReplicaAssignment struct {
 
 func (x *CreateTopicsRequest_ReplicaAssignment) Reset() {
 	*x = CreateTopicsRequest_ReplicaAssignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2257,7 @@ func (x *CreateTopicsRequest_ReplicaAssignment) String() string {
 func (*CreateTopicsRequest_ReplicaAssignment) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_ReplicaAssignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2270,7 @@ func (x *CreateTopicsRequest_ReplicaAssignment) ProtoReflect() protoreflect.Mess
 
 // Deprecated: Use CreateTopicsRequest_ReplicaAssignment.ProtoReflect.Descriptor instead.
 func (*CreateTopicsRequest_ReplicaAssignment) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{0, 1}
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{0, 2}
 }
 
 func (x *CreateTopicsRequest_ReplicaAssignment) GetPartitionIndex() int32 {
@@ -2239,7 +2301,7 @@ type CreateTopicsResponse_Topic struct {
 
 func (x *CreateTopicsResponse_Topic) Reset() {
 	*x = CreateTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[36]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2313,7 @@ func (x *CreateTopicsResponse_Topic) String() string {
 func (*CreateTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *CreateTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[36]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2383,7 @@ type DeleteTopicsResponse_Topic struct {
 
 func (x *DeleteTopicsResponse_Topic) Reset() {
 	*x = DeleteTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +2395,7 @@ func (x *DeleteTopicsResponse_Topic) String() string {
 func (*DeleteTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2451,7 @@ type ListTopicsResponse_Topic struct {
 
 func (x *ListTopicsResponse_Topic) Reset() {
 	*x = ListTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2463,7 @@ func (x *ListTopicsResponse_Topic) String() string {
 func (*ListTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *ListTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2521,7 @@ type DescribeTopicsResponse_Topic struct {
 
 func (x *DescribeTopicsResponse_Topic) Reset() {
 	*x = DescribeTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2533,7 @@ func (x *DescribeTopicsResponse_Topic) String() string {
 func (*DescribeTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2608,7 @@ type DescribeTopicsResponse_Partition struct {
 
 func (x *DescribeTopicsResponse_Partition) Reset() {
 	*x = DescribeTopicsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2620,7 @@ func (x *DescribeTopicsResponse_Partition) String() string {
 func (*DescribeTopicsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2713,7 @@ type DescribeLogDirsResponse_LogDir struct {
 
 func (x *DescribeLogDirsResponse_LogDir) Reset() {
 	*x = DescribeLogDirsResponse_LogDir{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2725,7 @@ func (x *DescribeLogDirsResponse_LogDir) String() string {
 func (*DescribeLogDirsResponse_LogDir) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_LogDir) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2806,7 @@ type DescribeLogDirsResponse_Partition struct {
 
 func (x *DescribeLogDirsResponse_Partition) Reset() {
 	*x = DescribeLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +2818,7 @@ func (x *DescribeLogDirsResponse_Partition) String() string {
 func (*DescribeLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +2949,7 @@ type AlterReplicaLogDirsRequest_Directory struct {
 
 func (x *AlterReplicaLogDirsRequest_Directory) Reset() {
 	*x = AlterReplicaLogDirsRequest_Directory{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +2961,7 @@ func (x *AlterReplicaLogDirsRequest_Directory) String() string {
 func (*AlterReplicaLogDirsRequest_Directory) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3001,7 @@ type AlterReplicaLogDirsRequest_Topic struct {
 
 func (x *AlterReplicaLogDirsRequest_Topic) Reset() {
 	*x = AlterReplicaLogDirsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3013,7 @@ func (x *AlterReplicaLogDirsRequest_Topic) String() string {
 func (*AlterReplicaLogDirsRequest_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3053,7 @@ type AlterReplicaLogDirsResponse_Topic struct {
 
 func (x *AlterReplicaLogDirsResponse_Topic) Reset() {
 	*x = AlterReplicaLogDirsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3065,7 @@ func (x *AlterReplicaLogDirsResponse_Topic) String() string {
 func (*AlterReplicaLogDirsResponse_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3106,7 @@ type AlterReplicaLogDirsResponse_Partition struct {
 
 func (x *AlterReplicaLogDirsResponse_Partition) Reset() {
 	*x = AlterReplicaLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3118,7 @@ func (x *AlterReplicaLogDirsResponse_Partition) String() string {
 func (*AlterReplicaLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3165,7 @@ type IncrementalAlterConfigsRequest_Resource struct {
 
 func (x *IncrementalAlterConfigsRequest_Resource) Reset() {
 	*x = IncrementalAlterConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3177,7 @@ func (x *IncrementalAlterConfigsRequest_Resource) String() string {
 func (*IncrementalAlterConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3218,7 @@ type IncrementalAlterConfigsRequest_Op struct {
 
 func (x *IncrementalAlterConfigsRequest_Op) Reset() {
 	*x = IncrementalAlterConfigsRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3230,7 @@ func (x *IncrementalAlterConfigsRequest_Op) String() string {
 func (*IncrementalAlterConfigsRequest_Op) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3278,7 @@ type IncrementalAlterConfigsResponse_Resource struct {
 
 func (x *IncrementalAlterConfigsResponse_Resource) Reset() {
 	*x = IncrementalAlterConfigsResponse_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3290,7 @@ func (x *IncrementalAlterConfigsResponse_Resource) String() string {
 func (*IncrementalAlterConfigsResponse_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsResponse_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3337,7 @@ type DescribeConfigsRequest_Resource struct {
 
 func (x *DescribeConfigsRequest_Resource) Reset() {
 	*x = DescribeConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3349,7 @@ func (x *DescribeConfigsRequest_Resource) String() string {
 func (*DescribeConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *DescribeConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3391,7 @@ type DescribeConfigsResponse_Result struct {
 
 func (x *DescribeConfigsResponse_Result) Reset() {
 	*x = DescribeConfigsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3403,7 @@ func (x *DescribeConfigsResponse_Result) String() string {
 func (*DescribeConfigsResponse_Result) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3462,7 @@ type DescribeConfigsResponse_Entry struct {
 
 func (x *DescribeConfigsResponse_Entry) Reset() {
 	*x = DescribeConfigsResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3474,7 @@ func (x *DescribeConfigsResponse_Entry) String() string {
 func (*DescribeConfigsResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3488,7 +3550,7 @@ type DescribeConfigsResponse_Synonym struct {
 
 func (x *DescribeConfigsResponse_Synonym) Reset() {
 	*x = DescribeConfigsResponse_Synonym{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3562,7 @@ func (x *DescribeConfigsResponse_Synonym) String() string {
 func (*DescribeConfigsResponse_Synonym) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Synonym) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +3610,7 @@ type CreatePartitionsRequest_Topic struct {
 
 func (x *CreatePartitionsRequest_Topic) Reset() {
 	*x = CreatePartitionsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3560,7 +3622,7 @@ func (x *CreatePartitionsRequest_Topic) String() string {
 func (*CreatePartitionsRequest_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3668,7 @@ type CreatePartitionsRequest_Assignment struct {
 
 func (x *CreatePartitionsRequest_Assignment) Reset() {
 	*x = CreatePartitionsRequest_Assignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3618,7 +3680,7 @@ func (x *CreatePartitionsRequest_Assignment) String() string {
 func (*CreatePartitionsRequest_Assignment) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3714,7 @@ type CreatePartitionsResponse_Topic struct {
 
 func (x *CreatePartitionsResponse_Topic) Reset() {
 	*x = CreatePartitionsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3726,7 @@ func (x *CreatePartitionsResponse_Topic) String() string {
 func (*CreatePartitionsResponse_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +3774,7 @@ type AlterPartitionReassignmentsRequest_Partition struct {
 
 func (x *AlterPartitionReassignmentsRequest_Partition) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3786,7 @@ func (x *AlterPartitionReassignmentsRequest_Partition) String() string {
 func (*AlterPartitionReassignmentsRequest_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3832,7 @@ type AlterPartitionReassignmentsRequest_Replicas struct {
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Replicas{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3844,7 @@ func (x *AlterPartitionReassignmentsRequest_Replicas) String() string {
 func (*AlterPartitionReassignmentsRequest_Replicas) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +3879,7 @@ type AlterPartitionReassignmentsResponse_Partition struct {
 
 func (x *AlterPartitionReassignmentsResponse_Partition) Reset() {
 	*x = AlterPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3891,7 @@ func (x *AlterPartitionReassignmentsResponse_Partition) String() string {
 func (*AlterPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +3945,7 @@ type ListPartitionReassignmentsRequest_TopicPartitions struct {
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) Reset() {
 	*x = ListPartitionReassignmentsRequest_TopicPartitions{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +3957,7 @@ func (x *ListPartitionReassignmentsRequest_TopicPartitions) String() string {
 func (*ListPartitionReassignmentsRequest_TopicPartitions) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4000,7 @@ type ListPartitionReassignmentsResponse_Partition struct {
 
 func (x *ListPartitionReassignmentsResponse_Partition) Reset() {
 	*x = ListPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3950,7 +4012,7 @@ func (x *ListPartitionReassignmentsResponse_Partition) String() string {
 func (*ListPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4073,7 @@ type ElectLeadersRequest_Partition struct {
 
 func (x *ElectLeadersRequest_Partition) Reset() {
 	*x = ElectLeadersRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4023,7 +4085,7 @@ func (x *ElectLeadersRequest_Partition) String() string {
 func (*ElectLeadersRequest_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4065,7 +4127,7 @@ type ElectLeadersResponse_Partition struct {
 
 func (x *ElectLeadersResponse_Partition) Reset() {
 	*x = ElectLeadersResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4077,7 +4139,7 @@ func (x *ElectLeadersResponse_Partition) String() string {
 func (*ElectLeadersResponse_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4194,7 @@ type UpdateFeaturesRequest_Update struct {
 
 func (x *UpdateFeaturesRequest_Update) Reset() {
 	*x = UpdateFeaturesRequest_Update{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4206,7 @@ func (x *UpdateFeaturesRequest_Update) String() string {
 func (*UpdateFeaturesRequest_Update) ProtoMessage() {}
 
 func (x *UpdateFeaturesRequest_Update) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4192,7 +4254,7 @@ type UpdateFeaturesResponse_Result struct {
 
 func (x *UpdateFeaturesResponse_Result) Reset() {
 	*x = UpdateFeaturesResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4204,7 +4266,7 @@ func (x *UpdateFeaturesResponse_Result) String() string {
 func (*UpdateFeaturesResponse_Result) ProtoMessage() {}
 
 func (x *UpdateFeaturesResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4254,7 +4316,7 @@ type DescribeFeaturesResponse_Feature struct {
 
 func (x *DescribeFeaturesResponse_Feature) Reset() {
 	*x = DescribeFeaturesResponse_Feature{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4328,7 @@ func (x *DescribeFeaturesResponse_Feature) String() string {
 func (*DescribeFeaturesResponse_Feature) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4329,7 +4391,7 @@ type DescribeFeaturesResponse_NodeFeatures struct {
 
 func (x *DescribeFeaturesResponse_NodeFeatures) Reset() {
 	*x = DescribeFeaturesResponse_NodeFeatures{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +4403,7 @@ func (x *DescribeFeaturesResponse_NodeFeatures) String() string {
 func (*DescribeFeaturesResponse_NodeFeatures) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_NodeFeatures) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4389,21 +4451,25 @@ var File_tidemark_v1_admin_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xe6\x04\n" +
+	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xfd\x05\n" +
 	"\x13CreateTopicsRequest\x12G\n" +
 	"\x06topics\x18\x01 \x03(\v2/.tidemark.v1.CreateTopicsRequest.CreatableTopicR\x06topics\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\x05R\ttimeoutMs\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x1a\xe4\x02\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x1a\xac\x03\n" +
 	"\x0eCreatableTopic\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0enum_partitions\x18\x02 \x01(\x05R\rnumPartitions\x12-\n" +
 	"\x12replication_factor\x18\x03 \x01(\x05R\x11replicationFactor\x12T\n" +
 	"\vassignments\x18\x04 \x03(\v22.tidemark.v1.CreateTopicsRequest.ReplicaAssignmentR\vassignments\x12V\n" +
-	"\aconfigs\x18\x05 \x03(\v2<.tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntryR\aconfigs\x1a:\n" +
+	"\aconfigs\x18\x05 \x03(\v2<.tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntryR\aconfigs\x12F\n" +
+	"\arebuild\x18\x06 \x01(\v2,.tidemark.v1.CreateTopicsRequest.TierRebuildR\arebuild\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a[\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aM\n" +
+	"\vTierRebuild\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\fR\atopicId\x12#\n" +
+	"\rleader_epochs\x18\x02 \x03(\x05R\fleaderEpochs\x1a[\n" +
 	"\x11ReplicaAssignment\x12'\n" +
 	"\x0fpartition_index\x18\x01 \x01(\x05R\x0epartitionIndex\x12\x1d\n" +
 	"\n" +
@@ -4798,7 +4864,7 @@ func file_tidemark_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_tidemark_v1_admin_proto_goTypes = []any{
 	(IncrementalAlterConfigsRequest_Type)(0),      // 0: tidemark.v1.IncrementalAlterConfigsRequest.Type
 	(DescribeConfigsResponse_Source)(0),           // 1: tidemark.v1.DescribeConfigsResponse.Source
@@ -4838,170 +4904,172 @@ var file_tidemark_v1_admin_proto_goTypes = []any{
 	(*UnregisterBrokerRequest)(nil),               // 35: tidemark.v1.UnregisterBrokerRequest
 	(*UnregisterBrokerResponse)(nil),              // 36: tidemark.v1.UnregisterBrokerResponse
 	(*CreateTopicsRequest_CreatableTopic)(nil),    // 37: tidemark.v1.CreateTopicsRequest.CreatableTopic
-	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 38: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	nil,                                                       // 39: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	(*CreateTopicsResponse_Topic)(nil),                        // 40: tidemark.v1.CreateTopicsResponse.Topic
-	(*DeleteTopicsResponse_Topic)(nil),                        // 41: tidemark.v1.DeleteTopicsResponse.Topic
-	(*ListTopicsResponse_Topic)(nil),                          // 42: tidemark.v1.ListTopicsResponse.Topic
-	(*DescribeTopicsResponse_Topic)(nil),                      // 43: tidemark.v1.DescribeTopicsResponse.Topic
-	(*DescribeTopicsResponse_Partition)(nil),                  // 44: tidemark.v1.DescribeTopicsResponse.Partition
-	nil,                                                       // 45: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	(*DescribeLogDirsResponse_LogDir)(nil),                    // 46: tidemark.v1.DescribeLogDirsResponse.LogDir
-	(*DescribeLogDirsResponse_Partition)(nil),                 // 47: tidemark.v1.DescribeLogDirsResponse.Partition
-	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 48: tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 49: tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 50: tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 51: tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 52: tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 53: tidemark.v1.IncrementalAlterConfigsRequest.Op
-	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 54: tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	(*DescribeConfigsRequest_Resource)(nil),                   // 55: tidemark.v1.DescribeConfigsRequest.Resource
-	(*DescribeConfigsResponse_Result)(nil),                    // 56: tidemark.v1.DescribeConfigsResponse.Result
-	(*DescribeConfigsResponse_Entry)(nil),                     // 57: tidemark.v1.DescribeConfigsResponse.Entry
-	(*DescribeConfigsResponse_Synonym)(nil),                   // 58: tidemark.v1.DescribeConfigsResponse.Synonym
-	(*CreatePartitionsRequest_Topic)(nil),                     // 59: tidemark.v1.CreatePartitionsRequest.Topic
-	(*CreatePartitionsRequest_Assignment)(nil),                // 60: tidemark.v1.CreatePartitionsRequest.Assignment
-	(*CreatePartitionsResponse_Topic)(nil),                    // 61: tidemark.v1.CreatePartitionsResponse.Topic
-	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 62: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 63: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 64: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 65: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 66: tidemark.v1.ListPartitionReassignmentsResponse.Partition
-	(*ElectLeadersRequest_Partition)(nil),                     // 67: tidemark.v1.ElectLeadersRequest.Partition
-	(*ElectLeadersResponse_Partition)(nil),                    // 68: tidemark.v1.ElectLeadersResponse.Partition
-	(*UpdateFeaturesRequest_Update)(nil),                      // 69: tidemark.v1.UpdateFeaturesRequest.Update
-	(*UpdateFeaturesResponse_Result)(nil),                     // 70: tidemark.v1.UpdateFeaturesResponse.Result
-	(*DescribeFeaturesResponse_Feature)(nil),                  // 71: tidemark.v1.DescribeFeaturesResponse.Feature
-	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 72: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	(ErrorCode)(0),                 // 73: tidemark.v1.ErrorCode
-	(*Node)(nil),                   // 74: tidemark.v1.Node
-	(*FeatureRange)(nil),           // 75: tidemark.v1.FeatureRange
-	(*Endpoint)(nil),               // 76: tidemark.v1.Endpoint
-	(*DescribeQuorumRequest)(nil),  // 77: tidemark.v1.DescribeQuorumRequest
-	(*AddRaftVoterRequest)(nil),    // 78: tidemark.v1.AddRaftVoterRequest
-	(*RemoveRaftVoterRequest)(nil), // 79: tidemark.v1.RemoveRaftVoterRequest
-	(*DescribeQuorumResponse)(nil), // 80: tidemark.v1.DescribeQuorumResponse
-	(*RaftVoterResponse)(nil),      // 81: tidemark.v1.RaftVoterResponse
+	(*CreateTopicsRequest_TierRebuild)(nil),       // 38: tidemark.v1.CreateTopicsRequest.TierRebuild
+	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 39: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	nil,                                                       // 40: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	(*CreateTopicsResponse_Topic)(nil),                        // 41: tidemark.v1.CreateTopicsResponse.Topic
+	(*DeleteTopicsResponse_Topic)(nil),                        // 42: tidemark.v1.DeleteTopicsResponse.Topic
+	(*ListTopicsResponse_Topic)(nil),                          // 43: tidemark.v1.ListTopicsResponse.Topic
+	(*DescribeTopicsResponse_Topic)(nil),                      // 44: tidemark.v1.DescribeTopicsResponse.Topic
+	(*DescribeTopicsResponse_Partition)(nil),                  // 45: tidemark.v1.DescribeTopicsResponse.Partition
+	nil,                                                       // 46: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	(*DescribeLogDirsResponse_LogDir)(nil),                    // 47: tidemark.v1.DescribeLogDirsResponse.LogDir
+	(*DescribeLogDirsResponse_Partition)(nil),                 // 48: tidemark.v1.DescribeLogDirsResponse.Partition
+	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 49: tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 50: tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 51: tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 52: tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 53: tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 54: tidemark.v1.IncrementalAlterConfigsRequest.Op
+	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 55: tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	(*DescribeConfigsRequest_Resource)(nil),                   // 56: tidemark.v1.DescribeConfigsRequest.Resource
+	(*DescribeConfigsResponse_Result)(nil),                    // 57: tidemark.v1.DescribeConfigsResponse.Result
+	(*DescribeConfigsResponse_Entry)(nil),                     // 58: tidemark.v1.DescribeConfigsResponse.Entry
+	(*DescribeConfigsResponse_Synonym)(nil),                   // 59: tidemark.v1.DescribeConfigsResponse.Synonym
+	(*CreatePartitionsRequest_Topic)(nil),                     // 60: tidemark.v1.CreatePartitionsRequest.Topic
+	(*CreatePartitionsRequest_Assignment)(nil),                // 61: tidemark.v1.CreatePartitionsRequest.Assignment
+	(*CreatePartitionsResponse_Topic)(nil),                    // 62: tidemark.v1.CreatePartitionsResponse.Topic
+	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 63: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 64: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 65: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 66: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 67: tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	(*ElectLeadersRequest_Partition)(nil),                     // 68: tidemark.v1.ElectLeadersRequest.Partition
+	(*ElectLeadersResponse_Partition)(nil),                    // 69: tidemark.v1.ElectLeadersResponse.Partition
+	(*UpdateFeaturesRequest_Update)(nil),                      // 70: tidemark.v1.UpdateFeaturesRequest.Update
+	(*UpdateFeaturesResponse_Result)(nil),                     // 71: tidemark.v1.UpdateFeaturesResponse.Result
+	(*DescribeFeaturesResponse_Feature)(nil),                  // 72: tidemark.v1.DescribeFeaturesResponse.Feature
+	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 73: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	(ErrorCode)(0),                 // 74: tidemark.v1.ErrorCode
+	(*Node)(nil),                   // 75: tidemark.v1.Node
+	(*FeatureRange)(nil),           // 76: tidemark.v1.FeatureRange
+	(*Endpoint)(nil),               // 77: tidemark.v1.Endpoint
+	(*DescribeQuorumRequest)(nil),  // 78: tidemark.v1.DescribeQuorumRequest
+	(*AddRaftVoterRequest)(nil),    // 79: tidemark.v1.AddRaftVoterRequest
+	(*RemoveRaftVoterRequest)(nil), // 80: tidemark.v1.RemoveRaftVoterRequest
+	(*DescribeQuorumResponse)(nil), // 81: tidemark.v1.DescribeQuorumResponse
+	(*RaftVoterResponse)(nil),      // 82: tidemark.v1.RaftVoterResponse
 }
 var file_tidemark_v1_admin_proto_depIdxs = []int32{
 	37, // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
-	73, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	40, // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
-	73, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	41, // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
-	73, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	42, // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
-	73, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	43, // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
-	73, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	74, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
-	73, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	46, // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
-	48, // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	73, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	50, // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	52, // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	73, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	54, // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	55, // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
-	73, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	56, // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
-	59, // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
-	73, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	61, // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
-	62, // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	73, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	64, // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	65, // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	73, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	66, // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	74, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	41, // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
+	74, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	42, // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
+	74, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	43, // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
+	74, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	44, // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
+	74, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	75, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
+	74, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	47, // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
+	49, // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	74, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	51, // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	53, // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	74, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	55, // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	56, // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
+	74, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	57, // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
+	60, // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
+	74, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	62, // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
+	63, // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	74, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	65, // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	66, // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	74, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	67, // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
 	2,  // 31: tidemark.v1.ElectLeadersRequest.election_type:type_name -> tidemark.v1.ElectLeadersRequest.Type
-	67, // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
-	73, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	68, // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
-	69, // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
-	73, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	70, // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
-	73, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	71, // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
-	72, // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	73, // 41: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	38, // 42: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	39, // 43: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	73, // 44: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	73, // 45: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	73, // 46: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	44, // 47: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
-	45, // 48: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	73, // 49: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
-	47, // 50: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
-	49, // 51: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	51, // 52: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	73, // 53: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	18, // 54: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	53, // 55: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
-	0,  // 56: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
-	18, // 57: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	73, // 58: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
-	18, // 59: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	18, // 60: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
-	73, // 61: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	57, // 62: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
-	1,  // 63: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	58, // 64: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
-	1,  // 65: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	60, // 66: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
-	73, // 67: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	63, // 68: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	73, // 69: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	73, // 70: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	3,  // 71: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
-	73, // 72: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	75, // 73: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
-	76, // 74: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
-	4,  // 75: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
-	6,  // 76: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
-	8,  // 77: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
-	10, // 78: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
-	12, // 79: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
-	77, // 80: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
-	14, // 81: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
-	16, // 82: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
-	19, // 83: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
-	21, // 84: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
-	23, // 85: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
-	25, // 86: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
-	27, // 87: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
-	29, // 88: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
-	31, // 89: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
-	33, // 90: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
-	35, // 91: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
-	78, // 92: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
-	79, // 93: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
-	5,  // 94: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
-	7,  // 95: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
-	9,  // 96: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
-	11, // 97: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
-	13, // 98: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
-	80, // 99: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
-	15, // 100: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
-	17, // 101: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
-	20, // 102: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
-	22, // 103: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
-	24, // 104: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
-	26, // 105: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
-	28, // 106: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
-	30, // 107: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
-	32, // 108: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
-	34, // 109: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
-	36, // 110: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
-	81, // 111: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	81, // 112: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	94, // [94:113] is the sub-list for method output_type
-	75, // [75:94] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	68, // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
+	74, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	69, // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
+	70, // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
+	74, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	71, // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
+	74, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	72, // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
+	73, // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	74, // 41: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	39, // 42: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	40, // 43: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	38, // 44: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
+	74, // 45: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	74, // 46: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	74, // 47: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	45, // 48: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
+	46, // 49: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	74, // 50: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
+	48, // 51: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
+	50, // 52: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	52, // 53: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	74, // 54: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	18, // 55: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	54, // 56: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
+	0,  // 57: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
+	18, // 58: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	74, // 59: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
+	18, // 60: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	18, // 61: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
+	74, // 62: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	58, // 63: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
+	1,  // 64: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	59, // 65: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
+	1,  // 66: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	61, // 67: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
+	74, // 68: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	64, // 69: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	74, // 70: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	74, // 71: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	3,  // 72: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
+	74, // 73: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	76, // 74: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
+	77, // 75: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
+	4,  // 76: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
+	6,  // 77: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
+	8,  // 78: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
+	10, // 79: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
+	12, // 80: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
+	78, // 81: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
+	14, // 82: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
+	16, // 83: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
+	19, // 84: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
+	21, // 85: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
+	23, // 86: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
+	25, // 87: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
+	27, // 88: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
+	29, // 89: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
+	31, // 90: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
+	33, // 91: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
+	35, // 92: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
+	79, // 93: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
+	80, // 94: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
+	5,  // 95: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
+	7,  // 96: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
+	9,  // 97: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
+	11, // 98: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
+	13, // 99: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
+	81, // 100: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
+	15, // 101: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
+	17, // 102: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
+	20, // 103: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
+	22, // 104: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
+	24, // 105: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
+	26, // 106: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
+	28, // 107: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
+	30, // 108: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
+	32, // 109: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
+	34, // 110: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
+	36, // 111: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
+	82, // 112: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	82, // 113: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	95, // [95:114] is the sub-list for method output_type
+	76, // [76:95] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_admin_proto_init() }
@@ -5012,14 +5080,14 @@ func file_tidemark_v1_admin_proto_init() {
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_raft_proto_init()
-	file_tidemark_v1_admin_proto_msgTypes[49].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[50].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_admin_proto_rawDesc), len(file_tidemark_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   69,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
