@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -88,7 +89,7 @@ def minio_binary() -> str | None:
 
 
 class MinioServer:
-    """A MinIO process: `with MinioServer() as store: ...`; `stop` and `start` keep its data."""
+    """A MinIO process: `with MinioServer() as store: ...`. Its data stay until `close`."""
 
     def __init__(self, binary: str | None = None, directory: str | None = None) -> None:
         self._binary = binary or minio_binary()
@@ -156,8 +157,26 @@ class MinioServer:
             process.kill()
             process.wait(10)
 
+    def kill(self) -> None:
+        """Sends SIGKILL and waits for the end; the data stays."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def pause(self) -> None:
+        """Sends SIGSTOP: connections stay, and nothing is answered."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Sends SIGCONT after `pause`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Stops the process and removes its data."""
+        self.resume()  # a stopped process would take SIGTERM later
         self.stop()
         if self._own_directory:
             shutil.rmtree(self._directory, ignore_errors=True)
