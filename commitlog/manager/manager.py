@@ -41,7 +41,7 @@ from commitlog.manager.flush_passes import FlushPasses
 from commitlog.manager.full_disk import FullDiskWait
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.opening import Opening
-from commitlog.manager.ownership import foreign_log_error, is_stray
+from commitlog.manager.ownership import foreign_log_error, is_other, is_stray
 from commitlog.manager.placement import KnownReplica
 from commitlog.manager.registry import LogListener, LogRegistry
 from commitlog.moves.directory_moves import DirectoryMoves
@@ -95,6 +95,7 @@ class LogManager:
         """Wait of `open`; to be stopped with the node."""
         self._flushes = FlushPasses(self.changes)
         self._deleted = DeletedLogs(self._registry)
+        self._other_logs: set[LogDirectory] = set()  # directories that got or lost logs
         self.moves = DirectoryMoves(
             self._registry, self.checkpoints, known_replica, self._remove_later
         )
@@ -273,6 +274,7 @@ class LogManager:
         *,
         assigned: UUID | None = None,
         may_hold_data: bool = False,
+        is_placed: bool = True,
         leader_epoch: int = -1,
     ) -> Log:
         """Returns the log of a partition and applies `config`.
@@ -280,8 +282,11 @@ class LogManager:
         If there is none, makes a durable one, in the `assigned` directory if that is online.
         `may_hold_data`: the metadata counts on this replica's records, so it must not come back
         empty (KIP-858). If it does not, a log that is damaged is set aside as stray, and the new
-        one is copied from the leader. A log that names another topic is set aside or refused
-        (`commitlog.manager.ownership`); `leader_epoch` is the partition's in the metadata.
+        one is copied from the leader. `is_placed`: the metadata has, or had, a directory for the
+        replica. If it has none, the log is made anew where none was ever here (`_never_was`).
+
+        A log that names another topic is set aside or refused (`commitlog.manager.ownership`);
+        `leader_epoch` is the partition's in the metadata.
 
         Raises StorageError if the log failed to open, cannot be made, or is missing although the
         metadata counts on it. Raises LogDirectoryOfflineError if the log was, is assigned to, or
@@ -306,6 +311,7 @@ class LogManager:
             return log
         if may_hold_data:
             self.moves.check_source(topic_partition)
+            may_hold_data = is_placed or not self._never_was(topic_partition)
         home = placement.home_of_new(
             topic_partition,
             self.directories,
@@ -326,8 +332,28 @@ class LogManager:
         )
         home.fsync()
         self._registry.add(log, home)
+        self._other_logs.add(home)
         self.moves.forget(topic_partition)
         return log
+
+    def checkpoint_existence(self) -> None:
+        """Writes which logs were made, deleted or set aside since the last call. Call it before new
+        logs are used.
+        """
+        directories, self._other_logs = self._other_logs, set()
+        if directories:
+            self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, directories)
+
+    def _never_was(self, topic_partition: TopicPartition) -> bool:
+        """Returns whether this node certainly never had a log of the partition, or deleted it.
+
+        A log is durable and named in a checkpoint before it is used (`checkpoint_existence`). So
+        neither a crash nor the removal of its directory makes it unknown. All directories are
+        online and have none.
+        """
+        return self._registry.is_gone(topic_partition) and not self.checkpoints.may_name(
+            HIGH_WATERMARK_CHECKPOINT, topic_partition
+        )
 
     def refuse(self, topic_partition: TopicPartition, error: StorageError) -> None:
         """Closes a damaged log; from now on it counts as one that failed to open.
@@ -348,7 +374,7 @@ class LogManager:
         topic_partition, found = log.topic_partition, log.topic_id
         assert found is not None, "a log without an id is no other topic's"
         if not is_stray(
-            found_is_known=self._is_topic(found),
+            found_is_known=self._is_topic(found) or is_other(found, topic_id),
             latest_epoch=log.epochs.latest_epoch,
             leader_epoch=leader_epoch,
             counts_on_it=counts_on_it,
@@ -364,7 +390,7 @@ class LogManager:
             uuid_to_text(found),
             uuid_to_text(topic_id),
         )
-        self.set_aside(topic_partition)
+        self.checkpoints.forget(self._take_out(topic_partition, STRAY_SUFFIX)[0], topic_partition)
 
     def set_damaged_aside(self, topic_partition: TopicPartition) -> None:
         """Renames the directory of a damaged log that failed to open, if there is one."""
@@ -403,6 +429,7 @@ class LogManager:
         self.moves.cancel(topic_partition)
         self.moves.forget(topic_partition)
         home = self._registry.remove(topic_partition)
+        self._other_logs.add(home)
         name = unique_name(topic_partition, random_uuid().hex, suffix)
         # Without the sync the log would come back after a crash, under a deleted topic. In a failed
         # directory it may come back with the directory: it is set aside then.

@@ -75,6 +75,7 @@ class LogCheckpoints:
             name: {} for name in _VALUES
         }
         self._unsaved: set[tuple[str, LogDirectory]] = set()
+        self._unreadable: set[tuple[str, LogDirectory]] = set()
 
     def read(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
         """Reads a checkpoint at the start. A damaged one counts as empty: it only costs time, since
@@ -88,6 +89,7 @@ class LogCheckpoints:
             logger.warning("%s", error)
             found = {}
             self._unsaved.add((name, directory))
+            self._unreadable.add((name, directory))
         self._entries[name][directory] = dict(found)
         return found
 
@@ -96,13 +98,29 @@ class LogCheckpoints:
         is_saved = (name, directory) not in self._unsaved
         return is_saved and topic_partition in self._entries[name].get(directory, ())
 
-    def prune(self, directory: LogDirectory, there: Set[TopicPartition]) -> None:
+    def may_name(self, name: str, topic_partition: TopicPartition) -> bool:
+        """Returns whether a file has an entry for the partition, or was not readable at the
+        start.
+        """
+        return any(found == name for found, _ in self._unreadable) or any(
+            topic_partition in known for known in self._entries[name].values()
+        )
+
+    def prune(
+        self,
+        directory: LogDirectory,
+        there: Set[TopicPartition],
+        is_assigned: Callable[[TopicPartition], bool],
+    ) -> None:
         """Drops the entries of logs that are not `there`, the logs found at the start; the next
-        write applies it.
+        write applies it. The high watermark of a replica that the metadata assigns to this node
+        stays: it shows that its log is missing.
         """
         with self.lock:
             for name, entries in self._entries.items():
                 for gone in entries.get(directory, {}).keys() - there:
+                    if name == HIGH_WATERMARK_CHECKPOINT and is_assigned(gone):
+                        continue
                     del entries[directory][gone]
                     self._unsaved.add((name, directory))
 

@@ -113,7 +113,11 @@ class Opening:
             self.registry.add(log, directory)
 
         work_off([found], open_one, 1 if clean else self.recovery_threads, "log-recovery")
-        self.checkpoints.prune(directory, {topic_partition for topic_partition, _ in found})
+        self.checkpoints.prune(
+            directory,
+            {topic_partition for topic_partition, _ in found},
+            lambda topic_partition: self.known_replica(topic_partition) is not None,
+        )
         if not directory.is_online:
             return
         logger.info(

@@ -2,7 +2,7 @@
 
 Pure. Either the topic was deleted and created anew while this node was down: then the log is a
 stray. Or the id in partition.metadata, which has no checksum, is damaged: then the log may be the
-partition's last copy.
+partition's last copy. Ids are random, so those of two topics differ in about half of their bits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ from uuid import UUID
 from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, uuid_to_text
 
+_DAMAGED_BITS = 32
+"""Damage changes fewer bits of an id and leaves it readable. Two random ids (122 bits each) differ
+in fewer than once in ten million pairs."""
+
 
 class ForeignLogError(StorageError):
     """A log's directory names a topic that the metadata does not know."""
+
+
+def is_other(found: UUID, wanted: UUID) -> bool:
+    """Returns whether an id is that of another topic, not the wanted one with damaged bits."""
+    return (found.int ^ wanted.int).bit_count() >= _DAMAGED_BITS
 
 
 def is_stray(
@@ -22,7 +31,7 @@ def is_stray(
 ) -> bool:
     """Returns whether the log is certainly not the partition's, or is not needed.
 
-    `found_is_known`: a topic of the metadata has the id that was found. `counts_on_it`: the
+    `found_is_known`: a topic has, or had, the id that was found. `counts_on_it`: the
     metadata expects committed records in this replica; it does not where the replica missed the
     creation of its topic. A later epoch in the log than `leader_epoch`, the partition's, is that of
     an older topic.

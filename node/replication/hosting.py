@@ -111,6 +111,7 @@ class Hosting:
         if not self._saw_image:
             self._saw_image = True
             self._set_strays_aside(image)
+        self._checkpoint_existence()
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
         """Renames logs that the image does not assign here (strays). Called once, with the first
@@ -189,9 +190,19 @@ class Hosting:
         leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
         followers: dict[TopicIdPartition, Log] = {}
         self._reconcile(identity, registration, leaders, followers)
+        self._checkpoint_existence()
         if self._tier is not None and (leaders or followers):
             self._tier.on_leadership_change(leaders, followers)
         return self._partitions.find(identity.topic_partition) is not None
+
+    def _checkpoint_existence(self) -> None:
+        """Has a checkpoint name the logs that there are, before a new one takes a record."""
+        try:
+            self._logs.checkpoint_existence()
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            logger.error("new logs are in a checkpoint only with its next write: %s", error)
 
     def _host(
         self, identity: TopicIdPartition, registration: PartitionRegistration
@@ -213,6 +224,7 @@ class Hosting:
             config,
             assigned=None if assigned == LOST_DIRECTORY else assigned,
             may_hold_data=self._may_hold_data(identity, registration),
+            is_placed=assigned is not None,
             leader_epoch=registration.leader_epoch,
         )
         nudge = None if self._tier is None else self._tier.segment_copyable
@@ -272,10 +284,12 @@ class Hosting:
     ) -> None:
         """Reports the directory of a replica as lost, although only its log is unusable.
 
-        For the controller both are the same: others lead, and the ISR continues without it.
+        For the controller both are the same: others lead, and the ISR continues without it. It
+        knows of directories that are offline, but not that a replica without one may be in them.
         """
         known = registration.directory_of(self._config.node_id)
-        if not isinstance(error, LogDirectoryOfflineError) and known != LOST_DIRECTORY:
+        is_told = isinstance(error, LogDirectoryOfflineError) and known is not None
+        if not is_told and known != LOST_DIRECTORY:
             self._assignments.submit(identity, LOST_DIRECTORY)
 
     def _give_up(self, hosted: HostedPartition, error: CorruptLogError) -> bool:

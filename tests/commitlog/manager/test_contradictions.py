@@ -23,7 +23,7 @@ from commitlog.log.claims import RecordsMissingError
 from commitlog.log.expiration import delete_expired
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
-from commitlog.manager.ownership import ForeignLogError, is_stray
+from commitlog.manager.ownership import ForeignLogError, is_other, is_stray
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of
 from tests.commitlog.manager.test_manager import manager
 from tidemark.errors import StorageError
@@ -279,6 +279,36 @@ def test_a_refused_log_is_set_aside_as_soon_as_nothing_counts_on_it() -> None:
         logs.get_or_create(TP, ID, config(), may_hold_data=True, leader_epoch=1)
     assert logs.get_or_create(TP, ID, config(), leader_epoch=2).log_end_offset == 0
     assert len(strays(disk)) == 1
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_log_whose_id_is_no_damaged_one_is_set_aside(starts: int) -> None:
+    """Ids of two topics differ in half of their bits. The log of a topic that was deleted must not
+    hold up its namesake, for which nothing was written here.
+    """
+    disk = MemoryDirectory()
+    logs = written(disk)
+    logs.checkpoint_high_watermarks()
+    logs.close(True, 17)
+    namesake = UUID(int=ID.int ^ (1 << 64) - 1)
+    for _ in range(starts):
+        logs = opened(disk)
+        log = logs.get_or_create(
+            TP, namesake, config(), may_hold_data=True, is_placed=False, leader_epoch=1
+        )
+        assert (log.log_end_offset, log.topic_id) == (0, namesake)
+        logs.close(False)
+        disk.crash("nothing")
+    (aside,) = strays(disk)
+    assert [n for n in disk.subdirectory(aside).list() if n.endswith(".log")]
+
+
+def test_ids_tell_damage_from_another_topic() -> None:
+    bits = [1 << bit for bit in range(128)]
+    for flipped in range(129):
+        found = UUID(int=ID.int ^ sum(bits[:flipped]))
+        assert is_other(found, ID) == (flipped >= 32)
+    assert all(is_other(random_uuid(), random_uuid()) for _ in range(1000))
 
 
 def test_a_log_is_a_stray_by_what_the_metadata_knows() -> None:

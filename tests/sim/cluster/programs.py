@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -136,22 +135,6 @@ class Recreation:
                         f"{record.offset}; its position was {position}"
                     )
                 position, self._reads_life = position + 1, life
-
-
-async def elect_by_hand(world: ClusterWorld) -> None:
-    """Elects a leader of the recreated topic as an operator does (FOUND.md, row 4)."""
-    life = world.cluster.clients.life
-    if world.cluster.leader(_AGAIN.topic) is not None or life is None:
-        return
-
-    async def run() -> None:
-        async with world.cluster.asyncio.admin() as admin:
-            await admin.elect_leaders("UNCLEAN", [_AGAIN])
-
-    world.seen["topic made anew: elected by hand"] += 1
-    with contextlib.suppress(TidemarkError, TimeoutError):
-        async with asyncio.timeout(3):
-            await life.spawn(run())
 
 
 class TruncatedLog:

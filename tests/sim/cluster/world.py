@@ -25,7 +25,7 @@ from tests.sim.checks import Checks, Violation
 from tests.sim.cluster.checks import PartitionChecks
 from tests.sim.cluster.faults import Faults
 from tests.sim.cluster.planting import ClusterCanary
-from tests.sim.cluster.programs import Recreation, elect_by_hand
+from tests.sim.cluster.programs import Recreation
 from tests.sim.cluster.views import CURRENT, NodeView, WatchedServer
 from tests.sim.servers.node import ServerNode
 from tests.sim.servers.world import broken_rule
@@ -308,8 +308,6 @@ class ClusterWorld:
         end_ms = self.now_ms() + HEAL_TIME_MS
         while not self.is_well():
             await asyncio.sleep(0.05)
-            if self.recreates and self.now_ms() > end_ms - HEAL_TIME_MS // 2:
-                await elect_by_hand(self)
             if self.now_ms() > end_ms:
                 raise Violation(f"liveness: {HEAL_TIME_MS} ms after healing: {self.states()}")
         self.note("well")
