@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 from tidemark.config import ServerConfig, parse_server_config
 from tidemark.types import TopicIdPartition
+from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.metadata.segments import (
     EpochEntry,
     RemoteLogSegmentId,
@@ -51,6 +53,15 @@ def segment(
         epochs(**(starts or {"e0": start})),
         state,
     )
+
+
+def tier_of(segments: Iterable[RemoteLogSegmentMetadata]) -> RemoteLogMetadataCache:
+    """Returns the fold that has these segments, in any state."""
+    tier = RemoteLogMetadataCache()
+    for one in segments:
+        tier.restore(one)
+    tier.validate()
+    return tier
 
 
 def server_config(directory: str = "unused", **overrides: object) -> ServerConfig:

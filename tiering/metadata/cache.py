@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import UUID
 
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
@@ -209,6 +209,15 @@ class RemoteLogMetadataCache:
         """Returns the segments in another state than COPY_SEGMENT_FINISHED, by start offset."""
         found = sorted(self._unfinished, key=self._rows.start_offset)
         return [self._rows.get(row) for row in found]
+
+    def beside(self, bounds: Mapping[int, tuple[int, int]]) -> list[RemoteLogSegmentMetadata]:
+        """Returns the finished segments with offsets outside of `bounds`, and those that lie within
+        another one, by start offset. `bounds` has first offset and end (exclusive) of each epoch.
+        """
+        rows: set[int] = set()
+        for epoch, ranges in self._by_epoch.items():
+            rows.update(ranges.outside(*bounds.get(epoch, (0, 0))))
+        return [self._rows.get(row) for row in sorted(rows, key=self._rows.start_offset)]
 
     def next_with_txn_index(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the first finished segment of `epoch`, from the one with `offset` on, whose

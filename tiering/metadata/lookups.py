@@ -31,6 +31,9 @@ class CacheLookups(ABC):
     ) -> list[RemoteLogSegmentMetadata]:
         return self._cache(partition).segments(epoch)
 
+    def remote_segments(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        return self._cache(partition)
+
     def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:
         return self._cache(partition).size_bytes(epoch)
 

@@ -8,7 +8,7 @@ both pass the same contract tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from tidemark.types import TopicIdPartition
@@ -17,6 +17,45 @@ from tiering.metadata.segments import (
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
 )
+
+
+class RemoteSegments(Protocol):
+    """The segments of one partition, for passes that look only at those that they need.
+
+    Valid until the partition is assigned anew; to be asked for at each pass.
+    """
+
+    @property
+    def finished_bytes(self) -> int:
+        """Bytes of all finished segments, unreferenced copies included."""
+        ...
+
+    def __len__(self) -> int:
+        """Returns the number of segments in every state but DELETE_SEGMENT_FINISHED."""
+        ...
+
+    def segments_from(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the segments that start at or above `offset`, by start offset; a change ends
+        it.
+        """
+        ...
+
+    def unfinished(self) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments in another state than COPY_SEGMENT_FINISHED, by start offset."""
+        ...
+
+    def beside(self, bounds: Mapping[int, tuple[int, int]]) -> list[RemoteLogSegmentMetadata]:
+        """Returns the finished segments that are not the only copy of a lineage's records.
+
+        `bounds` has each epoch's first offset and end (exclusive). Returned are segments with
+        offsets of other epochs or beyond these bounds, and those that lie within another one. The
+        others cost nothing.
+        """
+        ...
+
+    def segment_for(self, epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the finished segment from which `offset` written in `epoch` is read."""
+        ...
 
 
 class RemoteLogMetadataManager(Protocol):
@@ -87,6 +126,10 @@ class RemoteLogMetadataManager(Protocol):
         """Returns all segments, or those with records of `epoch`, by start offset; in every state
         but DELETE_SEGMENT_FINISHED.
         """
+        ...
+
+    def remote_segments(self, partition: TopicIdPartition) -> RemoteSegments:
+        """Returns the partition's segments, for look-ups without a list of all."""
         ...
 
     def remote_log_size(self, partition: TopicIdPartition, epoch: int) -> int:

@@ -70,6 +70,18 @@ class EpochRanges:
         begin = bisect_left(self._sorted, offset, key=self._last)
         return (self._sorted[position] for position in range(begin, len(self._sorted)))
 
+    def outside(self, begin: int, end: int) -> list[int]:
+        """Returns the rows that end below `begin`, or at or above `end`, and those kept aside."""
+        rows = self._sorted
+        if not rows or end <= begin:
+            return [*rows, *self._hidden]
+        below = above = 0
+        if self._last(rows[0]) < begin:
+            below = bisect_left(rows, begin, key=self._last)
+        if self._last(rows[-1]) >= end:
+            above = len(rows) - bisect_left(rows, end, key=self._last)
+        return [*rows[:below], *rows[len(rows) - above :], *self._hidden]
+
     def highest(self) -> int | None:
         """Returns the last offset (inclusive)."""
         return self._last(self._sorted[-1]) if self._sorted else None

@@ -67,7 +67,7 @@ class Copier:
         """Whether this process may still finish the copy, or its upload has not ended."""
         return segment in hosted.in_flight or segment in self._uploads
 
-    async def learn(self, hosted: TieredPartition) -> int:
+    def learn(self, hosted: TieredPartition) -> int:
         """Sets the log's highest remote offset from the metadata; returns it (-1: none)."""
         epochs = hosted.lineage()
         found: dict[int, int | None] = {}
@@ -87,7 +87,7 @@ class Copier:
         retention.
         """
         if self._metadata.is_ready(hosted.partition):
-            await self.learn(hosted)
+            self.learn(hosted)
             delete_expired(hosted.log, self._now_ms())
 
     async def copy(self, hosted: TieredPartition) -> None:
@@ -97,7 +97,7 @@ class Copier:
         if not self._metadata.is_ready(hosted.partition):
             return
         async with hosted.copying:
-            copied = await self.learn(hosted)
+            copied = self.learn(hosted)
             if copied >= 0:
                 self._uploads.expect_segments()
             candidates = self._candidates(hosted, copied)
@@ -110,7 +110,7 @@ class Copier:
                     if not self._may_copy(hosted):
                         break
                     await self._copy_segment(hosted, segment)
-                    await self.learn(hosted)
+                    self.learn(hosted)
             except Exception as error:
                 failed = error
             # Local retention may delete the copied segments, even if a later copy failed. Not if

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
-from tiering.metadata.manager import RemoteLogMetadataManager
-from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.metadata.manager import RemoteLogMetadataManager, RemoteSegments
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
@@ -49,12 +48,12 @@ class Expirer:
         partition, log = hosted.partition, hosted.log
         if not self._metadata.is_ready(partition):
             return
-        segments = self._metadata.list_remote_log_segments(partition)
-        self._raise_log_start(hosted, segments)
-        await self._delete_dangling(hosted, segments)
-        highest = await self._copier.learn(hosted)
+        self._raise_log_start(hosted, self._metadata.remote_segments(partition))
+        await self._delete_dangling(hosted)
+        highest = self._copier.learn(hosted)
+        tier = self._metadata.remote_segments(partition)
         plan = planner.plan_expiration(
-            segments, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
+            tier, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
         )
         if plan.log_start_offset is not None:
             if not hosted.is_leader or plan.log_start_offset > log.high_watermark:
@@ -67,10 +66,9 @@ class Expirer:
         if plan.delete:
             delete_expired(log, self._now_ms())
 
-    async def _delete_dangling(
-        self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
-    ) -> None:
+    async def _delete_dangling(self, hosted: TieredPartition) -> None:
         now_ms = self._now_ms()
+        segments = self._metadata.remote_segments(hosted.partition).unfinished()
         hosted.unfinished_since = since_ms = planner.unfinished_since(
             segments, hosted.unfinished_since, now_ms
         )
@@ -81,9 +79,7 @@ class Expirer:
             logger.info("deleting unfinished copy %s", segment.remote_log_segment_id)
             await self._deleter.delete(segment)
 
-    def _raise_log_start(
-        self, hosted: TieredPartition, segments: list[RemoteLogSegmentMetadata]
-    ) -> None:
+    def _raise_log_start(self, hosted: TieredPartition, tier: RemoteSegments) -> None:
         """Raises the log start to the first offset that is left.
 
         An earlier leader may have deleted more than this log reflects. As long as it does not know
@@ -91,7 +87,7 @@ class Expirer:
         """
         log = hosted.log
         first = planner.first_available_offset(
-            segments, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
+            tier, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
         )
         if first > log.high_watermark:
             return  # a new leader's high watermark is behind for a moment

@@ -19,7 +19,7 @@ from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks.partition import TieredPartition
-from tiering.tasks.planner import coverage
+from tiering.tasks.planner import coverage, covered_by, lineage_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ def is_whole(
     floor = epochs[0].start_offset
     if floor > log_start_offset:
         return False
+    bounds = lineage_bounds(epochs, log_end_offset)
     for segment in segments:
-        own = coverage(segment, epochs, log_end_offset)
+        own = covered_by(segment, bounds, log_end_offset)
         if own and own.start > max(segment.start_offset, floor):
             return False
     return True

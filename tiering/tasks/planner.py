@@ -14,13 +14,17 @@ no other reason (RULES.md rule 12). The log start offset moves before anything i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, takewhile
 from uuid import UUID
 
+from tiering.metadata.manager import RemoteSegments
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 _S = RemoteLogSegmentState
+Bounds = Mapping[int, tuple[int, int]]
+"""First offset and end (exclusive) of each leader epoch of a lineage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,17 @@ def coverage(
     be empty. It ends early after an unclean election, and begins late if the log start lies within
     the segment. Kafka takes a segment as a whole or not at all (isRemoteSegmentWithinLeaderEpochs).
     """
+    return covered_by(segment, lineage_bounds(epochs, log_end_offset), log_end_offset)
+
+
+def lineage_bounds(epochs: Sequence[EpochEntry], log_end_offset: int) -> Bounds:
+    """Returns the first offset and the end (exclusive) of each epoch of a lineage."""
     ends = [entry.start_offset for entry in epochs[1:]] + [log_end_offset]
-    bounds = {e.epoch: (e.start_offset, end) for e, end in zip(epochs, ends, strict=False)}
+    return {e.epoch: (e.start_offset, end) for e, end in zip(epochs, ends, strict=False)}
+
+
+def covered_by(segment: RemoteLogSegmentMetadata, bounds: Bounds, log_end_offset: int) -> range:
+    """Returns the `coverage` of a segment by a lineage with these bounds."""
     following = [*segment.segment_leader_epochs[1:], EpochEntry(-1, segment.next_offset)]
     covered = range(segment.start_offset, segment.start_offset)
     for (epoch, start), (_, stop) in zip(segment.segment_leader_epochs, following, strict=True):
@@ -141,62 +154,101 @@ class Retention:
 
 
 def plan_expiration(
-    segments: Iterable[RemoteLogSegmentMetadata],
+    tier: RemoteSegments,
     epochs: Sequence[EpochEntry],
     retention: Retention,
     now_ms: int,
-    *,
-    in_flight: Collection[UUID] = (),
 ) -> ExpirationPlan:
     """Returns the segments that the leader deletes from the tier now.
 
     Segments in state DELETE_SEGMENT_STARTED are remains of an earlier deletion and are deleted
-    again. A segment that is being copied is kept. Retention by time and size stops at the first
-    segment of the lineage that stays, so that the rest is contiguous. Segments of another lineage
-    neither stop it nor move the log start.
+    again. Retention by time and size stops at the first segment of the lineage that stays, so that
+    the rest is contiguous. Segments of another lineage neither stop it nor move the log start. Only
+    segments that go, and the unusual ones, are looked at: the rest costs nothing.
     """
-    ordered = sorted(segments, key=lambda segment: (segment.start_offset, segment.end_offset))
-    leftovers = [s for s in ordered if s.state is _S.DELETE_SEGMENT_STARTED]
-    finished = [s for s in ordered if s.state is _S.COPY_SEGMENT_FINISHED and s.id not in in_flight]
-    excess_bytes = _excess_bytes(finished, epochs, retention)
-    delete: list[RemoteLogSegmentMetadata] = []
+    bounds = lineage_bounds(epochs, retention.log_end_offset)
+    beside = tier.beside(bounds)
+    excess_bytes, uncounted = _excess_bytes(tier, beside, bounds, retention)
+    delete: dict[UUID, RemoteLogSegmentMetadata] = {}
     new_start = retention.log_start_offset
     keeping = False
-    for segment in finished:
-        own = coverage(segment, epochs, retention.log_end_offset)
-        too_old = 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
-        if segment.end_offset < new_start or (too_old and not own):
-            delete.append(segment)
+    for segment in _oldest_first(tier.segments_from(0)):
+        if keeping and segment.start_offset >= new_start:
+            break
+        if segment.state is not _S.COPY_SEGMENT_FINISHED:
             continue
+        if segment.end_offset < new_start:
+            delete[segment.id] = segment
+            continue
+        own = covered_by(segment, bounds, retention.log_end_offset)
         if keeping or not own:
             continue
-        if not too_old and excess_bytes <= 0:
+        if not _too_old(segment, retention, now_ms) and excess_bytes <= 0:
             keeping = True
             continue
-        delete.append(segment)
-        excess_bytes -= segment.segment_size_bytes
+        delete[segment.id] = segment
+        if segment.id not in uncounted:
+            excess_bytes -= segment.segment_size_bytes
         new_start = max(new_start, own.stop)
+    for segment in beside:
+        foreign = not covered_by(segment, bounds, retention.log_end_offset)
+        if foreign and _too_old(segment, retention, now_ms):
+            delete[segment.id] = segment
     moved = new_start if new_start > retention.log_start_offset else None
-    return ExpirationPlan((*leftovers, *delete), moved)
+    leftovers = [s for s in tier.unfinished() if s.state is _S.DELETE_SEGMENT_STARTED]
+    ordered = sorted(delete.values(), key=lambda one: (one.start_offset, one.end_offset, one.id))
+    return ExpirationPlan((*leftovers, *ordered), moved)
+
+
+def _too_old(segment: RemoteLogSegmentMetadata, retention: Retention, now_ms: int) -> bool:
+    return 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
+
+
+def _oldest_first(
+    segments: Iterable[RemoteLogSegmentMetadata],
+) -> Iterator[RemoteLogSegmentMetadata]:
+    """Yields segments by start offset, of those with the same one the longest first."""
+    for _, group in groupby(segments, key=lambda segment: segment.start_offset):
+        yield from sorted(group, key=lambda segment: -segment.end_offset)
 
 
 def _excess_bytes(
-    finished: Sequence[RemoteLogSegmentMetadata],
-    epochs: Sequence[EpochEntry],
+    tier: RemoteSegments,
+    beside: Iterable[RemoteLogSegmentMetadata],
+    bounds: Bounds,
     retention: Retention,
-) -> int:
-    """Returns the bytes above retention.bytes. Each offset counts once, even if the tier has
-    several copies.
+) -> tuple[int, set[UUID]]:
+    """Returns the bytes above retention.bytes, and the segments that do not count.
+
+    No read of the lineage uses these; so each offset counts once.
     """
+    uncounted: set[UUID] = set()
     if retention.retention_bytes < 0:
-        return 0
-    total, counted_to = retention.local_only_bytes, retention.log_start_offset - 1
-    for segment in finished:
-        own = coverage(segment, epochs, retention.log_end_offset)
-        if own and own[-1] > counted_to:
-            total += segment.segment_size_bytes
-            counted_to = own[-1]
-    return total - retention.retention_bytes
+        return 0, uncounted
+    below = takewhile(
+        lambda segment: segment.start_offset < retention.log_start_offset, tier.segments_from(0)
+    )
+    total = tier.finished_bytes + retention.local_only_bytes
+    for segment in chain(below, beside):
+        is_counted = segment.state is _S.COPY_SEGMENT_FINISHED and segment.id not in uncounted
+        if is_counted and not _is_read(tier, segment, bounds, retention):
+            uncounted.add(segment.id)
+            total -= segment.segment_size_bytes
+    return total - retention.retention_bytes, uncounted
+
+
+def _is_read(
+    tier: RemoteSegments, segment: RemoteLogSegmentMetadata, bounds: Bounds, retention: Retention
+) -> bool:
+    own = covered_by(segment, bounds, retention.log_end_offset)
+    for epoch, start in segment.segment_leader_epochs:
+        begin, end = bounds.get(epoch, (0, 0))
+        offset = max(start, begin, retention.log_start_offset)
+        if offset in own and offset < end:
+            found = tier.segment_for(epoch, offset)
+            if found is not None and found.id == segment.id:
+                return True
+    return False
 
 
 def unfinished_since(
@@ -237,7 +289,7 @@ def dangling_copies(
 
 
 def first_available_offset(
-    segments: Iterable[RemoteLogSegmentMetadata],
+    tier: RemoteSegments,
     epochs: Sequence[EpochEntry],
     log_end_offset: int,
     local_log_start_offset: int,
@@ -249,9 +301,11 @@ def first_available_offset(
     segment of the earliest epoch, whole or not). The leader raises its log start to it: an earlier
     leader may have deleted from the tier just before it failed.
     """
-    covered = (
-        coverage(segment, epochs, log_end_offset)
-        for segment in segments
-        if segment.state is _S.COPY_SEGMENT_FINISHED
-    )
-    return min([*(own.start for own in covered if own), local_log_start_offset])
+    bounds, first = lineage_bounds(epochs, log_end_offset), local_log_start_offset
+    for segment in tier.segments_from(0):
+        if segment.start_offset >= first:
+            break
+        if segment.state is _S.COPY_SEGMENT_FINISHED:
+            own = covered_by(segment, bounds, log_end_offset)
+            first = min(first, own.start) if own else first
+    return first

@@ -6,6 +6,7 @@ from typing import Any
 
 from commitlog.log import retention
 from tests.sim.cluster.planting import ClusterCanary
+from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.tasks import copier, expirer, planner
 from tiering.tasks.partition import TieredPartition
 
@@ -55,7 +56,7 @@ _raise = expirer.Expirer._raise_log_start
 
 
 def _raises_to_local(self: Any, hosted: TieredPartition, segments: Any) -> None:
-    _raise(self, hosted, [])
+    _raise(self, hosted, RemoteLogMetadataCache())
 
 
 class TakesTheLocalStart(ClusterCanary):

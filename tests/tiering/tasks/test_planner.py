@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiering.builders import DELETING, PARTITION, STARTED, epochs, segment
+from tests.tiering.builders import DELETING, PARTITION, STARTED, epochs, segment, tier_of
 from tiering.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.metadata.segments import (
@@ -269,7 +269,7 @@ LINEAGE = epochs(e0=0)
 
 
 def plan(limits: Retention, now_ms: int = 1_500, segments=TEN, lineage=LINEAGE):  # type: ignore[no-untyped-def]
-    found = plan_expiration(segments, lineage, limits, now_ms)
+    found = plan_expiration(tier_of(segments), lineage, limits, now_ms)
     return [one.id.int for one in found.delete], found.log_start_offset
 
 
@@ -318,7 +318,7 @@ def test_segments_of_epochs_before_the_earliest_known_one_are_not_taken_for_nobo
 def test_a_partly_covered_segment_moves_the_log_start_to_the_end_of_its_part() -> None:
     partly = [segment(0, 19, 1, e0=0), segment(10, 29, 2, e1=10)]
     lineage = epochs(e0=0, e1=10)
-    assert first_available_offset(partly, lineage, 40, 30) == 0
+    assert first_available_offset(tier_of(partly), lineage, 40, 30) == 0
     assert plan(retention(retention_bytes=200), segments=partly, lineage=lineage) == ([], None)
     assert plan(retention(retention_bytes=199), segments=partly, lineage=lineage) == ([1], 10)
 
@@ -353,8 +353,8 @@ def test_unfinished_copies_dangle_when_nobody_can_finish_them() -> None:
 
 def test_a_new_leader_learns_where_the_log_begins() -> None:
     segments = [segment(10, 19, 1), segment(20, 29, 2), segment(0, 9, 3, e7=0)]
-    assert first_available_offset(segments, LINEAGE, 100, 25) == 10
-    assert first_available_offset([], LINEAGE, 100, 25) == 25
+    assert first_available_offset(tier_of(segments), LINEAGE, 100, 25) == 10
+    assert first_available_offset(tier_of([]), LINEAGE, 100, 25) == 25
 
 
 def test_the_lineage_of_a_copy_ends_with_the_copy() -> None:
