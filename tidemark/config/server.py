@@ -321,6 +321,21 @@ class ServerConfig:
     remote_log_manager_copy_max_bytes_per_second: int = setting(
         2**63 - 1, doc="bytes of segments that the node copies to the tier a second", at_least=1
     )
+    remote_log_manager_copy_quota_window_num: int = setting(
+        11, doc="windows over which the rate of copies is measured", at_least=1
+    )
+    remote_log_manager_copy_quota_window_size_seconds: int = setting(
+        1, doc="length of each of these windows", at_least=1
+    )
+    remote_log_manager_fetch_max_bytes_per_second: int = setting(
+        2**63 - 1, doc="bytes that the node reads from the tier for consumers a second", at_least=1
+    )
+    remote_log_manager_fetch_quota_window_num: int = setting(
+        11, doc="windows over which the rate of reads is measured", at_least=1
+    )
+    remote_log_manager_fetch_quota_window_size_seconds: int = setting(
+        1, doc="length of each of these windows", at_least=1
+    )
     remote_log_manager_expiration_thread_pool_size: int = setting(
         10, doc="deletions under way at once", at_least=1
     )

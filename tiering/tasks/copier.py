@@ -32,7 +32,7 @@ from tiering.tasks import planner
 from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.partition import CopyRefusal, SegmentFiles, TieredPartition
-from tiering.tasks.quota import CopyQuota
+from tiering.tasks.quota import RateQuota
 from tiering.tasks.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,11 @@ class Copier:
         self._broker_id = config.node_id
         self._custom_bytes_max = config.remote_log_metadata_custom_metadata_max_bytes
         self._uploads = uploads
-        self._quota = CopyQuota(config.remote_log_manager_copy_max_bytes_per_second)
+        self._quota = RateQuota(
+            config.remote_log_manager_copy_max_bytes_per_second,
+            config.remote_log_manager_copy_quota_window_num,
+            config.remote_log_manager_copy_quota_window_size_seconds,
+        )
         self._metadata = metadata
         self._deleter = deleter
         self._metrics = metrics
@@ -121,11 +125,17 @@ class Copier:
 
     async def _throttle(self, hosted: TieredPartition, size_bytes: int) -> None:
         """Waits for the quota of copies, while the partition is led."""
-        wait_s = self._quota.admit(size_bytes, asyncio.get_running_loop().time())
-        if wait_s > 0:
+        now_s = asyncio.get_running_loop().time
+        began_s, throttled = now_s(), False
+        while (wait_s := self._quota.throttle_s(now_s())) > 0 and not hosted.retired.is_set():
+            throttled = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await hosted.retired.wait()
+        if throttled:
+            self._quota.throttle_time.add(now_s() - began_s)
+        if not hosted.retired.is_set():
+            self._quota.record(size_bytes, now_s())
 
     def _may_copy(self, hosted: TieredPartition) -> bool:
         return (
