@@ -37,6 +37,7 @@ from tiering.tasks.expirer import Expirer
 from tiering.tasks.history import LineageKeeper
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
+from tiering.tasks.unrecorded import UnrecordedSegments
 from tiering.tasks.uploads import Uploads
 
 __all__ = ["CopyLag", "RemoteAuxState", "RemoteHistory", "RemoteLogManager", "RemoteMetrics"]
@@ -86,7 +87,8 @@ class RemoteLogManager:
             config, storage, metadata, uploads, metrics, now_ms, self._reader.segments.forget
         )
         self._copier = Copier(config, uploads, metadata, self._deleter, metrics, now_ms)
-        self._expirer = Expirer(config, metadata, self._copier, self._deleter, now_ms)
+        unrecorded = UnrecordedSegments(storage, metadata, self._reader.segments.run)
+        self._expirer = Expirer(config, metadata, self._copier, self._deleter, unrecorded, now_ms)
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
         )

@@ -24,6 +24,7 @@ from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks import planner, recovery
+from tiering.tasks.unrecorded import UnrecordedSegments
 from tiering.threads import DaemonPool
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class RemoteAuxStates:
         self._storage = storage
         self._metadata = metadata
         self._metrics = metrics
+        self._unrecorded = UnrecordedSegments(storage, metadata, self._run)
         self._timeout_ms = config.remote_log_reader_timeout_ms
         self._turns = asyncio.Semaphore(threads)
         self._pool = DaemonPool(threads, "remote-log-follower")
@@ -89,6 +91,7 @@ class RemoteAuxStates:
         async def work() -> RemoteHistory | None:
             if not self._metadata.is_ready(partition):
                 raise RemoteStorageNotReadyError
+            await self._unrecorded.check(partition)
             segments = self._metadata.list_remote_log_segments(partition)
             last = recovery.latest_segment(segments)
             if last is None:

@@ -22,12 +22,14 @@ from tiering.errors import (
     RetriableRemoteStorageError,
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.inventory import whole_segments
 from tiering.store.manager import (
     LOG_SUFFIX,
     SIDECAR_SUFFIX,
     ByteSource,
     IndexType,
     LogSegmentData,
+    StoredSegment,
     file_name,
     partition_directory,
 )
@@ -126,6 +128,18 @@ class DirectoryRemoteStorageManager:
         name = partition_directory(partition)
         root = self._require()
         return root.subdirectory(name).list() if root.is_directory(name) else []
+
+    def list_segments(self, partition: TopicIdPartition) -> Iterator[StoredSegment]:
+        """Yields the whole segments of a partition (`tiering.store.manager.SegmentListing`)."""
+        home = partition_directory(partition)
+        try:
+            if not self._marker.is_begun():
+                return
+            self._marker.require()
+            names = self.list_files(partition)
+        except StorageError as error:
+            raise RetriableRemoteStorageError(f"can not list {home}: {error}") from error
+        yield from whole_segments((f"{home}/{name}" for name in names), partition)
 
     def _require(self) -> Directory:
         if self._root is None:

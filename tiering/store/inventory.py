@@ -17,7 +17,7 @@ from tidemark.types import TopicIdPartition, uuid_from_text
 from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.metadata.history import MetadataHistory, finished
 from tiering.metadata.segments import RemoteLogSegmentState
-from tiering.store.manager import LOG_SUFFIX, SIDECAR_SUFFIX
+from tiering.store.manager import LOG_SUFFIX, SIDECAR_SUFFIX, StoredSegment
 
 TEMPORARY_SUFFIX = ".tmp"
 _UUID_CHARACTERS = 22
@@ -83,6 +83,16 @@ def parse_key(key: str) -> ObjectName | None:
         return None
     partition = TopicIdPartition(topic_id, topic, int(number))
     return ObjectName(partition, int(digits), segment_id, suffix, is_temporary)
+
+
+def whole_segments(keys: Iterable[str], partition: TopicIdPartition) -> list[StoredSegment]:
+    """Returns the segments of a partition of which the keys name both objects."""
+    suffixes: dict[StoredSegment, set[str]] = {}
+    for name in map(parse_key, keys):
+        if name is not None and name.partition == partition and not name.is_temporary:
+            segment = StoredSegment(name.start_offset, name.segment_id)
+            suffixes.setdefault(segment, set()).add(name.suffix)
+    return [segment for segment, found in suffixes.items() if len(found) == 2]
 
 
 def leftovers(

@@ -1,6 +1,7 @@
 """Lists of all that a store has: objects, and unfinished uploads; and their removal, for tools.
 
-A node never lists its tier: it asks the metadata. Tools for operators compare the two.
+A node asks the metadata, and lists one partition only where that lacks what a log had in its tier.
+Tools for operators compare the two.
 """
 
 from __future__ import annotations

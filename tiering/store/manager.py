@@ -15,10 +15,11 @@ its files:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
 
 from tidemark.types import TopicIdPartition, uuid_to_text
 from tiering.metadata.segments import RemoteLogSegmentMetadata
@@ -112,6 +113,24 @@ class RemoteStorageManager(Protocol):
 
     def close(self) -> None:
         """Closes connections."""
+        ...
+
+
+class StoredSegment(NamedTuple):
+    """A segment with both of its objects in the store, as their names tell it."""
+
+    start_offset: int
+    id: UUID
+
+
+@runtime_checkable
+class SegmentListing(Protocol):
+    """What a RemoteStorageManager may offer beside its protocol: a look past the metadata. It is
+    asked only where the metadata lacks what a log had in its tier (RULES.md rule 12).
+    """
+
+    def list_segments(self, partition: TopicIdPartition) -> Iterator[StoredSegment]:
+        """Yields the segments of a partition in any order. Raises RemoteStorageError."""
         ...
 
 

@@ -34,6 +34,7 @@ from tenacity.stop import stop_base
 
 from tidemark.config.definition import parse, setting
 from tidemark.errors import ConfigError, TidemarkError
+from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -41,12 +42,14 @@ from tiering.errors import (
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.deadlines import Deadlines, watched_pool
+from tiering.store.inventory import whole_segments
 from tiering.store.manager import (
     LOG_SUFFIX,
     SIDECAR_SUFFIX,
     ByteSource,
     IndexType,
     LogSegmentData,
+    StoredSegment,
     file_name,
     partition_directory,
 )
@@ -190,6 +193,23 @@ class S3RemoteStorageManager:
         except RemoteResourceNotFoundError:
             self._marker.require()
             raise
+
+    def list_segments(self, partition: TopicIdPartition) -> Iterator[StoredSegment]:
+        """Yields the whole segments of a partition (`tiering.store.manager.SegmentListing`).
+
+        Keys are spread by the segment id, so it takes 256 requests.
+        """
+        if not self._marker.is_begun():
+            return
+        self._marker.require()
+        bucket, home = self.settings.bucket, partition_directory(partition)
+        for spread in range(256):
+            prefix = f"{self.settings.key_prefix}{spread:02x}/{home}/"
+            found = self._call(prefix, partial(self._list, bucket, prefix))
+            yield from whole_segments(found, partition)
+
+    def _list(self, bucket: str, prefix: str) -> list[str]:
+        return [found.object_name for found in self._client.list_objects(bucket, prefix=prefix)]
 
     def _is_marked(self) -> bool:
         key = self.settings.key_prefix + MARKER

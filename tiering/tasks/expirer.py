@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
-from tiering.metadata.manager import RemoteLogMetadataManager, RemoteSegments
+from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.partition import TieredPartition
+from tiering.tasks.unrecorded import UnrecordedSegments
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ class Expirer:
         metadata: RemoteLogMetadataManager,
         copier: Copier,
         deleter: SegmentDeleter,
+        unrecorded: UnrecordedSegments,
         now_ms: Callable[[], int],
     ) -> None:
         self._broker_id = config.node_id
         self._metadata = metadata
         self._copier = copier
         self._deleter = deleter
+        self._unrecorded = unrecorded
         self._now_ms = now_ms
 
     async def expire(self, hosted: TieredPartition) -> None:
@@ -48,7 +51,12 @@ class Expirer:
         partition, log = hosted.partition, hosted.log
         if not self._metadata.is_ready(partition):
             return
-        self._raise_log_start(hosted, self._metadata.remote_segments(partition))
+        first = self._first_available(hosted)
+        if first > log.log_start_offset:
+            await self._unrecorded.check(partition, first)
+            if not hosted.is_leader:
+                return
+        self._raise_log_start(hosted)
         await self._delete_dangling(hosted)
         highest = self._copier.learn(hosted)
         tier = self._metadata.remote_segments(partition)
@@ -79,19 +87,22 @@ class Expirer:
             logger.info("deleting unfinished copy %s", segment.remote_log_segment_id)
             await self._deleter.delete(segment)
 
-    def _raise_log_start(self, hosted: TieredPartition, tier: RemoteSegments) -> None:
+    def _raise_log_start(self, hosted: TieredPartition) -> None:
         """Raises the log start to the first offset that is left.
 
         An earlier leader may have deleted more than this log reflects. As long as it does not know
         that it was deposed, it may even delete now: so each pass checks.
         """
-        log = hosted.log
-        first = planner.first_available_offset(
+        first = self._first_available(hosted)
+        if first > hosted.log.high_watermark:
+            return  # a new leader's high watermark is behind for a moment
+        hosted.log.increment_log_start_offset(first)
+
+    def _first_available(self, hosted: TieredPartition) -> int:
+        log, tier = hosted.log, self._metadata.remote_segments(hosted.partition)
+        return planner.first_available_offset(
             tier, hosted.lineage(), log.log_end_offset, log.local_log_start_offset
         )
-        if first > log.high_watermark:
-            return  # a new leader's high watermark is behind for a moment
-        log.increment_log_start_offset(first)
 
     def _retention(self, hosted: TieredPartition, highest_remote_offset: int) -> planner.Retention:
         log = hosted.log

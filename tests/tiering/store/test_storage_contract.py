@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from minio.error import S3Error, ServerError
@@ -21,6 +22,7 @@ from commitlog.disk.os_files import OsDirectory
 from tests.minio_fixture import MinioServer, ObjectStore, minio_binary
 from tests.tiering.builders import PARTITION, STARTED, segment, server_config
 from tidemark.errors import ConfigError
+from tidemark.types import TopicIdPartition
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -33,6 +35,7 @@ from tiering.store.manager import (
     IndexType,
     LogSegmentData,
     RemoteStorageManager,
+    SegmentListing,
     file_name,
     partition_directory,
 )
@@ -120,6 +123,23 @@ def test_ranges_are_exact_and_short_at_the_end(
     assert storage.fetch_log_segment(metadata, 299_000, 400_000) == LOG[299_000:]
     assert storage.fetch_log_segment(metadata, 7, 7) == b""
     assert storage.fetch_log_segment(metadata, 400_000, 400_001) == b""
+
+
+def test_the_whole_segments_of_a_partition_are_listed_and_no_others(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata
+) -> None:
+    assert isinstance(storage, SegmentListing)
+    assert list(storage.list_segments(PARTITION)) == []
+    second = segment(100, 120, 6, state=STARTED, size_bytes=len(LOG))
+    recreated = TopicIdPartition(UUID(int=77), PARTITION.topic, PARTITION.partition)
+    for one in (metadata, second, segment(0, 9, 7, size_bytes=len(LOG), partition=recreated)):
+        storage.copy_log_segment_data(one, data())
+    with suppress(RetriableRemoteStorageError):
+        broken = LogSegmentData(Source(LOG, fails_at=1000), data().indexes)
+        storage.copy_log_segment_data(segment(121, 130, 8, size_bytes=len(LOG)), broken)
+    assert set(storage.list_segments(PARTITION)) == {(17, metadata.id), (100, second.id)}
+    storage.delete_log_segment_data(second)
+    assert list(storage.list_segments(PARTITION)) == [(17, metadata.id)]
 
 
 def test_a_log_of_several_parts_arrives_whole(
