@@ -10,9 +10,10 @@
 - `remover`: the removal of deleted topics, by the leader of the metadata partition.
 - `history`: the leader epochs of a log, checked against the tier and rebuilt from it.
 - `recovery`: the log that the tier has, for a leader without one, pure.
+- `unrecorded`: segments in the store that the metadata does not name.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
-`tiering.manager` runs the tasks; `tiering.reading` uses `planner` and `recovery`; outsiders import
+`tiering.manager` runs the tasks; `tiering.reading` uses `planner`, `recovery` and `unrecorded`; outsiders import
 none of it.
 
 A segment is copied only below the last stable offset, and each copy has an id of its own. Local
