@@ -13,8 +13,8 @@
 - `unrecorded`: segments in the store that the metadata does not name.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
-`tiering.manager` runs the tasks; `tiering.reading` uses `planner`, `recovery` and `unrecorded`; outsiders import
-none of it.
+`tiering.manager` runs the tasks; `tiering.reading` uses `planner`, `recovery` and `unrecorded`;
+outsiders import none of it.
 
 A segment is copied only below the last stable offset, and each copy has an id of its own. Local
 retention has a segment only after its copy is finished. The log start offset moves before a remote
