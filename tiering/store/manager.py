@@ -125,7 +125,7 @@ class StoredSegment(NamedTuple):
 
 @runtime_checkable
 class SegmentListing(Protocol):
-    """What a RemoteStorageManager may offer beside its protocol: a look past the metadata. It is
+    """A look past the metadata, which a RemoteStorageManager may offer beside its protocol. It is
     asked only where the metadata lacks what a log had in its tier (RULES.md rule 12).
     """
 

@@ -1,5 +1,6 @@
-"""Metadata that lost its records is not taken for an empty tier (RULES.md rule 12): a leader asks
-the store before it gives up offsets, and before it begins an empty log.
+"""Metadata that lost its records is not taken for an empty tier (RULES.md rule 12).
+
+A leader asks the store before it gives up offsets, and before it begins an empty log.
 """
 
 from __future__ import annotations
