@@ -6,7 +6,6 @@ from typing import Any
 
 from commitlog.log import retention
 from tests.sim.cluster.planting import ClusterCanary
-from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.tasks import copier, expirer, planner
 from tiering.tasks.partition import TieredPartition
 
@@ -52,17 +51,14 @@ class DeletesCopiesUnderWay(ClusterCanary):
     )
 
 
-_raise = expirer.Expirer._raise_log_start
-
-
-def _raises_to_local(self: Any, hosted: TieredPartition, segments: Any) -> None:
-    _raise(self, hosted, RemoteLogMetadataCache())
+def _local_start(self: Any, hosted: TieredPartition) -> int:
+    return hosted.log.local_log_start_offset
 
 
 class TakesTheLocalStart(ClusterCanary):
     """A new leader does not look into the tier before it raises its log start."""
 
-    patches = ((expirer.Expirer, "_raise_log_start", _raises_to_local),)
+    patches = ((expirer.Expirer, "_first_available", _local_start),)
 
 
 CANARIES: dict[str, type[ClusterCanary]] = {
