@@ -1,7 +1,7 @@
 """`tidemark tier`: the remote segments of a cluster, and the objects of its store.
 
 `ls` and `describe` read the remote log metadata of a live cluster. `verify` and `gc`, which compare
-it with the store, are in `tier_store`.
+it with the store, are in `tier_store`, and `rebuild`, which makes it anew, in `tier_rebuild`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import typer
 from tidemark.cli.output import json_of, print_json
 from tidemark.cli.session import Session, with_session
 from tidemark.cli.tier_metadata import leader_replicas, read_history
+from tidemark.cli.tier_rebuild import rebuild
 from tidemark.cli.tier_store import gc, verify
 from tidemark.errors import ConfigError, UnknownTopicOrPartitionError
 from tidemark.types import TopicIdPartition
@@ -33,6 +34,7 @@ def group() -> None:
 
 app.command("verify")(verify)
 app.command("gc")(gc)
+app.command("rebuild")(rebuild)
 
 
 @app.command("ls")

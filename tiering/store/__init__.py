@@ -10,8 +10,9 @@
 - `factory`: the manager that a node's configuration names.
 - `inventory`, `listing`, `verifying`: objects against the metadata (pure), lists of a store, and a
   check of every byte, for tools.
+- `recovered`: segments as their sidecars tell them, for a rebuild of lost metadata.
 
-Outsiders import `factory`, and tools the last three; a manager of their own implements the protocol
+Outsiders import `factory`, and tools the last four; a manager of their own implements the protocol
 in `manager`. A store has no notion of offsets or epochs. Copies and deletions are idempotent, and a
 file appears whole or not at all. Files have the names of Apache Kafka's local tier.
 """

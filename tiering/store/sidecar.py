@@ -333,6 +333,11 @@ def _decode_body(content: bytes) -> SegmentTable:
     return SegmentTable(metadata, chunk_bytes, crcs, parts)
 
 
+def pin_of_table(content: bytes) -> bytes:
+    """Returns the encoded pin of the table that `content` begins with."""
+    return _pin(content).encode()
+
+
 def _pin(table: bytes) -> Pin:
     length = _HEAD.unpack_from(table)[3]
     return Pin(length, _CRC.unpack_from(table, length - _CRC.size)[0])

@@ -11,6 +11,7 @@
 - `history`: the leader epochs of a log, checked against the tier and rebuilt from it.
 - `recovery`: the log that the tier has, for a leader without one, pure.
 - `unrecorded`: segments in the store that the metadata does not name.
+- `rebuild`: the segments to record again where the metadata is lost, pure.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
 `tiering.manager` runs the tasks; `tiering.reading` uses `planner`, `recovery` and `unrecorded`;

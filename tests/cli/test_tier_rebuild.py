@@ -1,0 +1,287 @@
+"""The steps of a rebuild on the controller's own rules, ended after each of them and run again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from quorum.image import LeaderRecoveryState
+from quorum.services.admin_answers import describe_topics
+from tests.quorum.controller.scenario import Scenario, controller_config
+from tests.tiering.builders import PARTITION
+from tests.tiering.world import World
+from tidemark.cli.tier_rebuild_steps import Rebuilder, Settings, obstacles
+from tidemark.client import decoding as client_decoding
+from tidemark.client.admin import _creatable
+from tidemark.client.models import NewTopic, TopicDescription, TopicListing
+from tidemark.errors import NetworkError, TidemarkError, error_for, raise_for
+from tidemark.types import OffsetSpec, TopicIdPartition, TopicPartition
+from tidemark.v1 import admin_pb2
+from tiering.metadata.codec import encode
+from tiering.metadata.history import MetadataHistory
+from tiering.metadata.memory import MemoryHistory
+from tiering.metadata.segments import (
+    RemoteLogMetadata,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
+from tiering.reading.aux_state import RemoteHistory
+from tiering.store.listing import DirectoryListing
+from tiering.store.recovered import read_segments
+from tiering.tasks.rebuild import TopicPlan, plan_partition
+
+PARTITIONS = PARTITION.partition + 1
+
+
+class Offset:
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+class NewCluster:
+    """A fresh cluster: the real controller, metadata records, and leaders restored by them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.scenario = Scenario(config=controller_config(remote_log_storage_system_enable="true"))
+        self.scenario.start_brokers(1, 2, 3)
+        self.records: list[RemoteLogMetadata] = []
+        self.restored: dict[TopicPartition, RemoteHistory | None] = {}
+        self.elections = 0
+
+    def history(self) -> MetadataHistory:
+        history = MetadataHistory()
+        for record in self.records:
+            history.apply(encode(record))
+        assert history.refused == []
+        return history
+
+    def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
+        return [
+            TopicListing(topic.name, topic.topic_id, len(topic.partitions), 1)
+            for topic in self.scenario.image.topics
+        ]
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+        request = admin_pb2.DescribeTopicsRequest(topic_names=names)
+        answer = describe_topics(self.scenario.image, request)
+        return {topic.name: client_decoding.topic(topic) for topic in answer.topics}
+
+    def create_topics(self, topics: Sequence[NewTopic]) -> list[TopicListing]:
+        request = admin_pb2.CreateTopicsRequest(topics=[_creatable(topic) for topic in topics])
+        for topic in self.scenario.ask(request).topics:
+            raise_for(topic.error_code, topic.error_message)
+        return []
+
+    def elect_leaders(
+        self, election_type: str = "PREFERRED", partitions: Collection[TopicPartition] | None = None
+    ) -> Mapping[TopicPartition, Exception | None]:
+        request = admin_pb2.ElectLeadersRequest(
+            election_type=admin_pb2.ElectLeadersRequest.Type.Value(election_type)
+        )
+        for one in partitions or ():
+            request.partitions.add(topic=one.topic, partition_index=one.partition)
+        self.elections += 1
+        found = {
+            TopicPartition(r.topic, r.partition_index): error_for(r.error_code, r.error_message)
+            if r.error_code
+            else None
+            for r in self.scenario.ask(request).results
+        }
+        for one, error in found.items():
+            if error is None:
+                self._restore(one)
+        return found
+
+    def _restore(self, partition: TopicPartition) -> None:
+        """A leader restores itself from the records that are there at its election."""
+        registration = self.scenario.partition(partition.topic, partition.partition)
+        assert registration.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        history = MemoryHistory()
+        for record in self.records:
+            history.append(record)
+        identity = TopicIdPartition(PARTITION.topic_id, *partition)
+
+        async def ask() -> RemoteHistory | None:
+            node = World(
+                self.world.path / "new", storage=self.world.storage, history=history, broker_id=2
+            )
+            await node.manager.start()
+            node.manager.on_leadership_change({}, {identity: node.log})
+            try:
+                return await node.manager.latest_history(identity)
+            finally:
+                node.log.close()
+
+        found = asyncio.run(ask())
+        assert found is None or registration.leader_epoch > found.epochs[-1][0]
+        assert partition not in self.restored
+        self.restored[partition] = found
+
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, int | OffsetSpec], *, timeout_ms: int | None = None
+    ) -> Mapping[TopicPartition, Any]:
+        answers = {}
+        for partition, spec in wanted.items():
+            if partition not in self.restored:
+                raise NetworkError("no leader")
+            found = self.restored[partition]
+            first, end = (found.log_start_offset, found.next_offset) if found else (0, 0)
+            answers[partition] = Offset(first if spec is OffsetSpec.EARLIEST else end)
+        return answers
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Four segments in the tier, of epochs 0 and 5."""
+
+    async def scenario() -> World:
+        made = World(tmp_path_factory.mktemp("old"), history=MemoryHistory())
+        await made.manager.start()
+        for epoch in (0, 5):
+            made.lead(epoch)
+            made.produce_segment()
+            made.produce_segment()
+        await made.manager.run_once(PARTITION)
+        return made
+
+    return asyncio.run(scenario())
+
+
+@pytest.fixture
+def plan(world: World) -> TopicPlan:
+    objects = DirectoryListing(world.path / "tier").objects()
+    found, remarks = read_segments(world.storage, objects, lambda _: True)
+    assert len(found) == 4 and remarks == []
+    numbers = [TopicIdPartition(PARTITION.topic_id, PARTITION.topic, n) for n in range(PARTITIONS)]
+    return TopicPlan(
+        PARTITION.topic,
+        [plan_partition(one, found if one == PARTITION else []) for one in numbers],
+    )
+
+
+def rebuild(cluster: NewCluster, plan: TopicPlan, kill_at: int | None = None) -> list[str]:
+    """Runs the steps; the process is killed before the step or record of this number."""
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        if kill_at == len(steps):
+            raise Killed(name)
+        steps.append(name)
+
+    def write(records: Sequence[RemoteLogMetadata]) -> None:
+        for record in records:
+            cluster.records.append(record)
+            step("a record")
+
+    rebuilder = Rebuilder(cluster, write, Settings(timeout_s=0), on_step=step, now_ms=lambda: 7)
+    offsets = rebuilder.run(plan, cluster.history())
+    assert offsets[PARTITION.partition] == (0, plan.partitions[-1].next_offset)
+    return steps
+
+
+def check(cluster: NewCluster, plan: TopicPlan, world: World) -> None:
+    """Asserts the state of a whole rebuild."""
+    (listed,) = cluster.list_topics()
+    assert (listed.topic_id, listed.num_partitions) == (PARTITION.topic_id, PARTITIONS)
+    assert cluster.restored.keys() == {TopicPartition(PARTITION.topic, n) for n in range(4)}
+    found = cluster.restored[PARTITION.topic_partition]
+    assert found is not None
+    assert (found.log_start_offset, found.next_offset) == (
+        0,
+        world.log.local_log_start_offset or 80,
+    )
+    before = world.metadata.list_remote_log_segments(PARTITION)
+    cache = cluster.history().partitions[PARTITION]
+    assert [one.id for one in cache.segments()] == [one.id for one in before]
+    assert [one.custom_metadata for one in cache.segments()] == [
+        one.custom_metadata for one in before
+    ]
+    assert cluster.scenario.partition(PARTITION.topic, PARTITION.partition).leader_epoch == 6
+
+
+def test_a_fresh_cluster_gets_the_topic_and_its_leaders_begin_where_the_tier_ends(
+    world: World, plan: TopicPlan
+) -> None:
+    cluster = NewCluster(world)
+    steps = rebuild(cluster, plan)
+    assert steps.count("a record") == 8
+    check(cluster, plan, world)
+    assert rebuild(cluster, plan) == [f"{plan.name}: create", f"{plan.name}: wait"]
+    assert (len(cluster.records), cluster.elections) == (8, 1)
+    configs = dict(cluster.scenario.image.topic_configs(plan.name))
+    assert (configs["retention.ms"], configs["remote.storage.enable"]) == ("-1", "true")
+
+
+def test_a_rebuild_that_is_killed_anywhere_is_finished_by_the_next(
+    world: World, plan: TopicPlan
+) -> None:
+    whole = len(rebuild(NewCluster(world), plan))
+    for kill_at in range(whole):
+        cluster = NewCluster(world)
+        with pytest.raises(Killed):
+            rebuild(cluster, plan, kill_at)
+        rebuild(cluster, plan)
+        check(cluster, plan, world)
+        assert cluster.history().refused == []
+
+
+def test_a_live_topic_gets_its_lost_records_and_no_election(world: World, plan: TopicPlan) -> None:
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    cluster.records = cluster.records[:3]  # the second segment is begun, the later ones are lost
+    rebuild(cluster, plan)
+    assert len(cluster.records) == 8 and cluster.elections == 1
+
+
+def test_a_deleted_segment_is_not_recorded_again(world: World, plan: TopicPlan) -> None:
+    from tests.tiering.builders import DELETED, DELETING
+
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    one = plan.partitions[-1].chosen[0]
+    cluster.records += [one.update(DELETING, 1, 1), one.update(DELETED, 2, 1)]
+    rebuild(cluster, plan)
+    assert len(cluster.records) == 10
+
+
+def test_replicas_that_had_a_leader_are_never_elected_uncleanly(
+    world: World, plan: TopicPlan
+) -> None:
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    cluster.scenario.keep_alive(18_000)  # all brokers are away
+    assert cluster.scenario.partition(PARTITION.topic, 3).leader is None
+    rebuild(cluster, plan)
+    assert cluster.elections == 1
+
+
+def test_another_topic_and_a_deleted_one_are_in_the_way(world: World, plan: TopicPlan) -> None:
+    cluster = NewCluster(world)
+    cluster.scenario.create(plan.name, (1,))
+    topics = cluster.list_topics()
+    (told,) = obstacles(plan, topics, cluster.history())
+    assert "another topic" in told
+    with pytest.raises(TidemarkError):  # the controller refuses it as well
+        rebuild(cluster, plan)
+    assert cluster.records == [] and cluster.elections == 0
+
+    renamed = TopicListing("renamed", PARTITION.topic_id, 4, 1)
+    assert "is in use" in next(obstacles(plan, [renamed], cluster.history()))
+    small = TopicListing(plan.name, PARTITION.topic_id, 2, 1)
+    assert "add partitions first" in next(obstacles(plan, [small], cluster.history()))
+    marked = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+    cluster.records = [RemotePartitionDeleteMetadata(PARTITION, marked, 1, 1)]
+    assert "was deleted" in next(obstacles(plan, [], cluster.history()))
+    assert (
+        next(obstacles(plan, [TopicListing("x", UUID(int=5), 1, 1)], MetadataHistory()), None)
+        is None
+    )
