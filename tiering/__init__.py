@@ -7,10 +7,10 @@
 - `tasks`: copy, expiration and deletion; the decisions are pure, in `tasks.planner`.
 - `reading`: reads by offset and timestamp, their caches, and the state a follower starts from.
 
-Outsiders import `manager`. To put a node together they import `metadata.topic_based`,
-`store.factory` and `reading.index_cache` too, and to dump records `metadata.codec` and
-`metadata.formatter`. Contracts hold the order: the manager above reading, then tasks, store,
-metadata.
+Outsiders import `manager`, and `slots` where partitions share a limit. To put a node together they
+import `metadata.topic_based`, `store.factory` and `reading.index_cache` too, and to dump records
+`metadata.codec` and `metadata.formatter`. Contracts hold the order: the manager above reading, then
+tasks, store, metadata.
 
 The room promises the very bytes that the local log had (RULES.md I10). Local retention deletes a
 segment only after its copy is recorded as finished (RULES.md rule 10). Calls of a store block only

@@ -4,15 +4,17 @@ A read belongs to the node, not to its fetch. `take` begins it and returns at on
 waits is woken when it is finished. A fetch that is answered or cancelled before leaves the read
 going, and the repeated fetch takes its outcome.
 
-At most 64 reads run. Beyond that they wait, and partitions take turns. A read that no fetch asked
-for within a request timeout does not begin; an outcome that no fetch took within it is dropped.
+At most 64 reads run, of one partition at most its share (`tiering.slots`): one whose store hangs
+leaves slots to the others. Beyond that reads wait, and partitions take turns. A read that no fetch
+asked for within a request timeout does not begin; an outcome that no fetch took within it is
+dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -29,6 +31,7 @@ from tidemark.errors import (
 )
 from tidemark.records.extent import extent_of
 from tidemark.types import OrderedSet, TopicIdPartition
+from tiering.slots import FairSlots
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +113,9 @@ class TierReads:
         self.max_wait_ms = max_wait_ms
         self._give_up_s = give_up_ms / 1000
         self._reads: dict[_Key, TierRead] = {}
-        self._waiting: OrderedDict[TopicIdPartition, deque[TierRead]] = OrderedDict()
+        self._slots: FairSlots[TopicIdPartition, TierRead] = FairSlots(_RUNNING_MAX)
         self._finished: OrderedDict[_Key, TierRead] = OrderedDict()
         self._kept_bytes = 0
-        self._running = 0
         self.waiting_max = _WAITING_MAX
 
     @property
@@ -133,11 +135,11 @@ class TierReads:
         now = asyncio.get_running_loop().time()
         if found is None:
             found = TierRead(key, hosted.log, max_bytes, now)
-            if self._running >= _RUNNING_MAX:
-                self._make_room(key.partition)
-                self._waiting.setdefault(key.partition, deque()).append(found)
-            else:
+            if self._slots.take(key.partition):
                 self._begin(found)
+            else:
+                self._make_room(key.partition)
+                self._slots.wait(key.partition, found)
             self._reads[key] = found
         found.asked_at = now
         return found
@@ -151,7 +153,7 @@ class TierReads:
     async def close(self) -> None:
         """Cancels the reads in progress."""
         tasks = [read.task for read in self._reads.values() if read.task is not None]
-        self._waiting.clear()
+        self._slots.drop_all()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -161,28 +163,27 @@ class TierReads:
 
     def _make_room(self, partition: TopicIdPartition) -> None:
         """Makes room in the queue: the newest read of the partition with most has to leave."""
-        if sum(map(len, self._waiting.values())) < self.waiting_max:
+        if self._slots.waiting < self.waiting_max:
             return
-        longest = max(self._waiting, key=lambda one: len(self._waiting[one]))
-        if len(self._waiting[longest]) <= len(self._waiting.get(partition, ())) + 1:
+        longest = self._slots.longest()
+        if self._slots.waiting_of(longest) <= self._slots.waiting_of(partition) + 1:
             raise ThrottlingQuotaExceededError(
                 f"{self.waiting_max} reads wait for the remote storage; try again"
             )
-        self._drop(self._waiting[longest].pop())
+        self._drop(self._slots.drop_newest(longest))
 
     def _drop(self, read: TierRead) -> None:
         self._reads.pop(read.key, None)
         _wake(read)
 
     def _begin(self, read: TierRead) -> None:
-        self._running += 1
         read.task = asyncio.ensure_future(self._run(read))
 
     async def _run(self, read: TierRead) -> None:
         try:
             read.outcome = await self._outcome(read)
         finally:
-            self._running -= 1
+            self._slots.release(read.key.partition)
             read.task = None
             self._keep(read)
             self._begin_next()
@@ -204,12 +205,10 @@ class TierReads:
 
     def _begin_next(self) -> None:
         old = asyncio.get_running_loop().time() - self._give_up_s
-        while self._waiting and self._running < _RUNNING_MAX:
-            partition, reads = self._waiting.popitem(last=False)
-            read = reads.popleft()
-            if reads:
-                self._waiting[partition] = reads  # behind the others
+        while (found := self._slots.next()) is not None:
+            partition, read = found
             if read.asked_at < old and not read.waiters:
+                self._slots.release(partition)
                 self._drop(read)
             else:
                 self._begin(read)

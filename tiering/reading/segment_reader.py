@@ -19,21 +19,22 @@ from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError
 from tidemark.records.extent import Extent
 from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
+from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
+from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache, retrieve
 from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import RemoteStorageManager
 from tiering.store.sidecar import CHUNK_BYTES
-from tiering.threads import DaemonPool
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_EXPECTED_MAX = 1024  # next positions of sequential readers
+_EXPECTED_MAX = 1024  # next positions of sequential readers, and where each began
 _CHUNKS_PER_REQUEST = 8
 
 
@@ -60,9 +61,9 @@ class SegmentReader:
         self._prefetch_requests = config.remote_log_reader_prefetch_chunks
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
-        self._pool = DaemonPool(config.remote_log_reader_threads, "remote-log-reader")
+        self._calls = StorageCalls(config.remote_log_reader_threads)
         self._loading: dict[UUID, asyncio.Task[CheckedIndexes]] = {}
-        self._expected: OrderedDict[tuple[UUID, int], None] = OrderedDict()
+        self._expected: OrderedDict[tuple[UUID, int], int] = OrderedDict()
 
     async def close(self) -> None:
         """Cancels the work under way."""
@@ -71,12 +72,12 @@ class SegmentReader:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         await self._chunks.close()
-        self._pool.shutdown()
+        self._calls.close()
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Runs a blocking call of the storage in the pool."""
+    async def run(self, call: Callable[[], T], partition: TopicIdPartition | None = None) -> T:
+        """Runs a blocking call of the storage in the pool, in a thread of the partition's share."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+            return await self._calls.run(call, partition)
         except Exception:
             self._metrics.remote_fetch_errors += 1
             raise
@@ -99,7 +100,9 @@ class SegmentReader:
 
     async def _load(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
         try:
-            return await self.run(lambda: self._index_cache.load(segment))
+            return await self.run(
+                lambda: self._index_cache.load(segment), segment.topic_id_partition
+            )
         finally:
             del self._loading[segment.id]
 
@@ -223,17 +226,20 @@ class SegmentReader:
 
     def continues(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> bool:
         """Notes `end` as the next position of a reader, who has passed the chunks before; returns
-        whether `start` was such, or is 0.
+        whether to read ahead of it.
+
+        A reader that began within the segment may have a part of it to read. So it first reads as
+        much as is read ahead: what that wastes at its end is less than what it read.
         """
+        begun = self._expected.pop((segment.id, start), start)
         behind = end if end < segment.segment_size_bytes else end + self._chunk_bytes
         for number in range(start // self._chunk_bytes, behind // self._chunk_bytes):
-            self._chunks.passed((segment.id, number))
-        expected = start == 0 or (segment.id, start) in self._expected
-        self._expected.pop((segment.id, start), None)
-        self._expected[segment.id, end] = None
+            whole = begun <= number * self._chunk_bytes
+            self._chunks.passed((segment.id, number), whole)
+        self._expected[segment.id, end] = begun
         while len(self._expected) > _EXPECTED_MAX:
             self._expected.popitem(last=False)
-        return expected
+        return begun == 0 or end - begun >= self._prefetch_requests * self._request_bytes
 
     def read_ahead(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
         """Starts to load the chunks from `position` on; returns how many lie beyond the segment's
@@ -307,11 +313,11 @@ class SegmentReader:
             return [content[at : min(at + self._chunk_bytes, end - first)] for at in edges]
 
         try:
-            return await self.run(fetch)
+            return await self.run(fetch, segment.topic_id_partition)
         except CorruptMessageError as error:
             logger.warning("%s; fetching again", error)
         try:
-            return await self.run(fetch)
+            return await self.run(fetch, segment.topic_id_partition)
         except CorruptMessageError:
             self._metrics.remote_fetch_corrupt += 1
             raise

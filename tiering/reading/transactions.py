@@ -23,13 +23,13 @@ from tiering.tasks.checking import check_transactions
 
 _KEPT_ENTRIES_MAX = 1 << 16  # of all segments; an entry takes some 100 bytes
 
-Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+Run = Callable[[Callable[[], bytes], TopicIdPartition], Awaitable[bytes]]
 
 
 class RemoteTransactions:
     """Transaction indexes of remote segments, those used last in memory; on one event loop.
 
-    `run` runs a blocking call of the storage in a thread.
+    `run` runs a blocking call of the storage in a thread of the partition's share.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class RemoteTransactions:
         if found is not None:
             self._kept.move_to_end(segment.id)
             return found
-        data = await self._run(lambda: self._storage.fetch_index(segment, IndexType.TRANSACTION))
+        data = await self._run(
+            lambda: self._storage.fetch_index(segment, IndexType.TRANSACTION),
+            segment.topic_id_partition,
+        )
         name = f"the transaction index of {segment.remote_log_segment_id}"
         found = parse_transactions(data, name)
         self._kept_entries += len(found) - len(self._kept.get(segment.id, ()))

@@ -233,26 +233,46 @@ def test_a_read_that_nobody_asks_for_any_more_does_not_begin() -> None:
         await fetch(cluster, (1, 65), max_wait_ms=0)
         tier.hanging[1].set()
         await asyncio.sleep(1)
-        assert [offset for _, offset in tier.reads] == [*range(64), 65]
+        assert [offset for _, offset in tier.reads] == [*range(32), 65]
 
     scenario(test, records=70)
+
+
+def test_a_hanging_partition_leaves_slots_to_others_however_many_read_it() -> None:
+    async def test(cluster: Cluster, tier: Store) -> None:
+        tier.hang(1, 2)
+        for partition in (1, 2):
+            for offset in range(70):
+                await fetch(cluster, (partition, offset), max_wait_ms=0)
+        begun = now()
+        assert values(await fetch(cluster, (3, 0))) == [["cold0"]]
+        assert now() - begun < 0.1
+        assert tier.most_under_way < 64
+
+    scenario(test, cold=3, records=70)
 
 
 def test_beyond_the_queue_a_fetch_is_throttled_and_its_retry_succeeds() -> None:
     async def test(cluster: Cluster, tier: Store) -> None:
         cluster.nodes[1].reads.waiting_max = 4
-        tier.hang(1)
+        tier.hang(*range(1, 8))
+        for partition, held in enumerate((32, 16, 8, 4, 2, 1, 1), 1):  # half of what is left
+            for offset in range(held):
+                await fetch(cluster, (partition, offset), max_wait_ms=0)
+        await asyncio.sleep(0)
+        assert tier.most_under_way == 64
         answers = [
             (await fetch(cluster, (1, offset), max_wait_ms=0))[0].error_code for offset in range(70)
         ]
-        assert answers == [0] * 68 + [ErrorCode.THROTTLING_QUOTA_EXCEEDED] * 2
-        (other,) = await fetch(cluster, (2, 0), max_wait_ms=0)
+        assert answers == [0] * 36 + [ErrorCode.THROTTLING_QUOTA_EXCEEDED] * 34
+        (other,) = await fetch(cluster, (8, 0), max_wait_ms=0)
         assert other.error_code == 0  # takes the place of the newest of the others
-        tier.hanging[1].set()
-        assert values(await fetch(cluster, (2, 0))) == [["cold0"]]
+        for hanging in tier.hanging.values():
+            hanging.set()
+        assert values(await fetch(cluster, (8, 0))) == [["cold0"]]
         assert values(await fetch(cluster, (1, 69))) == [["cold69"]]
 
-    scenario(test, cold=2, records=70)
+    scenario(test, cold=8, records=70)
 
 
 def test_what_is_read_for_another_leader_epoch_is_not_served() -> None:

@@ -39,12 +39,8 @@ class CountingStorage:
 class Cold:
     """A node whose partitions each have a segment in the tier, one batch per offset."""
 
-    def __init__(self, path: Path, partitions: int, batches: int, cache_bytes: int) -> None:
-        settings: dict[str, object] = {
-            "remote_log_reader_chunk_bytes": 2 * MIB,
-            "remote_log_reader_chunk_cache_total_size_bytes": cache_bytes,
-            "remote_log_reader_max_pending_tasks": 1000,
-        }
+    def __init__(self, path: Path, partitions: int, batches: int, **settings: object) -> None:
+        settings["remote_log_reader_max_pending_tasks"] = 1000
         self.world = World(path, settings=settings, segment_bytes=64 * MIB)
         self.storage = self.world.storage = CountingStorage(self.world.storage)
         self.logs: dict[TopicIdPartition, Log] = {}
@@ -72,28 +68,66 @@ class Cold:
         for partition in self.logs:
             await self.manager.run_once(partition)
 
+    def consume(self, *parts: tuple[TopicIdPartition, range]) -> int:
+        """Reads parts of partitions at once, each in sequence; returns the bytes served."""
+        served = 0
 
-@pytest.mark.parametrize(("readers", "cache_bytes"), [(16, 16 * MIB), (100, 64 * MIB)])
+        async def consume(partition: TopicIdPartition, offsets: range) -> None:
+            nonlocal served
+            offset = offsets.start
+            while offset < offsets.stop:
+                log = self.logs[partition]
+                records = await self.manager.read(partition, log, offset, 2 * BATCH_BYTES)
+                served += len(records)
+                offset = last_offset(records) + 1
+
+        async def scenario() -> None:
+            await asyncio.gather(*(consume(*part) for part in parts))
+            await self.manager.stop()
+
+        asyncio.run(scenario())
+        return served
+
+
+@pytest.mark.parametrize(
+    ("readers", "cache_bytes", "threads"), [(16, 16 * MIB, 10), (100, 64 * MIB, 250)]
+)
 def test_what_is_fetched_is_read_before_it_is_evicted(
-    tmp_path: Path, readers: int, cache_bytes: int
+    tmp_path: Path, readers: int, cache_bytes: int, threads: int
 ) -> None:
     batches = 2400 // readers
-    cold = Cold(tmp_path, readers, batches, cache_bytes)
-    served = 0
-
-    async def consume(partition: TopicIdPartition, log: Log) -> None:
-        nonlocal served
-        offset = 0
-        while offset < batches:
-            records = await cold.manager.read(partition, log, offset, 2 * BATCH_BYTES)
-            served += len(records)
-            offset = last_offset(records) + 1
-
-    async def scenario() -> None:
-        await asyncio.gather(*(consume(*one) for one in cold.logs.items()))
-        await cold.manager.stop()
-
-    asyncio.run(scenario())
+    cold = Cold(
+        tmp_path,
+        readers,
+        batches,
+        remote_log_reader_chunk_bytes=2 * MIB,
+        remote_log_reader_chunk_cache_total_size_bytes=cache_bytes,
+        remote_log_reader_threads=threads,
+    )
+    served = cold.consume(*((partition, range(batches)) for partition in cold.logs))
     assert served > 130 * MIB
     assert cold.manager.metrics.chunk_prefetches
+    assert cold.storage.fetched_bytes < 1.1 * served
+
+
+@pytest.mark.parametrize("readers", [16, 100])
+def test_readers_of_partitions_of_their_own_fetch_each_byte_once_by_default(
+    tmp_path: Path, readers: int
+) -> None:
+    batches = 2400 // readers
+    cold = Cold(tmp_path, readers, batches)
+    served = cold.consume(*((partition, range(batches)) for partition in cold.logs))
+    assert served > 130 * MIB
+    assert cold.storage.fetched_bytes < 1.1 * served
+
+
+def test_a_hundred_readers_of_parts_of_one_partition_fetch_each_byte_once_by_default(
+    tmp_path: Path,
+) -> None:
+    batches, part = 4800, 48
+    cold = Cold(tmp_path, 1, batches)
+    (partition,) = cold.logs
+    parts = [range(first, first + part) for first in range(0, batches, part)]
+    served = cold.consume(*((partition, offsets) for offsets in parts))
+    assert served > 2 * cold.world.config.remote_log_reader_chunk_cache_total_size_bytes
     assert cold.storage.fetched_bytes < 1.1 * served

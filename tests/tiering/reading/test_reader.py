@@ -24,6 +24,7 @@ from tiering.errors import (
 )
 from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
+from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.remote_indexes import RemoteIndexes
@@ -129,6 +130,34 @@ def test_reads_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert world.manager.metrics.remote_fetch_busy == 1
+
+
+def test_calls_that_hang_leave_threads_to_other_partitions() -> None:
+    gate, began = threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        began.release()
+        gate.wait()
+
+    async def scenario() -> None:
+        calls = StorageCalls(4)
+        hanging = [asyncio.ensure_future(calls.run(hang, PARTITION)) for _ in range(9)]
+        for _ in range(2):
+            await asyncio.to_thread(began.acquire)
+        for left in hanging[:8]:  # a caller that leaves gives back no thread
+            left.cancel()
+        other = PARTITION._replace(partition=7)
+        assert await calls.run(lambda: "read", other) == "read"
+        assert not began.acquire(blocking=False)
+        gate.set()
+        await hanging[8]
+        assert await calls.run(lambda: "read", PARTITION) == "read"
+        calls.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gate.set()
 
 
 def test_several_readers_of_one_chunk_fetch_it_once(tmp_path: Path) -> None:
