@@ -387,6 +387,41 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 120_000),
+        ({"request_timeout_ms": 119_995}, 120_000),
+        ({"request_timeout_ms": 119_996}, 120_001),
+        ({"request_timeout_ms": 119_995, "linger_ms": 5.5}, 120_001),
+        ({"linger_ms": float("inf")}, 2**31 - 1),
+        ({"delivery_timeout_ms": 30_005}, 30_005),
+        ({"delivery_timeout_ms": 30_004}, None),
+        ({"delivery_timeout_ms": 30_000, "linger_ms": 0}, 30_000),
+        ({"delivery_timeout_ms": 120_000, "request_timeout_ms": 120_000}, None),
+        ({"delivery_timeout_ms": float("nan")}, None),
+    ],
+)
+def test_the_delivery_timeout_holds_linger_and_one_request(
+    settings: dict[str, Any], expected: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stated one that is shorter is refused; the default gives way, with a warning."""
+
+    async def main() -> None:
+        if expected is None:
+            with pytest.raises(ConfigError, match=r"equal to or larger than linger\.ms"):
+                AsyncProducer("127.0.0.1:1", **settings)
+            return
+        producer = AsyncProducer("127.0.0.1:1", **settings)
+        assert producer._core.accumulator._retry.timeout_ms == expected
+        await producer.close()
+
+    asyncio.run(main())
+    is_raised = "delivery_timeout_ms" not in settings and expected != 120_000
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * is_raised
+    assert not is_raised or f"Setting it to {expected}." in caplog.text
+
+
 # Arrow.
 
 

@@ -261,7 +261,9 @@ def test_a_node_that_throttles_is_left_alone_for_that_long() -> None:
 
 def test_a_record_for_an_unknown_topic_has_its_outcome_within_the_delivery_timeout() -> None:
     async def play(cluster: VirtualCluster, make: Make) -> None:
-        async with make(delivery_timeout_ms=2_000, max_block_ms=60_000) as producer:
+        async with make(
+            delivery_timeout_ms=2_000, request_timeout_ms=1_000, max_block_ms=60_000
+        ) as producer:
             refused = await outcome(producer.send("missing", b"x"))
             assert isinstance(refused, UnknownTopicOrPartitionError)
             assert 1.9 <= now_s() <= 2.1
@@ -378,6 +380,7 @@ def test_a_waiter_on_an_event_loop_that_is_closed_fails_no_other_record() -> Non
 def test_the_delivery_timeout_counts_from_the_send(where: str) -> None:
     async def play(cluster: VirtualCluster, make: Make) -> None:
         settings = {"delivery_timeout_ms": 10_000, "buffer_memory": 1000}
+        settings["request_timeout_ms"] = 9_900
         async with make(**settings) as producer:
             await producer.send("t", b"warm")
             if where == "no leader":
@@ -422,7 +425,7 @@ def test_a_full_buffer_refuses_each_record_after_its_own_max_block_ms() -> None:
 
 def test_retries_back_off_exponentially_and_go_on_until_the_delivery_timeout() -> None:
     async def play(cluster: VirtualCluster, make: Make) -> None:
-        async with make(delivery_timeout_ms=20_000) as producer:
+        async with make(delivery_timeout_ms=20_000, request_timeout_ms=10_000) as producer:
             await producer.send("t", b"warm")
             cluster.faults[ZERO].extend([Fault(ErrorCode.NOT_ENOUGH_REPLICAS)] * 1000)
             begun_s = now_s()

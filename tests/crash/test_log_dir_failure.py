@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ def produce(server: TracedServer, partitions: int, rounds: int) -> tuple[set[byt
     """
     acked: set[bytes] = set()
     failed: set[int] = set()
-    with Producer(server.address, acks="all", delivery_timeout_ms=2_000, linger_ms=0) as producer:
+    patience: dict[str, Any] = {"delivery_timeout_ms": 2_000, "request_timeout_ms": 1_900}
+    with Producer(server.address, acks="all", linger_ms=0, **patience) as producer:
         for number in range(rounds):
             sent = {
                 p: producer.send("events", b"%d:%d" % (p, number), partition=p)

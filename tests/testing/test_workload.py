@@ -28,7 +28,9 @@ from tidemark.testing.history import (
 from tidemark.testing.workload import Workload, WorkloadPace
 from tidemark.testing.workload_senders import SENDERS
 
-PACE = WorkloadPace(slack_ms=0, finish_ms=5_000, delivery_timeout_ms=3_000)
+PACE = WorkloadPace(
+    slack_ms=0, finish_ms=5_000, delivery_timeout_ms=3_000, request_timeout_ms=2_900
+)
 
 
 def worked(seed: int, *bugs: str, seconds: float = 6, pace: WorkloadPace = PACE) -> list[Entry]:

@@ -11,6 +11,8 @@ Decisions are made by `producer_core.ProducerCore`, which is pure; `sender.Sende
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +30,11 @@ from tidemark.errors import ConfigError
 from tidemark.surroundings import make_rng, surroundings
 from tidemark.types import TopicPartition
 
+logger = logging.getLogger(__name__)
+
 _ACKS = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
+_DELIVERY_TIMEOUT_MS = 120_000
+_LONGEST_MS = 2**31 - 1
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -40,7 +46,8 @@ class AsyncProducer(AsyncCloses):
     `linger_ms` is the longest wait for more records if no batch of the partition is under way.
     `buffer_memory` limits the bytes not yet acknowledged; beyond it, sends wait up to
     `max_block_ms`. `delivery_timeout_ms` limits the time of a record from send to acknowledgement,
-    retries included. Raises ConfigError for settings that contradict each other.
+    retries included. It is at least `linger_ms` + `request_timeout_ms`; None means 120,000, or that
+    sum if it is larger. Raises ConfigError for settings that contradict each other.
 
     - Every record handed over is given out, failed, or still owned.
     - Every delivery has an outcome, within delivery.timeout.ms or close(timeout).
@@ -64,7 +71,7 @@ class AsyncProducer(AsyncCloses):
         max_in_flight_requests_per_connection: int = 5,
         buffer_memory: int = 64 << 20,
         max_block_ms: float = 60_000,
-        delivery_timeout_ms: int = 120_000,
+        delivery_timeout_ms: int | None = None,
         request_timeout_ms: int = 30_000,
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
@@ -88,11 +95,11 @@ class AsyncProducer(AsyncCloses):
             max_in_flight=max_in_flight_requests_per_connection,
             acks=_ACKS[acks],
         )
-        _check_times(linger_ms=linger_ms, max_block_ms=max_block_ms)
-        _check_times(request_timeout_ms=request_timeout_ms, delivery_timeout_ms=delivery_timeout_ms)
+        _check_times(max_block_ms=max_block_ms)
+        delivery_ms = _delivery_timeout_ms(delivery_timeout_ms, linger_ms, request_timeout_ms)
         rng = make_rng(random_seed)
         retry_backoff_ms = min(retry_backoff_ms, retry_backoff_max_ms)
-        retry = RetryPolicy(delivery_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
+        retry = RetryPolicy(delivery_ms, retry_backoff_ms, retry_backoff_max_ms)
         self._connections = connect(request_timeout_ms=request_timeout_ms)
         self._metadata = MetadataCache(
             self._connections,
@@ -282,6 +289,29 @@ def _check_times(**settings: float) -> None:
     for name, milliseconds in settings.items():
         if not milliseconds >= 0:  # NaN is not, either
             raise ConfigError(f"{name.replace('_', '.')}={milliseconds} is below zero")
+
+
+def _delivery_timeout_ms(wanted: int | None, linger_ms: float, request_timeout_ms: int) -> int:
+    """Returns delivery.timeout.ms. A shorter one than linger.ms + request.timeout.ms would end
+    records before the answer to their first request: the default is raised to it (Kafka's rule).
+    """
+    _check_times(linger_ms=linger_ms, request_timeout_ms=request_timeout_ms)
+    least = math.ceil(linger_ms + request_timeout_ms) if math.isfinite(linger_ms) else _LONGEST_MS
+    least = min(least, _LONGEST_MS)
+    if wanted is None:
+        if least > _DELIVERY_TIMEOUT_MS:
+            logger.warning(
+                "delivery.timeout.ms should be equal to or larger than linger.ms +"
+                " request.timeout.ms. Setting it to %d.",
+                least,
+            )
+        return max(least, _DELIVERY_TIMEOUT_MS)
+    if not wanted >= least:  # NaN is not, either
+        raise ConfigError(
+            f"delivery.timeout.ms={wanted} should be equal to or larger than"
+            f" linger.ms + request.timeout.ms={least}"
+        )
+    return wanted
 
 
 def _batches_of(table: Any) -> list[Any]:

@@ -248,7 +248,7 @@ def client_settings(client: type[Any], settings: Mapping[str, str], own: str) ->
             if name not in parameters:
                 known = [_PREFIX + group + each.replace("_", ".") for each in parameters]
                 raise unknown_key("rlmm.config." + key, ["rlmm.config." + each for each in known])
-            chosen[name] = _convert(key, text, parameters[name].default)
+            chosen[name] = _convert(key, text, parameters[name])
     for key in settings:
         if not key.startswith(tuple(_PREFIX + group for group in _GROUPS)):
             raise unknown_key(
@@ -258,14 +258,13 @@ def client_settings(client: type[Any], settings: Mapping[str, str], own: str) ->
     return chosen
 
 
-def _convert(key: str, text: str, default: Any) -> Any:
+def _convert(key: str, text: str, parameter: inspect.Parameter) -> Any:
+    annotation = str(parameter.annotation)  # the default may be None
+    types = [name for name in ("str", "bool", "float", "int") if name in annotation]
+    wanted = types[0] if types else "str"
     try:
-        if isinstance(default, bool):
+        if wanted == "bool":
             return {"true": True, "false": False}[text]
-        if isinstance(default, int):
-            return int(text)
-        return float(text) if isinstance(default, float) else text
+        return {"str": str, "float": float, "int": int}[wanted](text)
     except (KeyError, ValueError):
-        raise ConfigError(
-            f"rlmm.config.{key}={text!r} is not of type {type(default).__name__}"
-        ) from None
+        raise ConfigError(f"rlmm.config.{key}={text!r} is not of type {wanted}") from None

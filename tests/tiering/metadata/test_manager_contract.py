@@ -441,11 +441,16 @@ def test_client_settings_are_taken_from_the_configuration() -> None:
     settings = {
         "remote.log.metadata.common.client.request.timeout.ms": "1234",
         "remote.log.metadata.producer.linger.ms": "3",
+        "remote.log.metadata.producer.delivery.timeout.ms": "5000",
+        "remote.log.metadata.producer.enable.idempotence": "false",
+        "remote.log.metadata.producer.acks": "1",
         "remote.log.metadata.consumer.fetch.max.wait.ms": "77",
     }
     producer = client_settings(AsyncProducer, settings, "producer.")
     assert producer["request_timeout_ms"] == 1234
-    assert producer["linger_ms"] == 3 and producer["acks"] == "all"
+    assert producer["linger_ms"] == 3 and producer["acks"] == "1"
+    assert producer["delivery_timeout_ms"] == 5000, "its default is None"
+    assert producer["enable_idempotence"] is False
     consumer = client_settings(AsyncConsumer, settings, "consumer.")
     assert consumer["fetch_max_wait_ms"] == 77 and "linger_ms" not in consumer
     for key in ("remote.log.metadata.producer.lingr.ms", "no.such"):
