@@ -133,6 +133,10 @@ class TierReads:
         key = _Key(core.identity, offset, read_committed, core.leader_epoch)
         found = self._reads.get(key)
         now = asyncio.get_running_loop().time()
+        old = now - self._give_up_s
+        if found is not None and found.outcome is not None and found.asked_at < old:
+            self.done(found)  # its error may have passed long ago
+            found = None
         if found is None:
             found = TierRead(key, hosted.log, max_bytes, now)
             if self._slots.take(key.partition):

@@ -44,7 +44,8 @@ class WorkloadPace:
 
     `slack_ms` is the lateness that a busy machine may add to a limit; 0 in virtual time.
     `finish_ms` limits each step after the faults. With `answers_rot` a consumer may be told of a
-    damaged batch, and fetches it again.
+    damaged batch, and fetches it again. With `tier_rots` a broker may tell a consumer of a damaged
+    object of the tier, but not in the final read.
     """
 
     send_ms: float = 50
@@ -57,6 +58,7 @@ class WorkloadPace:
     sends_after: int = 5
     metadata_max_age_ms: int = 2_000
     answers_rot: bool = False
+    tier_rots: bool = False
 
 
 class Workload:
@@ -136,6 +138,8 @@ class Workload:
             await sender.settle()
         self._stop_reading.set()
         await self._until(lambda: all(task.done() for task in self._tasks))
+        for reader in self.readers:  # one that did not poll for long had an answer of before
+            reader.calm()
         try:
             async with asyncio.timeout(self._pace.finish_ms / 1000):
                 await self._read_to_the_end()

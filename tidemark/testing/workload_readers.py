@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # A position is always that of a committed record, and topics are not made anew.
 _NEVER = (UnknownServerError, CorruptMessageError, LogTruncationError, TopicRecreatedError)
 _WRONG_EPOCH = "leader epoch"
+_OF_TIER = "remote segment"
 _POLL_MS = 300.0
 POLL, POLL_ARROW, FETCH_BATCHES = "poll", "poll_arrow", "fetch_batches"
 
@@ -104,6 +105,7 @@ class WorkloadReader:
         self._history = history
         self._rng = rng
         self._pace = pace
+        self._tier_rots = pace.tier_rots
         self._consumer: AsyncConsumer | None = None
         assigned = tuple((topic, number) for topic, number in partitions)
         history.add(ConsumerMade(history.now_ms(), self.name, kind.isolation, assigned))
@@ -125,6 +127,10 @@ class WorkloadReader:
             else:
                 await self._read(consumer, self._rng.choice((0.0, _POLL_MS / 10, _POLL_MS)))
             await asyncio.sleep(self._rng.expovariate(1.0) * self._pace.read_ms / 1000)
+
+    def calm(self) -> None:
+        """Takes objects of the tier for sound from here on."""
+        self._tier_rots = False
 
     async def close(self) -> None:
         """Closes the consumer."""
@@ -255,6 +261,8 @@ class WorkloadReader:
             # The answers' rot leaves what is before the CRC, so a leader sent a wrong epoch.
             partition = error.topic_partition
             self._seek_to(consumer, partition, self.positions[partition])
+        elif self._tier_rots and isinstance(error, CorruptMessageError) and _OF_TIER in str(error):
+            pass  # no broker serves it, and the position stays
         elif not isinstance(error, TidemarkError) or isinstance(error, _NEVER):
             self._complain(f"{how} raised {error!r}")
         if isinstance(error, OffsetOutOfRangeError):

@@ -13,7 +13,7 @@ from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, batch, values_of
 from tests.node.fakes import WALL_START_MS
 from tests.node.replication.test_tier import FakeTier
-from tidemark.errors import ErrorCode
+from tidemark.errors import CorruptMessageError, ErrorCode
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import metadata_pb2 as records_pb
 from tidemark.wire import FetchPartitionData, PartitionProduceData
@@ -286,6 +286,19 @@ def test_what_is_read_for_another_leader_epoch_is_not_served() -> None:
         tier.hanging[1].set()
         assert values(await fetch(cluster, (1, 0))) == [["cold0"]]
         assert tier.reads == [(1, 0), (1, 0)]
+
+    scenario(test)
+
+
+def test_an_outcome_that_nobody_took_in_time_is_not_served_later() -> None:
+    async def test(cluster: Cluster, tier: Store) -> None:
+        tier.hang(1)
+        tier.errors[1] = CorruptMessageError("damaged")
+        assert values(await fetch(cluster, (1, 0), max_wait_ms=200)) == [[]]
+        tier.hanging[1].set()
+        await asyncio.sleep(31)  # nobody fetched from this offset meanwhile
+        del tier.errors[1]
+        assert values(await fetch(cluster, (1, 0))) == [["cold0"]]
 
     scenario(test)
 

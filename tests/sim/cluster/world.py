@@ -75,6 +75,7 @@ class ClusterWorld:
     """Cluster, faults and observations of one seed. `tests.sim.tier.world` adds a tier to it."""
 
     settings: ClassVar[Mapping[str, str]] = _SETTINGS
+    pace: ClassVar[WorkloadPace] = _PACE
     topics: ClassVar[tuple[NewTopic, ...]] = (
         NewTopic("orders", 2, 3, configs={"min.insync.replicas": "2"}),
         NewTopic("plain", 1, 3, configs={"min.insync.replicas": "1"}),
@@ -292,7 +293,7 @@ class ClusterWorld:
     async def _work(self, begin: asyncio.Event, calm: asyncio.Event) -> None:
         rng = random.Random(self.rng.getrandbits(64))
         topics = {topic.name: topic.num_partitions for topic in self.topics}
-        async with Workload(self.cluster.asyncio, self.history, rng, topics, _PACE) as workload:
+        async with Workload(self.cluster.asyncio, self.history, rng, topics, self.pace) as workload:
             begin.set()
             await calm.wait()
             await workload.finish()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from commitlog.log import retention
+from commitlog.log.from_tier import rebuild_from_remote
+from commitlog.log.log import Log
+from commitlog.segment.producer_replay import NO_PRODUCERS
+from node.replication import tier_bootstrap
 from tests.sim.cluster.planting import ClusterCanary
-from tiering.tasks import copier, expirer, planner
+from tiering.metadata.segments import RemoteLogSegmentState as _S
+from tiering.store import sidecar
+from tiering.tasks import copier, deleter, expirer, history, planner
+from tiering.tasks import partition as tiered_partition
 from tiering.tasks.partition import TieredPartition
 
 
@@ -61,12 +69,106 @@ class TakesTheLocalStart(ClusterCanary):
     patches = ((expirer.Expirer, "_first_available", _local_start),)
 
 
+async def _forgets_first(self: Any, segment: Any) -> None:
+    for state in (_S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED):
+        await self._record(segment, state)
+    await self.delete_objects(segment)
+
+
+class ForgetsBeforeDeleting(ClusterCanary):
+    """A deletion is recorded as finished before the objects are deleted."""
+
+    patches = ((deleter.SegmentDeleter, "delete", _forgets_first),)
+
+
+async def _takes_for_whole(self: Any, hosted: TieredPartition) -> None:
+    hosted.history_checked = hosted.is_leader
+
+
+class TakesUnknownHistoryForEmpty(ClusterCanary):
+    """A leader that has lost its leader epochs takes the tier for another lineage's (rule 12)."""
+
+    patches = ((history.LineageKeeper, "check", _takes_for_whole),)
+
+
+class ServesUnverifiedChunk(ClusterCanary):
+    """A chunk that is read from the store is served without a look at its checksum."""
+
+    patches = ((sidecar.SegmentTable, "check_log", lambda self, position, content: None),)
+
+
+class UploadsEmptyProducerSnapshot(ClusterCanary):
+    """A segment is copied without its producers."""
+
+    fault_ms = 4_000
+    patches = ((tiered_partition, "snapshot_of", lambda *arguments: NO_PRODUCERS),)
+
+
+async def _learns_of_begun(self: Any, hosted: TieredPartition) -> int:
+    segments = self._metadata.list_remote_log_segments(hosted.partition)
+    hosted.log.highest_remote_offset = max((s.end_offset for s in segments), default=-1)
+    return await _learn(self, hosted) if not segments else hosted.log.highest_remote_offset
+
+
+_learn = copier.Copier.learn
+
+
+class CountsUnfinishedCopies(ClusterCanary):
+    """Local retention and the copier count copies that are not finished (rule 10)."""
+
+    patches = ((copier.Copier, "learn", _learns_of_begun),)
+
+
+class ComparesBrokersClocks(ClusterCanary):
+    """The grace of a copy counts from the time that its broker's clock gave it."""
+
+    patches = (
+        (
+            planner,
+            "unfinished_since",
+            lambda segments, since_ms, now_ms: {s.id: s.event_timestamp_ms for s in segments},
+        ),
+    )
+
+
+def _rebuilds_in_two_steps(
+    log: Log,
+    epochs: Any,
+    snapshot: bytes | None,
+    start_offset: int,
+    now_ms: int,
+    *,
+    log_start_offset: int | None = None,
+) -> None:
+    """Empties the log now, and installs what the tier has a moment later, unless a crash comes."""
+    asyncio.get_running_loop().call_later(
+        0.2,
+        lambda: rebuild_from_remote(
+            *(log, epochs, snapshot, start_offset, now_ms), log_start_offset=log_start_offset
+        ),
+    )
+    rebuild_from_remote(log, (), None, start_offset, now_ms, log_start_offset=log_start_offset)
+
+
+class BootstrapsInTwoSteps(ClusterCanary):
+    """A follower's log is emptied before it gets the leader epochs of the tier."""
+
+    patches = ((tier_bootstrap, "rebuild_from_remote", _rebuilds_in_two_steps),)
+
+
 CANARIES: dict[str, type[ClusterCanary]] = {
     "deletes-before-copied": DeletesBeforeCopied,
     "finishes-without-upload": FinishesWithoutUpload,
     "keeps-dangling-copies": KeepsDanglingCopies,
     "deletes-copies-under-way": DeletesCopiesUnderWay,
     "takes-the-local-start": TakesTheLocalStart,
+    "forgets-before-deleting": ForgetsBeforeDeleting,
+    "takes-unknown-history-for-empty": TakesUnknownHistoryForEmpty,
+    "serves-unverified-chunk": ServesUnverifiedChunk,
+    "uploads-empty-producer-snapshot": UploadsEmptyProducerSnapshot,
+    "counts-unfinished-copies": CountsUnfinishedCopies,
+    "compares-brokers-clocks": ComparesBrokersClocks,
+    "bootstraps-in-two-steps": BootstrapsInTwoSteps,
 }
 
 CAUGHT_BY = {
@@ -75,5 +177,12 @@ CAUGHT_BY = {
     "keeps-dangling-copies": "bucket and metadata",
     "deletes-copies-under-way": "bucket and metadata|I10",
     "takes-the-local-start": "I10",
+    "forgets-before-deleting": "bucket and metadata",
+    "takes-unknown-history-for-empty": "I10",
+    "serves-unverified-chunk": "I10 a read of the tier",
+    "uploads-empty-producer-snapshot": "I10 a segment has its producers",
+    "counts-unfinished-copies": "I10",
+    "compares-brokers-clocks": "I10 a copy is left alone",
+    "bootstraps-in-two-steps": "I10 a log that begins in the tier",
 }
 """Words of the finding that a bug has to cause."""
