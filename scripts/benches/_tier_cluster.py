@@ -117,14 +117,9 @@ async def _cold_read(servers: str, store: Any, total: int) -> list[dict[str, Any
     from tier import RawStore, raw_gets
 
     wanted = total // 2
-    begun, read = time.perf_counter(), 0
-    async with AsyncConsumer(servers) as consumer:
-        consumer.assign([TopicPartition("cold", 0)])
-        consumer.seek(TopicPartition("cold", 0), 0)
-        while read < wanted:
-            for raw in await consumer.fetch_batches(10_000):
-                read += len(raw.buffer)
-    rate = read / (time.perf_counter() - begun)
+    rate = await _read_rate(servers, "cold", wanted)
+    await _produce(servers, "hot", wanted)
+    hot = await _read_rate(servers, "hot", wanted)
     objects, taken = {}, 0
     for name, size in RawStore(store).names(".log").items():
         if taken < wanted:
@@ -138,8 +133,21 @@ async def _cold_read(servers: str, store: Any, total: int) -> list[dict[str, Any
             "MB/s",
             taken / get_s / 1e6,
         ),
+        _row("tier: cold read by one consumer beside local", rate / 1e6, "MB/s", hot / 1e6),
         _row("tier: cold read by one consumer (ceiling: Kafka's)", rate / 1e9, "GB/s", 0.3),
     ]
+
+
+async def _read_rate(servers: str, topic: str, wanted: int) -> float:
+    """Bytes/s of one consumer that reads so many from the beginning."""
+    begun, read = time.perf_counter(), 0
+    async with AsyncConsumer(servers) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek(TopicPartition(topic, 0), 0)
+        while read < wanted:
+            for raw in await consumer.fetch_batches(10_000):
+                read += len(raw.buffer)
+    return read / (time.perf_counter() - begun)
 
 
 async def _hot_rows(servers: str) -> list[dict[str, Any]]:
