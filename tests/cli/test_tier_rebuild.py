@@ -21,6 +21,7 @@ from tidemark.client.models import NewTopic, TopicDescription, TopicListing
 from tidemark.errors import NetworkError, TidemarkError, error_for, raise_for
 from tidemark.types import OffsetSpec, TopicIdPartition, TopicPartition
 from tidemark.v1 import admin_pb2
+from tiering.errors import RemoteStorageError
 from tiering.metadata.codec import encode
 from tiering.metadata.history import MetadataHistory
 from tiering.metadata.memory import MemoryHistory
@@ -285,3 +286,18 @@ def test_another_topic_and_a_deleted_one_are_in_the_way(world: World, plan: Topi
         next(obstacles(plan, [TopicListing("x", UUID(int=5), 1, 1)], MetadataHistory()), None)
         is None
     )
+
+
+def test_a_second_copy_and_another_lineage_do_not_hold_a_leader_back(
+    world: World, plan: TopicPlan
+) -> None:
+    """A leader is not restored while the store has segments that no record names."""
+    last = plan.partitions[-1]
+    shortened = last.chosen.pop()
+    cluster = NewCluster(world)
+    with pytest.raises(RemoteStorageError, match="tier rebuild"):
+        rebuild(cluster, plan)
+    last.extra.append((shortened, "another segment has the same offsets"))
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    check(cluster, plan, world)

@@ -70,7 +70,7 @@ def rebuild(
         bool,
         typer.Option(
             "--accept-holes",
-            help="Go on although objects are unreadable or missing: records below are given up.",
+            help="Go on although offsets are missing: segments below a hole will be deleted.",
         ),
     ] = False,
     timeout: Annotated[
@@ -96,6 +96,12 @@ def rebuild(
         _check_wanted(chosen, plans, remarks)
         known = admin.list_topics(include_internal=True)
         problems += [text for plan in plans for text in obstacles(plan, known, history)]
+        problems += [
+            f"{one.key} is unreadable ({one.reason}): restore it from a copy, or move it and its "
+            ".log out of the tier"
+            for one in remarks
+            if one.is_unreadable and one.has_log
+        ]
         doubts = _doubts(plans, remarks)
         report = _report(plans, remarks, problems, settings)
         stopped = bool(problems) or (bool(doubts) and not accept_holes)
@@ -229,11 +235,16 @@ def _report(
         {"object": remark.key, "reason": remark.reason, "unreadable": remark.is_unreadable}
         for remark in remarks
     ]
+    each_plan = [each for plan in plans for each in plan.partitions]
     left += [
         {"object": str(segment.remote_log_segment_id), "reason": reason, "unreadable": False}
-        for plan in plans
-        for each in plan.partitions
+        for each in each_plan
         for segment, reason in each.left
+    ]
+    extra = [
+        {"object": str(segment.remote_log_segment_id), "reason": reason}
+        for each in each_plan
+        for segment, reason in each.extra
     ]
     return {
         "topics": [
@@ -261,6 +272,7 @@ def _report(
             for plan in plans
         ],
         "left_alone": left,
+        "recorded_for_retention": extra,
         "problems": problems,
     }
 
@@ -338,6 +350,8 @@ def _tell(session: Session, report: dict[str, Any], dry_run: bool) -> None:
         print_line(f"  settings of a new topic: {configs}")
     for one in report["left_alone"]:
         print_line(f"left alone: {one['object']}: {one['reason']}")
+    for one in report["recorded_for_retention"]:
+        print_line(f"recorded for retention to delete: {one['object']}: {one['reason']}")
     for text in report["problems"]:
         print_line(f"problem: {text}")
     if report["topics"]:

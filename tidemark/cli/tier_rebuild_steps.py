@@ -105,7 +105,7 @@ def missing_records(
     from tiering.metadata.segments import RemoteLogSegmentState as State
 
     records: list[RemoteLogMetadata] = []
-    for segment in plan.chosen:
+    for segment in plan.recorded:
         known = history.find(plan.partition, segment.id)
         if known is None and segment.id in history.segment_ids:
             continue  # deleted

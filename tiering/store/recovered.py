@@ -53,6 +53,7 @@ class Remark:
     partition: TopicIdPartition
     reason: str
     is_unreadable: bool
+    has_log: bool = False
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ def _read(
     try:
         return _decode(_content(storage, name), name, log)
     except TidemarkError as error:
-        return Remark(stored.key, name.partition, str(error), True)
+        return Remark(stored.key, name.partition, str(error), True, log is not None)
 
 
 def _content(storage: RemoteStorageManager, name: ObjectName) -> bytes:

@@ -2,8 +2,9 @@
 
 The log is that of the newest leader epoch in the tier. It ends where that epoch ends there, and
 begins at the first offset that is reached without a hole. A leader that restores itself
-chooses the same (`tiering.tasks.recovery`). Segments of other lineages, second copies and remains
-of deletions are left alone: no record names them, so no broker reads or deletes them.
+chooses the same (`tiering.tasks.recovery`). Segments of other lineages and second copies are
+recorded as well. No leader gives up a log while the store has segments without a record
+(`tiering.tasks.unrecorded`). Remains of deletions and unfinished copies are left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Hole:
 
 @dataclass(slots=True)
 class PartitionPlan:
-    """The log to rebuild: [first_offset, next_offset) by `chosen`, and the rest with reasons."""
+    """The log to rebuild: [first_offset, next_offset) by `chosen`, and the rest with reasons.
+
+    `extra` segments are recorded, too; retention deletes them. Those in `left` have no log.
+    """
 
     partition: TopicIdPartition
     leader_epoch: int = 0
@@ -37,7 +41,13 @@ class PartitionPlan:
     next_offset: int = 0
     chosen: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
+    extra: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
     left: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
+
+    @property
+    def recorded(self) -> list[RemoteLogSegmentMetadata]:
+        """All segments to record."""
+        return [*self.chosen, *(segment for segment, _ in self.extra)]
 
 
 def plan_partition(
@@ -88,12 +98,12 @@ def _choose(plan: PartitionPlan, covering: list[tuple[RemoteLogSegmentMetadata, 
         if segment.id in chosen:
             continue
         if own and own.start < plan.first_offset:
-            plan.left.append((segment, "it lies below a hole"))
+            plan.extra.append((segment, "it lies below a hole"))
             below = max(below, min(own.stop, plan.first_offset))
         elif own:
-            plan.left.append((segment, "another segment has the same offsets"))
+            plan.extra.append((segment, "another segment has the same offsets"))
         else:
-            plan.left.append((segment, "it is of another lineage, or below the log"))
+            plan.extra.append((segment, "it is of another lineage"))
     if below:
         hole = Hole(below, plan.first_offset, "no segment has these offsets")
         plan.holes.append(hole)

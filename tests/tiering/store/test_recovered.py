@@ -94,3 +94,14 @@ def test_unfinished_copies_are_told_and_are_no_damage(world: World) -> None:
     found, remarks = read(world)
     assert sorted(one.has_log for one in found) == [False, True]
     assert [remark.is_unreadable for remark in remarks] == [False, False]
+
+
+def test_an_unreadable_segment_with_its_log_is_told_apart(world: World) -> None:
+    """A leader does not give up a log for it, so a person moves it away."""
+    first, second, _ = sidecars(world)
+    first.write_bytes(b"")
+    second.write_bytes(b"")
+    second.with_suffix(".log").unlink()
+    _, remarks = read(world)
+    assert [remark.has_log for remark in remarks] == [True, False]
+    assert all(remark.is_unreadable for remark in remarks)

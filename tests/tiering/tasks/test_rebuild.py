@@ -34,6 +34,10 @@ def left(made: PartitionPlan) -> list[int]:
     return [one.id.int for one, _ in made.left]
 
 
+def extra(made: PartitionPlan) -> list[int]:
+    return [one.id.int for one, _ in made.extra]
+
+
 def test_a_whole_log_is_recorded_from_its_first_segment_to_its_last() -> None:
     made = plan(whole(20, 29, 3), whole(10, 19, 2))
     assert (chosen(made), holes(made), left(made)) == ([2, 3], [], [])
@@ -54,7 +58,8 @@ def test_the_newest_epoch_decides_and_another_lineage_is_left_alone() -> None:
     later = replace(whole(40, 49, 4, e1=40), lineage=epochs(e0=0, e1=20))
     made = plan(first, theirs, ours, later)
     assert (chosen(made), holes(made)) == ([1, 2], [])
-    assert sorted(left(made)) == [3, 4]
+    assert sorted(extra(made)) == [3, 4] and left(made) == []
+    assert [one.id.int for one in made.recorded] == [1, 2, 3, 4]
     assert (made.next_offset, made.leader_epoch) == (25, 2)
 
 
@@ -65,12 +70,12 @@ def test_the_new_leader_begins_above_every_epoch_that_the_tier_names() -> None:
 
 def test_of_overlapping_copies_the_fewest_are_recorded() -> None:
     made = plan(whole(0, 9, 1), whole(0, 19, 2), whole(10, 19, 3), whole(20, 29, 4))
-    assert (chosen(made), left(made), holes(made)) == ([2, 4], [1, 3], [])
+    assert (chosen(made), extra(made), holes(made)) == ([2, 4], [1, 3], [])
 
 
 def test_a_hole_is_told_and_the_log_begins_above_it() -> None:
     made = plan(whole(0, 9, 1), whole(20, 29, 3))
-    assert (chosen(made), left(made), holes(made)) == ([3], [1], [(10, 20)])
+    assert (chosen(made), extra(made), holes(made)) == ([3], [1], [(10, 20)])
     assert made.first_offset == 20
 
 
