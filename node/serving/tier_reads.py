@@ -25,9 +25,9 @@ from node.partition.hosted import HostedPartition, Wakeable
 from tidemark.errors import (
     ApiError,
     KafkaStorageError,
+    ReplicaNotAvailableError,
     ThrottlingQuotaExceededError,
     TidemarkError,
-    UnknownServerError,
 )
 from tidemark.records.extent import extent_of
 from tidemark.types import OrderedSet, TopicIdPartition
@@ -230,7 +230,7 @@ class TierReads:
             return KafkaStorageError(f"{what}: {error}")
         except Exception as error:
             logger.exception("%s failed", what)
-            return UnknownServerError(f"{what}: {error}")
+            return ReplicaNotAvailableError(f"{what}: {error!r}; try again")
 
     async def _read(self, read: TierRead) -> TierRecords:
         assert self._reader is not None, "asked for remote data on a node without a tier"

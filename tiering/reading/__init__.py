@@ -3,6 +3,7 @@
 - `reader`: reads by offset and by timestamp.
 - `aux_state`: the state a follower starts from, in a pool of its own.
 - `calls`: the blocking calls of the store, in threads that partitions share.
+- `failures`: errors of reads, typed, counted and logged.
 - `segment_reader`: reads within one segment, and reading ahead.
 - `order`: checks of batches against the metadata of their segment (pure).
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.

@@ -13,7 +13,6 @@ are refused, not queued without end.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -32,6 +31,7 @@ from tiering.errors import (
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
+from tiering.reading.failures import Failures
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.segment_reader import SegmentReader
 from tiering.reading.transactions import RemoteTransactions
@@ -39,8 +39,6 @@ from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 def lineage(log: Log) -> tuple[EpochEntry, ...]:
@@ -65,6 +63,7 @@ class RemoteReader:
         self._timeout_ms = config.remote_log_reader_timeout_ms
         self._pending_max = config.remote_log_reader_max_pending_tasks
         self.segments = SegmentReader(config, storage, index_cache, metrics)
+        self._failures = Failures(metrics)
         self._transactions = RemoteTransactions(storage, metadata, self.segments.run)
 
     async def close(self) -> None:
@@ -76,29 +75,24 @@ class RemoteReader:
     ) -> bytes:
         """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
         work = self._read(partition, log, offset, max_bytes)
-        try:
-            return await self._bounded(f"remote read of {partition} at {offset}", work)
-        except RemoteResourceNotFoundError as error:
-            raise self._gone(partition, log, offset, error) from error
+        what = f"remote read of {partition} at {offset}"
+        return await self._bounded(what, work, partition, log, offset)
 
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
     ) -> list[AbortedTransaction]:
         """Finds the aborted transactions with records in [start, end)."""
         work = self._transactions.aborted(partition, log, start_offset, end_offset)
-        try:
-            return await self._bounded(
-                f"aborted transactions of {partition} at {start_offset}", work
-            )
-        except RemoteResourceNotFoundError as error:
-            raise self._gone(partition, log, start_offset, error) from error
+        what = f"aborted transactions of {partition} at {start_offset}"
+        return await self._bounded(what, work, partition, log, start_offset)
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
     ) -> TimestampOffset | None:
         """Finds the first record below the local start with this timestamp or a later one."""
         work = self._search_timestamp(partition, log, timestamp_ms)
-        return await self._bounded(f"remote look-up of {partition} by time", work)
+        what = f"remote look-up of {partition} by time"
+        return await self._bounded(what, work, partition, log, log.log_start_offset)
 
     def _gone(
         self, partition: TopicIdPartition, log: Log, offset: int, error: ApiError
@@ -108,11 +102,12 @@ class RemoteReader:
         """
         if offset < log.log_start_offset or self._segment_at(partition, log, offset) is None:
             return OffsetOutOfRangeError(f"offset {offset} of {partition} expired in the tier")
-        logger.warning("%s at offset %d: %s", partition, offset, error)
         return RetriableRemoteStorageError(f"the remote storage lacks an object: {error}")
 
-    async def _bounded(self, what: str, work: Awaitable[T]) -> T:
-        """Runs `work` with the deadline, as one of a bounded number."""
+    async def _bounded(
+        self, what: str, work: Awaitable[T], partition: TopicIdPartition, log: Log, offset: int
+    ) -> T:
+        """Runs `work` with the deadline, as one of a bounded number. Its errors are typed."""
         if self._metrics.reader_pending_tasks >= self._pending_max:
             self._metrics.remote_fetch_busy += 1
             asyncio.ensure_future(work).cancel()  # never started: a coroutine must be closed
@@ -124,9 +119,26 @@ class RemoteReader:
                 return await work
         except TimeoutError:
             self._metrics.remote_fetch_timeouts += 1
-            raise RequestTimedOutError(f"{what} took longer than {self._timeout_ms} ms") from None
+            late = RequestTimedOutError(f"{what} took longer than {self._timeout_ms} ms")
+            raise self._failed(what, late) from None
+        except OffsetOutOfRangeError:
+            raise
+        except RemoteResourceNotFoundError as error:
+            gone = self._gone(partition, log, offset, error)
+            known = isinstance(gone, OffsetOutOfRangeError)
+            raise gone if known else self._failed(what, gone) from error
+        except RemoteStorageNotReadyError:
+            raise
+        except Exception as error:  # of the metadata's plug-in, too
+            failed = self._failed(what, error)
+            if failed is error:
+                raise
+            raise failed from error
         finally:
             self._metrics.reader_pending_tasks -= 1
+
+    def _failed(self, what: str, error: Exception) -> ApiError:
+        return self._failures.typed(what, error, asyncio.get_running_loop().time())
 
     async def _read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int

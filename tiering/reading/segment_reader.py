@@ -19,11 +19,11 @@ from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError
 from tidemark.records.extent import Extent
 from tidemark.records.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
-from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache, retrieve
+from tiering.reading.failures import naming
 from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
@@ -74,13 +74,16 @@ class SegmentReader:
         await self._chunks.close()
         self._calls.close()
 
-    async def run(self, call: Callable[[], T], partition: TopicIdPartition | None = None) -> T:
-        """Runs a blocking call of the storage in the pool, in a thread of the partition's share."""
-        try:
-            return await self._calls.run(call, partition)
-        except Exception:
-            self._metrics.remote_fetch_errors += 1
-            raise
+    async def run(
+        self, call: Callable[[], T], segment: RemoteLogSegmentMetadata | None = None
+    ) -> T:
+        """Runs a blocking call of the storage in a thread.
+
+        That for a segment is in the share of its partition, and its errors name the segment.
+        """
+        if segment is None:
+            return await self._calls.run(call)
+        return await self._calls.run(naming(segment, call), segment.topic_id_partition)
 
     async def indexes(self, segment: RemoteLogSegmentMetadata) -> RemoteIndexes:
         """Returns the segment's indexes, through the index cache. Raises CorruptMessageError."""
@@ -100,9 +103,7 @@ class SegmentReader:
 
     async def _load(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes:
         try:
-            return await self.run(
-                lambda: self._index_cache.load(segment), segment.topic_id_partition
-            )
+            return await self.run(lambda: self._index_cache.load(segment), segment)
         finally:
             del self._loading[segment.id]
 
@@ -313,11 +314,11 @@ class SegmentReader:
             return [content[at : min(at + self._chunk_bytes, end - first)] for at in edges]
 
         try:
-            return await self.run(fetch, segment.topic_id_partition)
+            return await self.run(fetch, segment)
         except CorruptMessageError as error:
             logger.warning("%s; fetching again", error)
         try:
-            return await self.run(fetch, segment.topic_id_partition)
+            return await self.run(fetch, segment)
         except CorruptMessageError:
             self._metrics.remote_fetch_corrupt += 1
             raise

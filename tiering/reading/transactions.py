@@ -23,13 +23,13 @@ from tiering.tasks.checking import check_transactions
 
 _KEPT_ENTRIES_MAX = 1 << 16  # of all segments; an entry takes some 100 bytes
 
-Run = Callable[[Callable[[], bytes], TopicIdPartition], Awaitable[bytes]]
+Run = Callable[[Callable[[], bytes], RemoteLogSegmentMetadata], Awaitable[bytes]]
 
 
 class RemoteTransactions:
     """Transaction indexes of remote segments, those used last in memory; on one event loop.
 
-    `run` runs a blocking call of the storage in a thread of the partition's share.
+    `run` runs a blocking call of the storage for the segment in a thread.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class RemoteTransactions:
             self._kept.move_to_end(segment.id)
             return found
         data = await self._run(
-            lambda: self._storage.fetch_index(segment, IndexType.TRANSACTION),
-            segment.topic_id_partition,
+            lambda: self._storage.fetch_index(segment, IndexType.TRANSACTION), segment
         )
         name = f"the transaction index of {segment.remote_log_segment_id}"
         found = parse_transactions(data, name)

@@ -5,6 +5,7 @@ indexes.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.log.expiration import delete_expired
 from tests.tiering.builders import PARTITION, segment
 from tests.tiering.world import World, batch
 from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError, RequestTimedOutError
@@ -26,6 +28,7 @@ from tiering.metadata.segments import RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
 from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache
+from tiering.reading.failures import Failures
 from tiering.reading.index_cache import RemoteIndexCache
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.store.manager import IndexType, LogSegmentData
@@ -223,6 +226,58 @@ def test_a_segment_that_expires_under_a_reader_is_out_of_range(tmp_path: Path) -
     storage.fetch_log_segment = expire  # type: ignore[method-assign]
     with pytest.raises(OffsetOutOfRangeError):
         asyncio.run(world.manager.read(PARTITION, world.log, 0, 500))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RemoteStorageError("access denied"),
+        ZeroDivisionError("a bug"),
+        OSError(5, "a disk"),
+        SystemExit(1),
+        asyncio.CancelledError(),
+        TimeoutError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_store_raises_is_retriable_names_its_segment_and_is_logged_once(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, object] = {"remote_log_reader_prefetch_chunks": 0}
+    world, storage = tiered_world(tmp_path, settings=settings, local_retention_bytes=1)
+
+    def fail(*_: Any) -> bytes:
+        raise error
+
+    storage.fetch_log_segment = fail  # type: ignore[method-assign]
+    caplog.clear()
+
+    async def scenario() -> None:
+        name = str(world.metadata.list_remote_log_segments(PARTITION)[0].remote_log_segment_id)
+        for _ in range(3):
+            with pytest.raises(RetriableRemoteStorageError, match=re.escape(name)):
+                await world.manager.read(PARTITION, world.log, 0, 500)
+        with pytest.raises(RetriableRemoteStorageError, match=re.escape(name)):
+            await world.manager.offset_for_timestamp(PARTITION, world.log, 0)
+
+    delete_expired(world.log, world.now_ms)
+    asyncio.run(scenario())
+    assert world.manager.metrics.remote_fetch_errors == 4
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+
+
+def test_failures_of_one_cause_are_counted_in_the_next_line_a_minute_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = Failures(RemoteMetrics())
+    for now_s in (0.0, 1.0, 59.0, 60.0):
+        failures.typed("a read", RemoteStorageError("no"), now_s)
+    failures.typed("a read", RuntimeError("another cause"), 60.0)
+    assert [one.getMessage() for one in caplog.records] == [
+        "a read: no",
+        "a read: no; 2 more by RemoteStorageError since the last line",
+        "a read: another cause",
+    ]
 
 
 def test_an_object_that_is_gone_while_its_metadata_stands_is_a_retriable_outage(
