@@ -436,7 +436,8 @@ def test_a_deletion_that_stopped_half_way_is_done_again(tmp_path: Path) -> None:
 def test_a_leader_that_is_deposed_in_the_middle_finishes_its_copy_and_begins_no_other(
     tmp_path: Path,
 ) -> None:
-    world = World(tmp_path)
+    one: dict[str, object] = {"remote_log_manager_copier_segments_per_partition": 1}
+    world = World(tmp_path, settings=one)
     world.lead()
     world.produce_segment()
     world.produce_segment()

@@ -315,6 +315,9 @@ class ServerConfig:
     remote_log_manager_copier_thread_pool_size: int = setting(
         10, doc="uploads under way at once", at_least=1
     )
+    remote_log_manager_copier_segments_per_partition: int = setting(
+        4, doc="segments of one partition that are uploaded at once", at_least=1
+    )
     remote_log_manager_follower_thread_pool_size: int = setting(
         2, doc="followers that start from the tier at once", at_least=1
     )

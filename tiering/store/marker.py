@@ -7,6 +7,7 @@ a new tier writes the marker.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from tiering.errors import RetriableRemoteStorageError
@@ -23,6 +24,7 @@ class TierMarker:
         self._exists = exists
         self._write = write
         self._expected = False
+        self._lock = threading.Lock()
 
     def expect(self) -> None:
         """Notes that the tier has segments: its marker is not written again."""
@@ -43,6 +45,7 @@ class TierMarker:
 
     def require_or_begin(self) -> None:
         """Writes the marker of a new tier; else as `require`."""
-        if not self._expected and not self._exists():
-            self._write()
-        self.require()
+        with self._lock:  # the first uploads begin at once
+            if not self._expected and not self._exists():
+                self._write()
+            self.require()

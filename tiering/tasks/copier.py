@@ -1,7 +1,8 @@
 """The copy task of a leader, and the task of a follower that follows the leader's copies (KIP-405).
 
-Each rolled segment in turn is recorded as COPY_SEGMENT_STARTED, uploaded, and recorded as
-COPY_SEGMENT_FINISHED. Only then may local retention delete it (RULES.md rule 10). A transient
+Each rolled segment is recorded as COPY_SEGMENT_STARTED, uploaded, and recorded as
+COPY_SEGMENT_FINISHED. Only then may local retention delete it (RULES.md rule 10). Several segments
+of a partition are uploaded at once, but their ends are recorded in their order. A transient
 failure leaves the copy begun. The next pass continues with the same id, so an outage of the store
 does not fill the metadata topic. Any other failure deletes the uploaded objects. It may last
 (access denied), so the partition is copied again only after a growing wait. A copy under way at the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
@@ -20,7 +22,12 @@ from commitlog.log.expiration import delete_expired
 from commitlog.segment.segment import Segment
 from tidemark.config import ServerConfig
 from tidemark.errors import StorageError, TidemarkError
-from tiering.errors import TRANSIENT, RemoteResourceNotFoundError, RemoteStorageError
+from tiering.errors import (
+    TRANSIENT,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import (
     RemoteLogSegmentId,
@@ -62,6 +69,7 @@ class Copier:
             config.remote_log_manager_copy_quota_window_num,
             config.remote_log_manager_copy_quota_window_size_seconds,
         )
+        self._concurrency = config.remote_log_manager_copier_segments_per_partition
         self._metadata = metadata
         self._deleter = deleter
         self._metrics = metrics
@@ -108,13 +116,7 @@ class Copier:
             self._forget_outdated(hosted, candidates)
             failed: Exception | None = None
             try:
-                for segment in candidates:
-                    if self._may_copy(hosted):
-                        await self._throttle(hosted, segment.size_bytes)
-                    if not self._may_copy(hosted):
-                        break
-                    await self._copy_segment(hosted, segment)
-                    self.learn(hosted)
+                await self._copy_all(hosted, candidates)
             except Exception as error:
                 failed = error
             # Local retention may delete the copied segments, even if a later copy failed. Not if
@@ -122,6 +124,32 @@ class Copier:
             delete_expired(hosted.log, self._now_ms())
             if failed is not None:
                 raise failed
+
+    async def _copy_all(self, hosted: TieredPartition, candidates: list[Segment]) -> None:
+        """Copies segments, several at once. Raises the error of the oldest one that failed, after
+        all those under way have ended.
+        """
+        copies: deque[asyncio.Future[None]] = deque()
+        hosted.copy_failed = False
+        try:
+            for segment in candidates:
+                if len(copies) >= self._concurrency:
+                    await copies[0]
+                    copies.popleft()
+                if self._may_copy(hosted):
+                    await self._throttle(hosted, segment.size_bytes)
+                if hosted.copy_failed or not self._may_copy(hosted):
+                    break
+                before = copies[-1] if copies else None
+                copies.append(asyncio.ensure_future(self._copy_segment(hosted, segment, before)))
+            for copy in copies:
+                await copy
+        except asyncio.CancelledError:
+            for copy in copies:
+                copy.cancel()
+            raise
+        finally:
+            await asyncio.gather(*copies, return_exceptions=True)
 
     async def _throttle(self, hosted: TieredPartition, size_bytes: int) -> None:
         """Waits for the quota of copies, while the partition is led."""
@@ -169,45 +197,38 @@ class Copier:
         """Leaves copies that were begun but are no longer wanted to the expiration task."""
         wanted = {segment.base_offset for segment in candidates}
         for start_offset in hosted.unfinished.keys() - wanted:
-            hosted.in_flight.discard(hosted.unfinished.pop(start_offset).id)
+            hosted.ended(hosted.unfinished.pop(start_offset).id)
 
-    async def _copy_segment(self, hosted: TieredPartition, segment: Segment) -> None:
+    async def _copy_segment(
+        self, hosted: TieredPartition, segment: Segment, before: asyncio.Future[None] | None
+    ) -> None:
+        """Copies a segment, and records its end after that of the copy `before` it.
+
+        So the finished copies are a contiguous prefix for every reader of the metadata. Local
+        retention needs no more than their highest offset.
+        """
         if segment.txn_index.has_entries:  # nobody compares the copy with its batches later
             await check_transactions(hosted.log, segment.base_offset, segment.base_offset + 1)
-        epochs = hosted.lineage()
-        files = SegmentFiles.of(segment, epochs, hosted.log.log_start_offset)
-        metadata = hosted.unfinished.pop(segment.base_offset, None)
-        if metadata is not None and metadata.end_offset != segment.next_offset - 1:
-            hosted.in_flight.discard(metadata.id)
-            metadata = None
-        if metadata is None:
-            metadata = RemoteLogSegmentMetadata(
-                RemoteLogSegmentId.generate(hosted.partition),
-                segment.base_offset,
-                segment.next_offset - 1,
-                segment.retention_timestamp_ms,
-                self._broker_id,
-                self._now_ms(),
-                segment.size_bytes,
-                planner.segment_leader_epochs(epochs, segment.base_offset, segment.next_offset),
-                txn_index_empty=files.txn_index_empty,
-            )
-            hosted.in_flight.add(metadata.id)
-            await self._begin(hosted, metadata)
+        files = SegmentFiles.of(segment, hosted.lineage(), hosted.log.log_start_offset)
+        metadata = await self._started(hosted, segment, files)
         try:
-            custom = await self._upload(metadata, files)
+            if metadata.id not in hosted.uploaded:
+                hosted.uploaded[metadata.id] = await self._upload_in_order(
+                    hosted, metadata, files, before
+                )
+            await _finished(before)
             update = metadata.update(
                 RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                 self._now_ms(),
                 self._broker_id,
-                custom,
+                hosted.uploaded[metadata.id],
             )
             await self._metadata.update_remote_log_segment_metadata(update)
         except TRANSIENT:
             hosted.unfinished[segment.base_offset] = metadata
             raise
         except (TidemarkError, OSError, ValueError) as error:
-            hosted.in_flight.discard(metadata.id)
+            hosted.ended(metadata.id)
             if not isinstance(error, StorageError | RemoteResourceNotFoundError):
                 self._refuse(hosted, metadata, error)
             await self._abandon(metadata)
@@ -215,20 +236,62 @@ class Copier:
         except BaseException:
             # Cancelled (the node stops, or the partition moves away): a later leader finds the
             # copy.
-            hosted.in_flight.discard(metadata.id)
+            hosted.ended(metadata.id)
             raise
-        hosted.in_flight.discard(metadata.id)
+        hosted.ended(metadata.id)
         hosted.refusal = None
+        self.learn(hosted)
         self._metrics.remote_copy_bytes += segment.size_bytes
         logger.info(
             "copied %s [%d, %d]", hosted.partition, metadata.start_offset, metadata.end_offset
         )
 
+    async def _started(
+        self, hosted: TieredPartition, segment: Segment, files: SegmentFiles
+    ) -> RemoteLogSegmentMetadata:
+        """Returns the copy that was begun, or records a new one."""
+        metadata = hosted.unfinished.pop(segment.base_offset, None)
+        if metadata is not None:
+            if metadata.end_offset == segment.next_offset - 1:
+                return metadata
+            hosted.ended(metadata.id)
+        epochs = hosted.lineage()
+        metadata = RemoteLogSegmentMetadata(
+            RemoteLogSegmentId.generate(hosted.partition),
+            segment.base_offset,
+            segment.next_offset - 1,
+            segment.retention_timestamp_ms,
+            self._broker_id,
+            self._now_ms(),
+            segment.size_bytes,
+            planner.segment_leader_epochs(epochs, segment.base_offset, segment.next_offset),
+            txn_index_empty=files.txn_index_empty,
+        )
+        hosted.in_flight.add(metadata.id)
+        await self._begin(hosted, metadata)
+        return metadata
+
     async def _begin(self, hosted: TieredPartition, metadata: RemoteLogSegmentMetadata) -> None:
         try:
             await self._metadata.add_remote_log_segment_metadata(metadata)
         except BaseException:
-            hosted.in_flight.discard(metadata.id)
+            hosted.ended(metadata.id)
+            raise
+
+    async def _upload_in_order(
+        self,
+        hosted: TieredPartition,
+        metadata: RemoteLogSegmentMetadata,
+        files: SegmentFiles,
+        before: asyncio.Future[None] | None,
+    ) -> bytes | None:
+        """Uploads; an error is raised after the end of the copy before, and no other one begins."""
+        try:
+            return await self._upload(metadata, files)
+        except Exception:
+            hosted.copy_failed = True
+            if before is not None:
+                await asyncio.wait([before])
             raise
 
     async def _upload(
@@ -281,3 +344,11 @@ class Copier:
             await self._deleter.delete_objects(metadata)
         except TidemarkError as error:
             logger.warning("left-over objects %s: %s", metadata.remote_log_segment_id, error)
+
+
+async def _finished(before: asyncio.Future[None] | None) -> None:
+    """Waits for the copy before. Raises RetriableRemoteStorageError if it failed."""
+    if before is not None:
+        await asyncio.wait([before])
+        if before.cancelled() or before.exception() is not None:
+            raise RetriableRemoteStorageError("the copy of the segment before it failed")

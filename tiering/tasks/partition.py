@@ -43,8 +43,12 @@ class TieredPartition:
     """Copies of this process that are not finished, which must not be taken for dangling."""
     unfinished: dict[int, RemoteLogSegmentMetadata] = field(default_factory=dict)
     """Copies to continue after a transient failure, by start offset."""
+    uploaded: dict[UUID, bytes | None] = field(default_factory=dict)
+    """Custom metadata of copies whose objects are complete and whose end is not recorded yet."""
     unfinished_since: dict[UUID, int] = field(default_factory=dict)
     """When this node first saw copies that are not finished, by its own clock in ms."""
+    copy_failed: bool = False
+    """An upload of the pass under way failed: no other one begins."""
     refusal: CopyRefusal | None = None
     history_checked: bool = False
 
@@ -53,7 +57,7 @@ class TieredPartition:
         return self.leader_epoch is not None
 
     def retire(self) -> None:
-        """Ends the role: a pass under way stops after its segment, and no other one begins."""
+        """Ends the role: a pass under way stops after its segments, and no other one begins."""
         self.leader_epoch = None
         self.retired.set()
         self.nudged.set()
@@ -62,8 +66,13 @@ class TieredPartition:
         """Adopts the work under way of an earlier role of the same partition."""
         self.in_flight, self.refusal = earlier.in_flight, earlier.refusal
         self.copying, self.unfinished = earlier.copying, earlier.unfinished
-        self.unfinished_since = earlier.unfinished_since
+        self.unfinished_since, self.uploaded = earlier.unfinished_since, earlier.uploaded
         self.tasks.extend(task for task in earlier.tasks if not task.done())
+
+    def ended(self, segment: UUID) -> None:
+        """Forgets a copy that is finished, or that nobody here finishes."""
+        self.in_flight.discard(segment)
+        self.uploaded.pop(segment, None)
 
     def lineage(self) -> tuple[EpochEntry, ...]:
         """Returns the leader epochs of the log, oldest first."""
