@@ -7,11 +7,13 @@ import gc
 from random import Random
 from typing import Any
 
+from tests import virtual_time
 from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import NetworkError
 from tidemark.types import Endpoint
+from tidemark.v1 import log_pb2
 
 
 class SlowToFail(Connections):
@@ -48,3 +50,78 @@ def test_a_question_that_nobody_waits_for_any_more_fails_in_silence() -> None:
 
     asyncio.run(main())
     assert told == []
+
+
+class Answering(Connections):
+    """Knows every topic; notes which ones each request names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+
+    async def call(self, address: str, path: str, request: Any, *_: Any, **__: Any) -> Any:
+        self.asked.append(list(request.topics))
+        answer = log_pb2.MetadataResponse()
+        answer.brokers.add(node_id=1, host="127.0.0.1", port=1)
+        for name in request.topics:
+            topic = answer.topics.add(name=name)
+            topic.partitions.add(partition_index=0, leader_id=1)
+        return answer
+
+
+def test_a_topic_that_was_only_looked_up_is_forgotten_when_nobody_asks_again() -> None:
+    async def main() -> None:
+        connections = Answering()
+        cache = MetadataCache(
+            connections,
+            [Endpoint("127.0.0.1", 1)],
+            retry=RetryPolicy(),
+            rng=Random(1),
+            metadata_max_age_ms=100_000,
+        )
+        cache.want(["read"])
+        for name in ("once", "again", "read", "later read"):
+            await cache.topic(name)
+        cache.want(["later read"])
+        before = len(connections.asked)
+        for _ in range(4):  # 400 s
+            await asyncio.sleep(100)
+            await cache.topic("again")
+        assert [sorted(asked) for asked in connections.asked[before:]] == [
+            ["again", "later read", "once", "read"],
+            ["again", "later read", "once", "read"],
+            ["again", "later read", "read"],
+            ["again", "later read", "read"],
+        ]
+        assert set(cache.topics()) == {"again", "later read", "read"}
+        found = await cache.topic("once")
+        assert found.name == "once", "it is asked for anew at once"
+        cache.forget(["read", "once"])
+        cache.mark_stale()
+        await cache.ensure_fresh()
+        assert connections.asked[-1] == ["again", "later read"]
+        await cache.close()
+
+    virtual_time.run(main())
+
+
+def test_a_look_up_that_waits_longer_than_topics_stay_goes_on_asking() -> None:
+    """A topic without a leader for ten minutes is in each request of its waiter."""
+
+    class Leaderless(Answering):
+        async def call(self, *arguments: Any, **named: Any) -> Any:
+            answer = await super().call(*arguments, **named)
+            if asyncio.get_running_loop().time() < 600:
+                answer.topics[0].partitions[0].leader_id = -1
+            return answer
+
+    async def main() -> None:
+        connections = Leaderless()
+        cache = MetadataCache(
+            connections, [Endpoint("127.0.0.1", 1)], retry=RetryPolicy(), rng=Random(1)
+        )
+        found = await cache.topic("t", 700_000)
+        assert found.partitions[0].leader == 1
+        assert all(asked == ["t"] for asked in connections.asked)
+
+    virtual_time.run(main())

@@ -498,3 +498,16 @@ def test_a_flush_and_a_drain_end_when_the_producer_is_closed() -> None:
             await asyncio.gather(*waiting)
 
     scenario(play)
+
+
+def test_a_topic_that_was_looked_up_stays_known_while_records_go_to_it() -> None:
+    async def play(cluster: VirtualCluster, make: Make) -> None:
+        async with make() as producer:
+            await producer.partitions_for("t")
+            for _ in range(4):
+                assert (await producer.send("t", b"x")).topic == "t"
+                await asyncio.sleep(301)
+                await producer._metadata.ensure_fresh()
+                assert set(producer._metadata.topics()) == {"t"}
+
+    scenario(play)

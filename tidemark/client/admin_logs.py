@@ -150,7 +150,7 @@ class LogAdmin(AdminCalls):
         return await self._with_retries(attempt, timeout_ms)
 
     async def _leader_address(self, partition: TopicPartition) -> str:
-        self._metadata.want([partition.topic])
+        self._metadata.look_up([partition.topic])
         await self._metadata.ensure_fresh()
         leader = self._metadata.leader(partition)
         address = None if leader is None else self._metadata.address(leader)

@@ -294,6 +294,11 @@ class Admission:
                 self._fail_hopeless(lane)
                 self._drop_if_empty(lanes, lane)
 
+    @property
+    def topics(self) -> Iterable[str]:
+        """Topics that records were sent to."""
+        return self._topics
+
     def update_topics(self) -> None:
         """Applies the present numbers of partitions to the choice for keys (KIP-195)."""
         wanted = [lane.topic for lane in (*self._records.values(), *self._tables.values())]

@@ -4,6 +4,9 @@ It is stale after `metadata_max_age_ms`, or when marked so (after NOT_LEADER_OR_
 are single-flight: all waiters share one request. Requests go to nodes in rotation: the live brokers
 of the last answer, then the bootstrap servers. A client therefore survives the loss of every node
 of its first answer (KIP-899's rebootstrap).
+
+Requests name the topics that the client reads or writes. A topic that was only looked up is named
+for metadata.max.idle.ms: a program may look many of them up.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ METADATA = "/tidemark.v1.Log/Metadata"
 
 # A node that hangs must not use up a caller's whole timeout: the next one is tried after this time.
 _ATTEMPT_TIMEOUT_MS = 5_000
+
+_MAX_IDLE_MS = 300_000
+"""Kafka's default of metadata.max.idle.ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,11 @@ class MetadataCache:
         metadata_max_age_ms: int = 300_000,
         now_ms: Callable[[], float] = monotonic_ms,
         on_update: Callable[[], None] | None = None,
+        in_use: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """`in_use` returns topics that stay, although they were only looked up."""
         self._connections = connections
+        self._in_use = in_use
         self._on_update = on_update
         self._bootstrap = tuple(bootstrap)
         self._retry = retry
@@ -85,6 +94,7 @@ class MetadataCache:
         self._now_ms = now_ms
         self._rotation = rng.randrange(len(self._bootstrap))
         self._wanted: set[str] = set()
+        self._looked_up_ms: dict[str, float] = {}
         self._topics: dict[str, TopicMetadata] = {}
         self._topic_errors: dict[str, ApiError] = {}
         self._refreshed_at_ms: float | None = None
@@ -157,16 +167,32 @@ class MetadataCache:
         )
 
     def want(self, topics: Iterable[str]) -> None:
-        """Adds topics to the requests from now on."""
+        """Adds topics to the requests from now on, until `forget`."""
         for topic in topics:
             if topic not in self._wanted:
+                self._stale = self._stale or topic not in self._looked_up_ms
                 self._wanted.add(topic)
-                self._stale = True
+
+    def look_up(self, topics: Iterable[str]) -> None:
+        """Adds topics to the requests of the next metadata.max.idle.ms."""
+        for topic in topics:
+            self._stale = self._stale or not self._is_asked_for(topic)
+            self._looked_up_ms[topic] = self._now_ms()
+
+    def _is_asked_for(self, topic: str) -> bool:
+        return topic in self._wanted or topic in self._looked_up_ms
+
+    def _expire(self) -> None:
+        """Drops topics that nobody has looked up for long (Kafka's ProducerMetadata)."""
+        last_ms = self._now_ms() - _MAX_IDLE_MS
+        self._wanted.update(self._looked_up_ms.keys() & set(self._in_use()))
+        self._looked_up_ms = {t: at for t, at in self._looked_up_ms.items() if at > last_ms}
 
     def forget(self, topics: Iterable[str]) -> None:
         """Removes topics that are no longer of interest."""
         for topic in topics:
             self._wanted.discard(topic)
+            self._looked_up_ms.pop(topic, None)
             self._topics.pop(topic, None)
             self._topic_errors.pop(topic, None)
 
@@ -209,11 +235,11 @@ class MetadataCache:
         Raises errors that are not retriable at once. After `timeout_ms` (default: the retry
         policy's), raises UnknownTopicOrPartitionError, LeaderNotAvailableError or the last error.
         """
-        self.want([name])
         started_ms = self._now_ms()
         limit = self._retry.timeout_ms if timeout_ms is None else timeout_ms
         attempt = 0
         while True:
+            self.look_up([name])
             problem = await self._look_up(name)
             if problem is None:
                 return self._topics[name]
@@ -256,7 +282,9 @@ class MetadataCache:
     async def _refresh(self) -> None:
         error: ApiError = NetworkError("no node answered")
         self._stale = False  # a mark set during the request causes another one
-        request = log_pb2.MetadataRequest(topics=sorted(self._wanted))
+        self._expire()
+        asked = self._wanted.union(self._looked_up_ms)
+        request = log_pb2.MetadataRequest(topics=sorted(asked))
         timeout_ms = min(_ATTEMPT_TIMEOUT_MS, self._connections.request_timeout_ms)
         for address in self.candidates():
             try:
@@ -292,7 +320,7 @@ class MetadataCache:
         topics: dict[str, TopicMetadata] = {}
         errors: dict[str, ApiError] = {}
         for topic in answer.topics:
-            if topic.name not in self._wanted:
+            if not self._is_asked_for(topic.name):
                 continue  # it was forgotten after the request
             if topic.error_code:
                 errors[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")

@@ -62,7 +62,7 @@ class OffsetLookup:
         while len(found) < len(timestamps):
             missing = {p: ts for p, ts in timestamps.items() if p not in found}
             # In each round: a consumer that no longer reads a topic forgets it meanwhile.
-            self._metadata.want(partition.topic for partition in missing)
+            self._metadata.look_up(partition.topic for partition in missing)
             problem = await self._round(missing, found)
             if problem is None:
                 continue

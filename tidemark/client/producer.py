@@ -80,9 +80,8 @@ class AsyncProducer(AsyncCloses):
         connect: Callable[..., Connections] = Connections,
     ) -> None:
         _check_settings(acks, enable_idempotence, compression_type)
-        _check_limits(
-            batch_size, max_request_size, buffer_memory, max_in_flight_requests_per_connection
-        )
+        max_in_flight = max_in_flight_requests_per_connection
+        _check_limits(batch_size, max_request_size, buffer_memory, max_block_ms, max_in_flight)
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._wall_ms = surroundings().wall_ms
         self._loop_time = asyncio.get_running_loop().time
@@ -92,14 +91,13 @@ class AsyncProducer(AsyncCloses):
             max_request_size=max_request_size,
             buffer_memory=buffer_memory,
             max_block_ms=max_block_ms,
-            max_in_flight=max_in_flight_requests_per_connection,
+            max_in_flight=max_in_flight,
             acks=_ACKS[acks],
         )
-        _check_times(max_block_ms=max_block_ms)
         delivery_ms = _delivery_timeout_ms(delivery_timeout_ms, linger_ms, request_timeout_ms)
         rng = make_rng(random_seed)
-        retry_backoff_ms = min(retry_backoff_ms, retry_backoff_max_ms)
-        retry = RetryPolicy(delivery_ms, retry_backoff_ms, retry_backoff_max_ms)
+        least_ms = min(retry_backoff_ms, retry_backoff_max_ms)
+        retry = RetryPolicy(delivery_ms, least_ms, retry_backoff_max_ms)
         self._connections = connect(request_timeout_ms=request_timeout_ms)
         self._metadata = MetadataCache(
             self._connections,
@@ -108,6 +106,7 @@ class AsyncProducer(AsyncCloses):
             rng=rng,
             metadata_max_age_ms=metadata_max_age_ms,
             on_update=self._on_metadata,
+            in_use=lambda: self._core.admission.topics,
         )
         self._core = ProducerCore(
             self._metadata,
@@ -277,8 +276,13 @@ def _check_settings(acks: str | int, idempotence: bool | None, compression_type:
 
 
 def _check_limits(
-    batch_size: int, max_request_size: int, buffer_memory: int, max_in_flight: int
+    batch_size: int,
+    max_request_size: int,
+    buffer_memory: int,
+    max_block_ms: float,
+    max_in_flight: int,
 ) -> None:
+    _check_times(max_block_ms=max_block_ms)
     if min(batch_size, max_request_size, buffer_memory) < 1:
         raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
     if max_in_flight < 1:
