@@ -60,6 +60,7 @@ class RemoteLogManager:
         cluster: TierCluster | None = None,
         cache_directory: Directory | None = None,
         rng: random.Random | None = None,
+        mono_ms: Callable[[], int] | None = None,
         on_fatal: Callable[[FatalError], None] | None = None,
     ) -> None:
         self._config = config
@@ -84,11 +85,20 @@ class RemoteLogManager:
             storage, config.remote_log_manager_copier_thread_pool_size
         )
         self._deleter = SegmentDeleter(
-            config, storage, metadata, uploads, metrics, now_ms, self._reader.segments.forget
+            config,
+            storage,
+            metadata,
+            uploads,
+            metrics,
+            now_ms,
+            self._reader.segments.forget,
+            mono_ms=mono_ms,
         )
         self._copier = Copier(config, uploads, metadata, self._deleter, metrics, now_ms)
         unrecorded = UnrecordedSegments(storage, metadata, self._reader.segments.run)
-        self._expirer = Expirer(config, metadata, self._copier, self._deleter, unrecorded, now_ms)
+        self._expirer = Expirer(
+            config, metadata, self._copier, self._deleter, unrecorded, now_ms, mono_ms
+        )
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
         )

@@ -86,6 +86,7 @@ class Node:
             self.storage,
             metadata,
             lambda: self.now_ms,
+            mono_ms=lambda: self.now_ms,
             cache_directory=directory.subdirectory("cache"),
             rng=random.Random(1),
         )

@@ -55,6 +55,7 @@ class World:
     ) -> None:
         self.path = path
         self.now_ms = NOW_MS
+        self.clock_jump_ms = 0
         self.config = server_config(
             str(path / f"node-{broker_id}"), node_id=broker_id, **(settings or {})
         )
@@ -95,7 +96,8 @@ class World:
             self.config,
             self.storage,
             self.metadata,
-            lambda: self.now_ms,
+            lambda: self.now_ms + self.clock_jump_ms,
+            mono_ms=lambda: self.now_ms,
             cluster=self,
             cache_directory=OsDirectory(self.path / f"cache-{self.config.node_id}"),
             rng=random.Random(1),

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
+from tidemark.surroundings import surroundings
 from tiering.errors import plugin_errors_typed
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -42,6 +43,7 @@ class SegmentDeleter:
         metrics: RemoteMetrics,
         now_ms: Callable[[], int],
         forget: Callable[[RemoteLogSegmentMetadata], None],
+        mono_ms: Callable[[], int] | None = None,
     ) -> None:
         self._broker_id = config.node_id
         self._storage = storage
@@ -49,6 +51,7 @@ class SegmentDeleter:
         self._uploads = uploads
         self._metrics = metrics
         self._now_ms = now_ms
+        self._mono_ms = mono_ms or surroundings().mono_ms
         self._forget = forget
         self._pool = DaemonPool(
             config.remote_log_manager_expiration_thread_pool_size, "remote-log-expiration"
@@ -79,23 +82,23 @@ class SegmentDeleter:
         await self._uploads.ended(segment.id)
         await self._delete_now(segment)
         if segment.custom_metadata is None:  # its copy was never finished
-            self._late.append((self._now_ms() + LATE_WRITE_MS, segment))
+            self._late.append((self._mono_ms() + LATE_WRITE_MS, segment))
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.ensure_future(self._sweep())
 
     async def delete_late_writes(self) -> None:
         """Deletes again the objects of the unfinished copies whose time has come."""
-        while self._late and self._late[0][0] <= self._now_ms():
+        while self._late and self._late[0][0] <= self._mono_ms():
             _, segment = self._late.popleft()
             try:
                 await self._delete_now(segment)
             except (TidemarkError, OSError) as error:
-                self._late.append((self._now_ms() + LATE_WRITE_MS, segment))
+                self._late.append((self._mono_ms() + LATE_WRITE_MS, segment))
                 logger.warning("late objects of %s: %s", segment.remote_log_segment_id, error)
 
     async def _sweep(self) -> None:
         while self._late:
-            await asyncio.sleep(max(0, self._late[0][0] - self._now_ms()) / 1000)
+            await asyncio.sleep(max(0, self._late[0][0] - self._mono_ms()) / 1000)
             await self.delete_late_writes()
 
     async def _delete_now(self, segment: RemoteLogSegmentMetadata) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
+from tidemark.surroundings import surroundings
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
@@ -38,6 +39,7 @@ class Expirer:
         deleter: SegmentDeleter,
         unrecorded: UnrecordedSegments,
         now_ms: Callable[[], int],
+        mono_ms: Callable[[], int] | None = None,
     ) -> None:
         self._broker_id = config.node_id
         self._metadata = metadata
@@ -45,6 +47,7 @@ class Expirer:
         self._deleter = deleter
         self._unrecorded = unrecorded
         self._now_ms = now_ms
+        self._mono_ms = mono_ms or surroundings().mono_ms  # a wall clock may jump
 
     async def expire(self, hosted: TieredPartition) -> None:
         """Makes a leader's pass. Raises the error that stops it; the next pass starts over."""
@@ -75,7 +78,7 @@ class Expirer:
             delete_expired(log, self._now_ms())
 
     async def _delete_dangling(self, hosted: TieredPartition) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._mono_ms()
         segments = self._metadata.remote_segments(hosted.partition).unfinished()
         hosted.unfinished_since = since_ms = planner.unfinished_since(
             segments, hosted.unfinished_since, now_ms

@@ -46,7 +46,7 @@ class TieredPartition:
     uploaded: dict[UUID, bytes | None] = field(default_factory=dict)
     """Custom metadata of copies whose objects are complete and whose end is not recorded yet."""
     unfinished_since: dict[UUID, int] = field(default_factory=dict)
-    """When this node first saw copies that are not finished, by its own clock in ms."""
+    """When this node first saw copies that are not finished, in ms since an arbitrary begin."""
     copy_failed: bool = False
     """An upload of the pass under way failed: no other one begins."""
     refusal: CopyRefusal | None = None

@@ -223,8 +223,9 @@ class _Bytes:
 
 
 @pytest.mark.parametrize("skew_ms", [-10 * DANGLING_GRACE_MS, 10 * DANGLING_GRACE_MS])
-def test_the_grace_of_anothers_copy_is_measured_by_the_own_clock(
-    tmp_path: Path, skew_ms: int
+@pytest.mark.parametrize("jump_ms", [-600_000, 0, 600_000])
+def test_the_grace_of_anothers_copy_is_measured_by_the_own_clock_even_if_it_jumps(
+    tmp_path: Path, skew_ms: int, jump_ms: int
 ) -> None:
     world, storage = gated_world(tmp_path)
     storage.gate.set()
@@ -235,6 +236,7 @@ def test_the_grace_of_anothers_copy_is_measured_by_the_own_clock(
     async def scenario() -> None:
         await world.metadata.add_remote_log_segment_metadata(theirs)
         await world.once()
+        world.clock_jump_ms = jump_ms
         world.now_ms += DANGLING_GRACE_MS
         await world.once()
         assert world.states() == [(0, 19, FINISHED), (100, 199, STARTED)]
