@@ -197,6 +197,10 @@ class RemoteLogManager:
                 self.segment_copyable(partition)
             raise
 
+    def fetch_throttle_s(self) -> float:
+        """Returns the time until reads are within their quota, in s; 0: none is throttled."""
+        return self._reader.segments.quota.throttle_s()
+
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
     ) -> list[AbortedTransaction]:

@@ -57,6 +57,11 @@ class _Found:
         default_factory=list
     )
     reads: list[TierRead] = field(default_factory=list)  # of the tier, not finished
+    throttled: bool = False  # a read of the tier did not begin
+
+    @property
+    def waits_for_tier(self) -> bool:
+        return self.throttled or bool(self.reads)
 
 
 class FetchHandler:
@@ -83,10 +88,10 @@ class FetchHandler:
             acknowledge = False
             if found.unchecked:
                 await self._name_aborted(found)
-            if found.reads:
+            if found.waits_for_tier:
                 deadline = min(deadline, begun + self._remote.max_wait_ms / 1000)
             enough = found.size_bytes >= (
-                max(1, params.min_bytes) if found.reads else params.min_bytes
+                max(1, params.min_bytes) if found.waits_for_tier else params.min_bytes
             )
             if found.answer_now or enough or loop.time() >= deadline:
                 return context.answers()
@@ -218,9 +223,14 @@ class FetchHandler:
         found: _Found,
         hosted: HostedPartition,
     ) -> None:
-        """Takes the outcome of a read of the tier, or begins the read."""
+        """Takes the outcome of a read of the tier, or begins the read. One above the quota is no
+        error: the fetch is answered without it, and repeated (KIP-956).
+        """
         size = min(item.max_bytes, params.max_bytes)
         read = self._remote.take(hosted, item.fetch_offset, size, params.read_committed)
+        if read is None:
+            found.throttled = True
+            return
         if read.outcome is None:
             found.reads.append(read)
             return

@@ -5,9 +5,9 @@ waits is woken when it is finished. A fetch that is answered or cancelled before
 going, and the repeated fetch takes its outcome.
 
 At most 64 reads run, of one partition at most its share (`tiering.slots`): one whose store hangs
-leaves slots to the others. Beyond that reads wait, and partitions take turns. A read that no fetch
-asked for within a request timeout does not begin; an outcome that no fetch took within it is
-dropped.
+leaves slots to the others. Beyond that reads wait, and partitions take turns. A read does not begin
+above the quota (KIP-956), nor if no fetch asked for it within a request timeout. An outcome that no
+fetch took within it is dropped.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class TierRecords(NamedTuple):
 
 class TierReader(Protocol):
     """The calls of the remote log manager that are used here."""
+
+    def fetch_throttle_s(self) -> float: ...
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
@@ -124,8 +126,9 @@ class TierReads:
 
     def take(
         self, hosted: HostedPartition, offset: int, max_bytes: int, read_committed: bool
-    ) -> TierRead:
+    ) -> TierRead | None:
         """Returns the read from `offset` on, which begins now if there is none. `done` ends it.
+        None: it does not begin, because the quota of reads is exceeded.
 
         Raises ThrottlingQuotaExceededError if too many wait.
         """
@@ -138,6 +141,8 @@ class TierReads:
             self.done(found)  # its error may have passed long ago
             found = None
         if found is None:
+            if self._reader is not None and self._reader.fetch_throttle_s() > 0:
+                return None
             found = TierRead(key, hosted.log, max_bytes, now)
             if self._slots.take(key.partition):
                 self._begin(found)

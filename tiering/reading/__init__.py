@@ -4,6 +4,7 @@
 - `aux_state`: the state a follower starts from, in a pool of its own.
 - `calls`: the blocking calls of the store, in threads that partitions share.
 - `failures`: errors of reads, typed, counted and logged.
+- `fetch_quota`: the quota of reads.
 - `segment_reader`: reads within one segment, and reading ahead.
 - `order`: checks of batches against the metadata of their segment (pure).
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.

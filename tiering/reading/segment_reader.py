@@ -24,6 +24,7 @@ from tiering.metrics import RemoteMetrics
 from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache, retrieve
 from tiering.reading.failures import naming
+from tiering.reading.fetch_quota import FetchQuota
 from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
@@ -53,6 +54,7 @@ class SegmentReader:
         self._storage = storage
         self._index_cache = index_cache
         self._metrics = metrics
+        self.quota = FetchQuota(config)
         self._request_bytes = config.remote_log_reader_chunk_bytes
         self._chunk_bytes = max(
             min(self._request_bytes, CHUNK_BYTES), self._request_bytes // _CHUNKS_PER_REQUEST
@@ -246,6 +248,8 @@ class SegmentReader:
         """Starts to load the chunks from `position` on; returns how many lie beyond the segment's
         end.
         """
+        if self.quota.is_exceeded():
+            return 0
         request, size = position // self._request_bytes, segment.segment_size_bytes
         last = max(0, size - 1) // self._request_bytes
         beyond = 0
@@ -304,6 +308,7 @@ class SegmentReader:
         start = number * self._chunk_bytes
         end = min(start + count * self._chunk_bytes, segment.segment_size_bytes)
         first, last = table.aligned(start, end)
+        self.quota.record(last - first)
 
         def fetch() -> list[bytes]:
             content = self._storage.fetch_log_segment(segment, first, last)

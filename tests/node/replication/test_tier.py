@@ -30,6 +30,7 @@ class FakeTier:
         self.stopped: list[tuple[TopicIdPartition, bool]] = []
         self.leaders: dict[TopicIdPartition, int] = {}
         self.read_time_s = 0.0
+        self.throttle_s = 0.0
         self.read_calls = 0
         self.failing = 0
         self.nudges = 0
@@ -54,6 +55,9 @@ class FakeTier:
         followers: Mapping[TopicIdPartition, Log],
     ) -> None:
         self.leaders |= {partition: epoch for partition, (_, epoch) in leaders.items()}
+
+    def fetch_throttle_s(self) -> float:
+        return self.throttle_s
 
     def segment_copyable(self, partition: TopicIdPartition) -> None:
         self.nudges += 1

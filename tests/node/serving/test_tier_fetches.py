@@ -252,6 +252,26 @@ def test_a_hanging_partition_leaves_slots_to_others_however_many_read_it() -> No
     scenario(test, cold=3, records=70)
 
 
+def test_above_the_quota_a_cold_read_waits_without_an_error_and_local_data_is_served() -> None:
+    async def test(cluster: Cluster, tier: Store) -> None:
+        tier.throttle_s = 3.0
+        begun = now()
+        cold, hot = await fetch(cluster, (1, 0), (HOT, 0))
+        assert (cold.error_code, cold.payload, values([hot])) == (0, b"", [["hot"]])
+        assert now() == begun
+        (cold,) = await fetch(cluster, (1, 0), max_wait_ms=60_000)
+        assert (cold.error_code, cold.payload) == (0, b"")
+        assert 0.5 <= now() - begun < 0.6  # remote.fetch.max.wait.ms
+        assert tier.reads == []
+        tier.throttle_s = 0.0
+        await fetch(cluster, (1, 0), max_wait_ms=0)
+        await asyncio.sleep(0.1)
+        tier.throttle_s = 3.0
+        assert values(await fetch(cluster, (1, 0))) == [["cold0"]]  # it was read before
+
+    scenario(test)
+
+
 def test_beyond_the_queue_a_fetch_is_throttled_and_its_retry_succeeds() -> None:
     async def test(cluster: Cluster, tier: Store) -> None:
         cluster.nodes[1].reads.waiting_max = 4

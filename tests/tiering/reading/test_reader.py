@@ -135,6 +135,26 @@ def test_reads_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:
     assert world.manager.metrics.remote_fetch_busy == 1
 
 
+def test_bytes_of_the_store_count_against_the_quota_those_of_the_cache_do_not(
+    tmp_path: Path,
+) -> None:
+    quota: dict[str, object] = {"remote_log_manager_fetch_max_bytes_per_second": 1}
+    world, storage = tiered_world(tmp_path, settings=quota)
+
+    async def scenario() -> None:
+        assert world.manager.fetch_throttle_s() == 0
+        assert await world.manager.read(PARTITION, world.log, 0, 500)
+        wait_s = world.manager.fetch_throttle_s()
+        (fetched,) = storage.fetches
+        assert fetched[1] is not None and fetched[1] - 12 < wait_s <= fetched[1]
+        assert await world.manager.read(PARTITION, world.log, 5, 500)
+        assert world.manager.fetch_throttle_s() <= wait_s
+        assert world.manager._reader.segments.quota.throttle_time.count == 2
+
+    asyncio.run(scenario())
+    assert len(storage.fetches) == 1  # the next segment is not read ahead
+
+
 def test_calls_that_hang_leave_threads_to_other_partitions() -> None:
     gate, began = threading.Event(), threading.Semaphore(0)
 
