@@ -29,6 +29,8 @@ from tiering.threads import DaemonPool
 
 T = TypeVar("T")
 
+_READY_POLL_MS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteAuxState:
@@ -83,14 +85,13 @@ class RemoteAuxStates:
                 return await self._cut(partition, segment, offset)
             return await self._at_end(segment)
 
+        await self._ready(partition)
         return await self._in_turn(f"remote state of {partition} before {offset}", work)
 
     async def latest(self, partition: TopicIdPartition) -> RemoteHistory | None:
         """Fetches the latest history; see `RemoteLogManager.latest_history`."""
 
         async def work() -> RemoteHistory | None:
-            if not self._metadata.is_ready(partition):
-                raise RemoteStorageNotReadyError
             await self._unrecorded.check(partition)
             segments = self._metadata.list_remote_log_segments(partition)
             last = recovery.latest_segment(segments)
@@ -100,7 +101,21 @@ class RemoteAuxStates:
             first = recovery.first_offset(segments, state.epochs, last)
             return RemoteHistory(first, last.next_offset, state.epochs, state.producer_snapshot)
 
+        await self._ready(partition)
         return await self._in_turn(f"the history of {partition} in the tier", work)
+
+    async def _ready(self, partition: TopicIdPartition) -> None:
+        """Waits until the metadata of a partition is read, a moment after it was assigned here.
+
+        A follower that gave up at once would come back only after its fetch back-off. Raises
+        RemoteStorageNotReadyError after remote.log.reader.timeout.ms.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                while not self._metadata.is_ready(partition):  # noqa: ASYNC110 a plug-in tells no event
+                    await asyncio.sleep(_READY_POLL_MS / 1000)
+        except TimeoutError:
+            raise RemoteStorageNotReadyError from None
 
     async def _in_turn(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """Does the work, as one of a bounded number, with the deadline."""
@@ -178,8 +193,6 @@ class RemoteAuxStates:
         have several.
         """
         metadata = self._metadata
-        if not metadata.is_ready(partition):
-            raise RemoteStorageNotReadyError
         exact = metadata.remote_log_segment_metadata(partition, leader_epoch, offset - 1)
         if exact is not None:
             return exact

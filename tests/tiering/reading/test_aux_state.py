@@ -13,7 +13,7 @@ from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
 from tidemark.errors import RequestTimedOutError
-from tiering.errors import RemoteResourceNotFoundError
+from tiering.errors import RemoteResourceNotFoundError, RemoteStorageNotReadyError
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.manager import IndexType
 
@@ -100,3 +100,31 @@ def test_a_segment_that_retention_deleted_meanwhile_is_an_error_to_retry(tmp_pat
     world.storage.delete_log_segment_data(segment)
     with pytest.raises(RemoteResourceNotFoundError):
         asyncio.run(world.manager.fetch_aux_state(PARTITION, 0, 20))
+
+
+def test_a_follower_waits_until_the_metadata_of_its_partition_is_read(tmp_path: Path) -> None:
+    old = World(tmp_path)
+    old.lead()
+    old.produce_segment()
+    old.produce(1)
+    asyncio.run(old.once())
+    follower = World(tmp_path, broker_id=2, history=old.metadata.history)
+
+    async def main() -> int:
+        state = asyncio.ensure_future(follower.manager.fetch_aux_state(PARTITION, 0, 20))
+        await asyncio.sleep(0)
+        assert not state.done()
+        follower.follow()
+        return (await state).start_offset
+
+    assert asyncio.run(main()) == 20
+
+
+def test_metadata_that_is_never_read_is_an_error_to_retry(tmp_path: Path) -> None:
+    world = World(tmp_path, settings={"remote_log_reader_timeout_ms": 50})
+    for call in (
+        lambda: world.manager.fetch_aux_state(PARTITION, 0, 20),
+        lambda: world.manager.latest_history(PARTITION),
+    ):
+        with pytest.raises(RemoteStorageNotReadyError):
+            asyncio.run(call())
