@@ -365,7 +365,7 @@ class ServerConfig:
         1 << 30, doc="size of the remote index cache", at_least=1
     )
     remote_log_metadata_custom_metadata_max_bytes: int = setting(
-        128, doc="limit of a plug-in's own metadata", at_least=0
+        128, doc="limit of a plug-in's own metadata; the pin of a segment has 12", at_least=12
     )
     remote_fetch_max_wait_ms: int = setting(
         500, doc="longest wait of a consumer for the tier", at_least=1

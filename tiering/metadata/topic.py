@@ -41,6 +41,7 @@ _GROUPS = ("common.client.", "producer.", "consumer.")
 SLICE_RECORDS = 200
 """Records decoded and applied before the event loop does other work: less than ten ms."""
 _FETCH_BYTES = 1 << 20
+_RETENTION_MS = 604_800_000
 _POLL_MS = 200  # until a new assignment is noticed; data ends the wait at once
 
 
@@ -103,6 +104,8 @@ class ClientMetadataTopic:
         self._topic = REMOTE_LOG_METADATA_TOPIC
         self.topic_id = ZERO_UUID
         self._partitions = config.remote_log_metadata_topic_num_partitions
+        self._retention_ms = config.remote_log_metadata_topic_retention_ms
+        self._min_isr = config.remote_log_metadata_topic_min_isr
         self._replicas = config.remote_log_metadata_topic_replication_factor
         self._topic_configs = {
             "cleanup.policy": "delete",
@@ -132,7 +135,7 @@ class ClientMetadataTopic:
                 with contextlib.suppress(TopicAlreadyExistsError):  # another node created it first
                     await admin.create_topics([wanted])
                 known = await admin.describe_topics([self._topic])
-            check_topic(known[self._topic], self._partitions)
+            check_topic(known[self._topic], self._partitions, self._retention_ms, self._min_isr)
             self.topic_id = known[self._topic].topic_id
             return len(known[self._topic].partitions)
 
@@ -212,10 +215,14 @@ def _decoded(fetched: Sequence[RawBatches]) -> Iterator[MetadataRecord | _End]:
         yield _End(number, raw.next_offset)
 
 
-def check_topic(topic: TopicDescription, partition_count: int) -> None:
+def check_topic(
+    topic: TopicDescription, partition_count: int, retention_ms: int, min_isr: int
+) -> None:
     """Checks an existing metadata topic, as Kafka does at start. Raises ConfigError.
 
-    Another number of partitions moves user partitions to others, and compaction removes records.
+    Another number of partitions moves user partitions to others. Compaction and retention remove
+    records, and too small an ISR loses them. A setting that the topic lacks counts as Kafka's
+    default.
     """
     if len(topic.partitions) != partition_count:
         raise ConfigError(
@@ -225,6 +232,22 @@ def check_topic(topic: TopicDescription, partition_count: int) -> None:
     if "compact" in topic.configs.get("cleanup.policy", "delete"):
         raise ConfigError(
             f"{topic.name} is compacted, which loses segments: set cleanup.policy=delete"
+        )
+    kept_ms = int(topic.configs.get("retention.ms", _RETENTION_MS))
+    if kept_ms >= 0 and not 0 <= retention_ms <= kept_ms:
+        raise ConfigError(
+            f"{topic.name} has retention.ms={kept_ms}, which loses segments: set "
+            f"retention.ms={retention_ms} on it, as remote.log.metadata.topic.retention.ms says"
+        )
+    if int(topic.configs.get("retention.bytes", -1)) >= 0:
+        raise ConfigError(
+            f"{topic.name} has a retention.bytes, which loses segments: set retention.bytes=-1"
+        )
+    least = int(topic.configs.get("min.insync.replicas", 1))
+    if least < min_isr:
+        raise ConfigError(
+            f"{topic.name} has min.insync.replicas={least}, fewer than "
+            f"remote.log.metadata.topic.min.isr={min_isr}: set min.insync.replicas={min_isr} on it"
         )
 
 

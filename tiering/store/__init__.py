@@ -10,6 +10,7 @@
 - `factory`: the manager that a node's configuration names.
 - `inventory`, `listing`, `verifying`: objects against the metadata (pure), lists of a store, and a
   check of every byte, for tools.
+- `index_check`: the indexes of a segment against its batches.
 - `recovered`: segments as their sidecars tell them, for a rebuild of lost metadata.
 
 Outsiders import `factory`, and tools the last four; a manager of their own implements the protocol

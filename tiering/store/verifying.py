@@ -1,7 +1,8 @@
 """A check of remote segments against their checksums, their metadata and each other; reads only.
 
 A reader checks what it serves. This checks both objects, the sidecar's table against the pin, and
-every part, chunk and batch. It also checks whether the segments cover the log's lineage.
+every part, chunk and batch, and indexes against batches. It also checks whether the segments cover
+the log's lineage.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tidemark.errors import TidemarkError
 from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.metadata.history import finished
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.index_check import IndexCheck
 from tiering.store.inventory import lineage_gaps
 from tiering.store.manager import (
     LOG_SUFFIX,
@@ -55,11 +57,19 @@ def verify_segment(
     """Yields what is wrong with a finished segment. Calls `on_bytes` with the bytes of the log read
     since the last call. Errors of the store that may pass are findings, too.
     """
-    table, problems = _check_sidecar(storage, segment)
+    table, parts, problems = _check_sidecar(storage, segment)
     yield from problems
     log = _CheckedObject(storage, segment, table, on_bytes)
+    indexes = IndexCheck(segment.start_offset, parts)
     try:
-        yield from _check_log(log, segment)
+        yield from _check_log(log, segment, indexes)
+        if not log.faults:
+            yield from _index_faults(segment, table, indexes)
+        if storage.fetch_log_segment(
+            segment, segment.segment_size_bytes, segment.segment_size_bytes + 1
+        ):
+            path, end = _path(segment, LOG_SUFFIX), segment.segment_size_bytes
+            yield RemoteFinding(path, end, "it has bytes beyond its end", segment)
     except TidemarkError as error:
         yield RemoteFinding(_path(segment, LOG_SUFFIX), None, str(error), segment)
     yield from log.faults
@@ -153,9 +163,10 @@ class _CheckedObject:
 
 def _check_sidecar(
     storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata
-) -> tuple[SegmentTable | None, list[RemoteFinding]]:
-    """Returns the table, None if it can not be trusted, and what is wrong with the sidecar."""
+) -> tuple[SegmentTable | None, dict[IndexType, bytes], list[RemoteFinding]]:
+    """Returns the table (None if it can not be trusted), the sound parts, and what is wrong."""
     path = _path(segment, SIDECAR_SUFFIX)
+    sound: dict[IndexType, bytes] = {}
     problems: list[RemoteFinding] = []
     try:
         if pin_of(segment) is None:
@@ -163,21 +174,35 @@ def _check_sidecar(
         table = fetch_table(storage, segment)
         content = storage.fetch_sidecar(segment, 0)
     except TidemarkError as error:
-        return None, [*problems, RemoteFinding(path, None, str(error), segment)]
+        return None, {}, [*problems, RemoteFinding(path, None, str(error), segment)]
     for kind in sorted(_REQUIRED - table.parts.keys(), key=lambda kind: kind.value):
         problems.append(RemoteFinding(path, None, f"it has no part {kind.value}", segment))
     for kind, part in table.parts.items():
         try:
-            table.check_part(kind, content[part.position : part.position + part.length])
+            of_part = content[part.position : part.position + part.length]
+            sound[kind] = table.check_part(kind, of_part)
         except TidemarkError:
             reason = f"the checksum of the part {kind.value} does not agree"
             problems.append(RemoteFinding(path, part.position, reason, segment))
-    return table, problems
+    return table, sound, problems
 
 
-def _check_log(log: _CheckedObject, segment: RemoteLogSegmentMetadata) -> Iterator[RemoteFinding]:
+def _index_faults(
+    segment: RemoteLogSegmentMetadata, table: SegmentTable | None, indexes: IndexCheck
+) -> Iterator[RemoteFinding]:
+    for kind, position, reason in indexes.faults():
+        begin = 0 if table is None else table.parts[kind].position
+        path = _path(segment, SIDECAR_SUFFIX)
+        yield RemoteFinding(path, begin + position, reason, segment)
+
+
+def _check_log(
+    log: _CheckedObject, segment: RemoteLogSegmentMetadata, indexes: IndexCheck
+) -> Iterator[RemoteFinding]:
     path = _path(segment, LOG_SUFFIX)
-    run = BatchRun(segment.start_offset)
+    run = BatchRun(
+        segment.start_offset, on_batches=lambda batches: indexes.take(run.position, batches)
+    )
     for _ in check_batches(cast(File, log), segment.segment_size_bytes, run):
         pass
     is_whole = run.position == segment.segment_size_bytes

@@ -479,14 +479,42 @@ def test_the_factory_makes_the_topic_based_one_or_what_is_named() -> None:
 
 def test_a_metadata_topic_that_would_lose_segments_is_refused() -> None:
     one = PartitionDescription(0, 1, 0, 0, (1,), (1,), (), (), ())
-    good = TopicDescription("__remote_log_metadata", UUID(int=1), (one,) * 3, {})
-    check_topic(good, 3)
-    check_topic(replace(good, configs={"cleanup.policy": "delete"}), 3)
+    kept = {"retention.ms": "-1", "min.insync.replicas": "2"}
+    good = TopicDescription("__remote_log_metadata", UUID(int=1), (one,) * 3, kept)
+    check_topic(good, 3, -1, 2)
+    check_topic(good, 3, 86_400_000, 1)
+    check_topic(replace(good, configs={**kept, "cleanup.policy": "delete"}), 3, -1, 2)
     with pytest.raises(ConfigError, match=r"has 3 partitions, not .*=50: set the number it has"):
-        check_topic(good, 50)
+        check_topic(good, 50, -1, 2)
     for policy in ("compact", "delete,compact"):
         with pytest.raises(ConfigError, match=r"set cleanup\.policy=delete"):
-            check_topic(replace(good, configs={"cleanup.policy": policy}), 3)
+            check_topic(replace(good, configs={**kept, "cleanup.policy": policy}), 3, -1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"retention.ms": "86400000"}, r"set retention\.ms=-1 on it"),
+        ({"retention.bytes": "1000"}, r"set retention\.bytes=-1"),
+        ({"min.insync.replicas": "1"}, r"set min\.insync\.replicas=2 on it"),
+        (None, r"has retention\.ms=604800000"),
+    ],
+)
+def test_a_metadata_topic_that_keeps_too_little_is_refused(
+    changed: dict[str, str] | None, told: str
+) -> None:
+    one = PartitionDescription(0, 1, 0, 0, (1,), (1,), (), (), ())
+    kept = {"retention.ms": "-1", "min.insync.replicas": "2"}
+    configs = {} if changed is None else {**kept, **changed}
+    topic = TopicDescription("__remote_log_metadata", UUID(int=1), (one,) * 3, configs)
+    with pytest.raises(ConfigError, match=told):
+        check_topic(topic, 3, -1, 2)
+
+
+def test_a_limit_below_the_pin_is_refused() -> None:
+    server_config(remote_log_metadata_custom_metadata_max_bytes=12)
+    with pytest.raises(ConfigError, match=r"custom\.metadata\.max\.bytes"):
+        server_config(remote_log_metadata_custom_metadata_max_bytes=11)
 
 
 def test_a_metadata_topic_that_is_refused_is_asked_for_again(

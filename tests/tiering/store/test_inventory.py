@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from crc32c import crc32c
 
 from tests.minio_fixture import ObjectStore
 from tests.tiering.builders import (
@@ -36,8 +38,15 @@ from tiering.store.inventory import (
     parse_key,
 )
 from tiering.store.listing import DirectoryListing, open_store
-from tiering.store.manager import LOG_SUFFIX, SIDECAR_SUFFIX, file_name, partition_directory
+from tiering.store.manager import (
+    LOG_SUFFIX,
+    SIDECAR_SUFFIX,
+    IndexType,
+    file_name,
+    partition_directory,
+)
 from tiering.store.objects import fetch_table
+from tiering.store.sidecar import Part, pin_of_table
 from tiering.store.verifying import verify_coverage, verify_segment
 
 
@@ -60,7 +69,7 @@ def record_all(
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """Three segments of 20 records each in the tier, of epochs 0 and 1."""
-    world = World(tmp_path, index_interval_bytes=300)
+    world = World(tmp_path, index_interval_bytes=100)
     world.lead()
     for epoch in (0, 1, 1):
         world.lead(epoch)
@@ -144,6 +153,41 @@ def test_a_flipped_bit_anywhere_in_a_log_is_found(world: World) -> None:
         assert any("byte 0: the checksum does not agree" in each for each in found), position
         assert all(path.name in each for each in found)
         path.write_bytes(sound)
+
+
+def test_bytes_beyond_the_end_of_a_log_are_found(world: World) -> None:
+    path = objects(world, LOG_SUFFIX)[1]
+    path.write_bytes(path.read_bytes() + b"x")
+    (found,) = findings(world)
+    assert path.name in found and "it has bytes beyond its end" in found
+
+
+@pytest.mark.parametrize("kind", [IndexType.OFFSET, IndexType.TIMESTAMP])
+def test_a_wrong_index_is_found_although_its_checksums_were_made_right(
+    world: World, kind: IndexType
+) -> None:
+    """Every bit of every entry: the sidecar is made anew around the flipped index."""
+    one = finished(cache_of(world))[0]
+    path = objects(world, SIDECAR_SUFFIX)[0]
+    sound = path.read_bytes()
+    table = fetch_table(world.storage, one)
+    part = table.parts[kind]
+    assert part.length
+    for bit in range(part.length * 8):
+        content = bytearray(sound)
+        content[part.position + bit // 8] ^= 1 << bit % 8
+        wrong = bytes(content[part.position : part.position + part.length])
+        if not any(wrong):
+            continue
+        parts = {**table.parts, kind: Part(part.position, part.length, crc32c(wrong))}
+        head = replace(table, parts=parts).encode()
+        path.write_bytes(head + content[len(head) :])
+        remade = replace(one, custom_metadata=pin_of_table(head))
+        told = [str(each) for each in verify_segment(world.storage, remade)]
+        assert len(told) == 1, bit
+        assert f"an entry of the part {kind.value} contradicts the log" in told[0]
+    path.write_bytes(sound)
+    assert findings(world) == []
 
 
 def test_batches_are_checked_where_the_sidecar_is_lost(world: World) -> None:
