@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from commitlog.disk.files import Directory
@@ -26,7 +27,14 @@ from tidemark.errors import FatalError, OffsetOutOfRangeError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.metadata.manager import RemoteLogMetadataManager
-from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
+from tiering.metrics import (
+    NO_LAG,
+    CopyLag,
+    RemoteGauges,
+    RemoteMeter,
+    RemoteMetrics,
+    total_lag,
+)
 from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates, RemoteHistory
 from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
 from tiering.reading.reader import RemoteReader
@@ -71,6 +79,7 @@ class RemoteLogManager:
         self._hosted: dict[TopicIdPartition, TieredPartition] = {}
         self._running = False
         self.metrics = metrics = RemoteMetrics()
+        self._meter = RemoteMeter(metrics)
         if cache_directory is None:
             cache_directory = open_directory(config.log_dirs[0]).subdirectory(DIRECTORY_NAME)
         self._index_cache = RemoteIndexCache(
@@ -247,6 +256,31 @@ class RemoteLogManager:
         """Returns the lag of the copy of a partition that is led here; nothing for others."""
         hosted = self._hosted.get(partition)
         return self._copier.lag(hosted) if hosted is not None and hosted.is_leader else NO_LAG
+
+    def report(self, now_ms: int) -> dict[str, int | float]:
+        """Returns the metrics of the node's tier by Kafka's names (`tiering.metrics`)."""
+        began_s, metadata = time.perf_counter(), self._metadata
+        led = [hosted for hosted in self._hosted.values() if hosted.is_leader]
+        tiers = [
+            metadata.remote_segments(hosted.partition)
+            for hosted in led
+            if metadata.is_ready(hosted.partition)
+        ]
+        size_bytes = sum(tier.finished_bytes for tier in tiers)
+        computed_ms = (time.perf_counter() - began_s) * 1000
+        threads = self._config.remote_log_reader_threads
+        reads = self.metrics.reader_pending_tasks
+        gauges = RemoteGauges(
+            total_lag(self._copier.lag(hosted) for hosted in led),
+            total_lag(hosted.delete_lag for hosted in led),
+            sum(map(len, tiers)),
+            size_bytes,
+            computed_ms,
+            max(0, reads - threads),
+            max(0, threads - reads) / threads,
+            self._uploads.idle,
+        )
+        return self._meter.read(gauges, now_ms)
 
     @property
     def partitions(self) -> frozenset[TopicIdPartition]:

@@ -1,13 +1,24 @@
-"""Counters of the tier, as plain attributes: Kafka's names in snake_case, published by the node."""
+"""Counters of the tier, and their report under Kafka's names (KIP-405, KIP-963, KIP-956).
+
+Counters are plain attributes, incremented where the event happens. `RemoteMeter.read` is the one
+place that reports them: a rate is the increase over the last minute, as far as reports were asked
+for. Kafka has most of them as BrokerTopicMetrics, the idle shares and the queue of the readers as
+RemoteLogManager's, and the throttle times as kafka.server's. Names that end in `Total` are added.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+RATE_MS, _SAMPLES_MAX = 60_000, 64
+"""Time over which a rate is averaged; a report keeps samples at least a 64th of it apart."""
 
 
 class CopyLag(NamedTuple):
-    """Rolled segments that are not in the tier yet."""
+    """Rolled segments that are not in the tier yet, or remote ones that are not deleted yet."""
 
     bytes: int
     segments: int
@@ -16,8 +27,40 @@ class CopyLag(NamedTuple):
 NO_LAG = CopyLag(0, 0)
 
 
+def total_lag(lags: Iterable[CopyLag]) -> CopyLag:
+    """Returns the sum of the lags of partitions."""
+    known = list(lags)
+    return CopyLag(sum(lag.bytes for lag in known), sum(lag.segments for lag in known))
+
+
 @dataclass(slots=True)
-class RemoteMetrics:
+class ThrottleTime:
+    """Waits for a quota since the start of the process, in s."""
+
+    count: int = 0
+    total_s: float = 0.0
+    max_s: float = 0.0
+
+    def add(self, waited_s: float) -> None:
+        self.count += 1
+        self.total_s += waited_s
+        self.max_s = max(self.max_s, waited_s)
+
+    @property
+    def average_s(self) -> float:
+        return self.total_s / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
+class ThrottleTimes:
+    """Waits for the quotas of the node (KIP-956)."""
+
+    remote_copy_throttle_time: ThrottleTime = field(default_factory=ThrottleTime)
+    remote_fetch_throttle_time: ThrottleTime = field(default_factory=ThrottleTime)
+
+
+@dataclass(slots=True)
+class RemoteMetrics(ThrottleTimes):
     """Counts since the start of the process; bytes are those of log segments alone."""
 
     remote_copy_bytes: int = 0
@@ -40,3 +83,94 @@ class RemoteMetrics:
     chunk_cache_misses: int = 0
     chunk_prefetches: int = 0
     index_cache_refetches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteGauges:
+    """State of the tier of a node when it is reported, of the partitions that it leads."""
+
+    copy_lag: CopyLag = NO_LAG
+    delete_lag: CopyLag = NO_LAG
+    metadata_count: int = 0
+    size_bytes: int = 0
+    size_computation_ms: float = 0.0
+    reader_queue_size: int = 0
+    reader_idle: float = 1.0
+    """Share of the reader's threads without work."""
+    tasks_idle: float = 1.0
+    """Share of the copier's threads without work."""
+
+
+KAFKAS_RATES = {
+    "RemoteFetchBytes": "remote_fetch_bytes",
+    "RemoteFetchRequests": "remote_fetch_requests",
+    "RemoteFetchErrors": "remote_fetch_errors",
+    "RemoteCopyBytes": "remote_copy_bytes",
+    "RemoteCopyRequests": "remote_copy_requests",
+    "RemoteCopyErrors": "remote_copy_errors",
+    "RemoteDeleteRequests": "remote_delete_requests",
+    "RemoteDeleteErrors": "remote_delete_errors",
+    "BuildRemoteLogAuxStateRequests": "build_remote_log_aux_state_requests",
+    "BuildRemoteLogAuxStateErrors": "build_remote_log_aux_state_errors",
+}
+"""Counters by Kafka's names, without `PerSec`."""
+OWN_TOTALS = {
+    "RemoteCopyRefusals": "remote_copy_refusals",
+    "RemoteFetchBusy": "remote_fetch_busy",
+    "RemoteFetchTimeouts": "remote_fetch_timeouts",
+    "RemoteFetchCorrupt": "remote_fetch_corrupt",
+    "RemoteLogManagerTaskErrors": "task_errors",
+    "RemoteChunkCacheHits": "chunk_cache_hits",
+    "RemoteChunkCacheMisses": "chunk_cache_misses",
+    "RemoteChunkPrefetches": "chunk_prefetches",
+    "RemoteIndexCacheRefetches": "index_cache_refetches",
+}
+"""Counters that Kafka lacks."""
+
+
+class RemoteMeter:
+    """The report of one node's tier."""
+
+    def __init__(self, metrics: RemoteMetrics) -> None:
+        self._metrics = metrics
+        self._samples: deque[tuple[int, tuple[int, ...]]] = deque()
+
+    def read(self, gauges: RemoteGauges, now_ms: int) -> dict[str, int | float]:
+        """Returns all metrics by name."""
+        metrics = self._metrics
+        counts = tuple(getattr(metrics, name) for name in KAFKAS_RATES.values())
+        began_ms, before = self._sampled(counts, now_ms)
+        elapsed_s = max(1, now_ms - began_ms) / 1000
+        report: dict[str, int | float] = {}
+        for name, count, earlier in zip(KAFKAS_RATES, counts, before, strict=True):
+            report[f"{name}PerSec"] = (count - earlier) / elapsed_s
+            report[f"{name}Total"] = count
+        for name, attribute in OWN_TOTALS.items():
+            report[f"{name}Total"] = getattr(metrics, attribute)
+        copies, fetches = metrics.remote_copy_throttle_time, metrics.remote_fetch_throttle_time
+        return {
+            **report,
+            "RemoteCopyLagBytes": gauges.copy_lag.bytes,
+            "RemoteCopyLagSegments": gauges.copy_lag.segments,
+            "RemoteDeleteLagBytes": gauges.delete_lag.bytes,
+            "RemoteDeleteLagSegments": gauges.delete_lag.segments,
+            "RemoteLogMetadataCount": gauges.metadata_count,
+            "RemoteLogSizeBytes": gauges.size_bytes,
+            "RemoteLogSizeComputationTime": gauges.size_computation_ms,
+            "RemoteLogReaderTaskQueueSize": gauges.reader_queue_size,
+            "RemoteLogReaderAvgIdlePercent": gauges.reader_idle,
+            "RemoteLogManagerTasksAvgIdlePercent": gauges.tasks_idle,
+            "remote-copy-throttle-time-avg": copies.average_s * 1000,
+            "remote-copy-throttle-time-max": copies.max_s * 1000,
+            "remote-fetch-throttle-time-avg": fetches.average_s * 1000,
+            "remote-fetch-throttle-time-max": fetches.max_s * 1000,
+        }
+
+    def _sampled(self, counts: tuple[int, ...], now_ms: int) -> tuple[int, tuple[int, ...]]:
+        """Returns the newest sample that is a minute old, else the oldest one."""
+        samples = self._samples
+        if not samples or now_ms - samples[-1][0] >= RATE_MS // _SAMPLES_MAX:
+            samples.append((now_ms, counts if samples else (0,) * len(counts)))
+        while len(samples) > 1 and now_ms - samples[1][0] >= RATE_MS:
+            samples.popleft()
+        return samples[0]

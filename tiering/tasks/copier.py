@@ -68,6 +68,7 @@ class Copier:
             config.remote_log_manager_copy_max_bytes_per_second,
             config.remote_log_manager_copy_quota_window_num,
             config.remote_log_manager_copy_quota_window_size_seconds,
+            metrics.remote_copy_throttle_time,
         )
         self._concurrency = config.remote_log_manager_copier_segments_per_partition
         self._metadata = metadata

@@ -10,12 +10,14 @@ new log start (RULES.md rule 10).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
 from tidemark.surroundings import surroundings
 from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.metrics import CopyLag
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
@@ -66,6 +68,7 @@ class Expirer:
         plan = planner.plan_expiration(
             tier, hosted.lineage(), self._retention(hosted, highest), self._now_ms()
         )
+        hosted.delete_lag = _lag(plan.delete)
         if plan.log_start_offset is not None:
             if not hosted.is_leader or plan.log_start_offset > log.high_watermark:
                 return  # a new leader's high watermark is behind for a moment
@@ -74,6 +77,8 @@ class Expirer:
             if not hosted.is_leader:
                 return
             await self._deleter.delete(segment)
+            lag = hosted.delete_lag
+            hosted.delete_lag = CopyLag(lag.bytes - segment.segment_size_bytes, lag.segments - 1)
         if plan.delete:
             delete_expired(log, self._now_ms())
 
@@ -120,3 +125,7 @@ class Expirer:
                 if segment.next_offset - 1 > highest_remote_offset
             ),
         )
+
+
+def _lag(segments: Sequence[RemoteLogSegmentMetadata]) -> CopyLag:
+    return CopyLag(sum(segment.segment_size_bytes for segment in segments), len(segments))

@@ -15,6 +15,7 @@ from commitlog.segment.producer_replay import snapshot_of
 from commitlog.segment.segment import Segment
 from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
+from tiering.metrics import NO_LAG, CopyLag
 from tiering.store.manager import IndexType, LogSegmentData
 from tiering.tasks import planner
 
@@ -49,6 +50,8 @@ class TieredPartition:
     """When this node first saw copies that are not finished, in ms since an arbitrary begin."""
     copy_failed: bool = False
     """An upload of the pass under way failed: no other one begins."""
+    delete_lag: CopyLag = NO_LAG
+    """Segments of the last plan that are not deleted from the tier yet."""
     refusal: CopyRefusal | None = None
     history_checked: bool = False
 

@@ -8,37 +8,26 @@ until its bytes are paid, so a segment larger than all windows together is paid 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
-class ThrottleTime:
-    """Waits for a quota since the start of the process, in s."""
-
-    count: int = 0
-    total_s: float = 0.0
-    max_s: float = 0.0
-
-    def add(self, waited_s: float) -> None:
-        self.count += 1
-        self.total_s += waited_s
-        self.max_s = max(self.max_s, waited_s)
-
-    @property
-    def average_s(self) -> float:
-        return self.total_s / self.count if self.count else 0.0
+from tiering.metrics import ThrottleTime
 
 
 class RateQuota:
     """A limit on bytes a second, by the clock that the caller has."""
 
-    def __init__(self, bytes_per_second: int, samples: int, window_s: int) -> None:
+    def __init__(
+        self,
+        bytes_per_second: int,
+        samples: int,
+        window_s: int,
+        throttle_time: ThrottleTime | None = None,
+    ) -> None:
         self._rate = bytes_per_second
         self._samples = samples
         self._window_s = window_s
         self._windows: deque[tuple[float, int]] = deque()  # begin in s, bytes
         self._total_bytes = 0
-        self.throttle_time = ThrottleTime()
+        self.throttle_time = throttle_time or ThrottleTime()
 
     def record(self, size_bytes: int, now_s: float) -> None:
         """Counts bytes that were copied or read, or are about to be."""

@@ -27,11 +27,17 @@ class Uploads:
 
     def __init__(self, storage: RemoteStorageManager, threads_max: int) -> None:
         self._storage = storage
+        self._threads_max = threads_max
         self._pool = DaemonPool(threads_max, "remote-log-copier")
         self._running: dict[UUID, asyncio.Future[bytes | None]] = {}
 
     def __contains__(self, segment: UUID) -> bool:
         return segment in self._running
+
+    @property
+    def idle(self) -> float:
+        """Share of the threads without an upload."""
+        return max(0, self._threads_max - len(self._running)) / self._threads_max
 
     def expect_segments(self) -> None:
         """Says that the tier has segments: one that looks empty is not begun anew."""

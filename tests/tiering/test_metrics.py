@@ -1,0 +1,119 @@
+"""Metrics of the tier: Kafka's names, each with what a copy, a read and a deletion do to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.tiering.world import World
+from tiering.errors import RetriableRemoteStorageError
+from tiering.metrics import (
+    KAFKAS_RATES,
+    OWN_TOTALS,
+    RemoteGauges,
+    RemoteMeter,
+    RemoteMetrics,
+    ThrottleTime,
+)
+
+KAFKAS = {
+    # KIP-405 and KIP-963, BrokerTopicMetrics
+    "RemoteFetchBytesPerSec",
+    "RemoteFetchRequestsPerSec",
+    "RemoteFetchErrorsPerSec",
+    "RemoteCopyBytesPerSec",
+    "RemoteCopyRequestsPerSec",
+    "RemoteCopyErrorsPerSec",
+    "RemoteCopyLagBytes",
+    "RemoteCopyLagSegments",
+    "RemoteDeleteLagBytes",
+    "RemoteDeleteLagSegments",
+    "RemoteDeleteRequestsPerSec",
+    "RemoteDeleteErrorsPerSec",
+    "BuildRemoteLogAuxStateRequestsPerSec",
+    "BuildRemoteLogAuxStateErrorsPerSec",
+    "RemoteLogMetadataCount",
+    "RemoteLogSizeBytes",
+    "RemoteLogSizeComputationTime",
+    # KIP-405, RemoteLogManager
+    "RemoteLogReaderTaskQueueSize",
+    "RemoteLogReaderAvgIdlePercent",
+    "RemoteLogManagerTasksAvgIdlePercent",
+    # KIP-956
+    "remote-copy-throttle-time-avg",
+    "remote-copy-throttle-time-max",
+    "remote-fetch-throttle-time-avg",
+    "remote-fetch-throttle-time-max",
+}
+
+
+def test_the_report_has_all_of_kafkas_names_and_every_counter() -> None:
+    metrics = RemoteMetrics()
+    report = RemoteMeter(metrics).read(RemoteGauges(), 0)
+    assert set(report) >= KAFKAS
+    added = set(report) - KAFKAS
+    assert all(name.endswith("Total") for name in added)
+    assert "RemoteFetchCorruptTotal" in added
+    reported = {*KAFKAS_RATES.values(), *OWN_TOTALS.values(), "reader_pending_tasks"}
+    times = {"remote_copy_throttle_time", "remote_fetch_throttle_time"}
+    assert {one.name for one in fields(RemoteMetrics)} == reported | times
+
+
+def test_a_rate_is_that_of_the_last_minute() -> None:
+    metrics = RemoteMetrics()
+    meter = RemoteMeter(metrics)
+    rates = []
+    for now_ms in range(0, 180_001, 10_000):
+        rates.append(meter.read(RemoteGauges(), now_ms)["RemoteCopyBytesPerSec"])
+        if now_ms < 60_000:
+            metrics.remote_copy_bytes += 100
+    assert rates[:8] == [0, 10, 10, 10, 10, 10, 10, pytest.approx(500 / 60)]
+    assert rates[12:] == [0] * 7
+    assert len(meter._samples) < 10
+
+
+def test_throttle_times_have_an_average_and_a_maximum_in_ms() -> None:
+    metrics = RemoteMetrics()
+    metrics.remote_copy_throttle_time = ThrottleTime(2, 3.0, 2.0)
+    metrics.remote_fetch_throttle_time.add(0.5)
+    report = RemoteMeter(metrics).read(RemoteGauges(), 0)
+    assert report["remote-copy-throttle-time-avg"] == 1500
+    assert report["remote-copy-throttle-time-max"] == 2000
+    assert report["remote-fetch-throttle-time-max"] == 500
+
+
+def test_copies_reads_and_deletions_show_in_the_report(tmp_path: Path) -> None:
+    world = World(tmp_path, retention_bytes=1)
+    world.lead()
+    for _ in range(3):
+        world.produce_segment()
+    world.produce(1)
+    sizes = [segment.size_bytes for segment in world.log.segments]
+    report = world.manager.report(0)
+    assert report["RemoteCopyLagSegments"] == 3
+    assert report["RemoteCopyLagBytes"] == sum(sizes[:3])
+    deleted = world.storage.delete_log_segment_data
+
+    def fail(metadata: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    world.storage.delete_log_segment_data = fail
+    with pytest.raises(RetriableRemoteStorageError):
+        asyncio.run(world.once())
+    report = world.manager.report(1_000)
+    assert report["RemoteCopyLagSegments"] == report["RemoteCopyLagBytes"] == 0
+    assert report["RemoteCopyBytesPerSec"] == report["RemoteCopyBytesTotal"] == sum(sizes[:3])
+    assert report["RemoteCopyRequestsTotal"] == report["RemoteLogMetadataCount"] == 3
+    assert report["RemoteDeleteLagSegments"] == 3
+    assert report["RemoteDeleteLagBytes"] == sum(sizes[:3])
+    assert report["RemoteDeleteErrorsTotal"] == 1
+    world.storage.delete_log_segment_data = deleted
+    asyncio.run(world.once())
+    report = world.manager.report(2_000)
+    assert report["RemoteDeleteLagSegments"] == report["RemoteDeleteLagBytes"] == 0
+    assert report["RemoteLogSizeBytes"] == report["RemoteLogMetadataCount"] == 0
+    assert report["RemoteLogManagerTasksAvgIdlePercent"] == 1
+    assert report["RemoteLogReaderAvgIdlePercent"] == 1
