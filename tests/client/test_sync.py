@@ -260,3 +260,55 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["7"], done.stderr
+
+
+ASYNC_FORKS = """
+import asyncio, os, signal
+from tidemark.client import AsyncAdmin, AsyncConsumer, AsyncProducer
+from tidemark.types import TopicPartition
+
+async def make():
+    kept = AsyncProducer("127.0.0.1:1"), AsyncConsumer("127.0.0.1:1"), AsyncAdmin("127.0.0.1:1")
+    kept[1].assign([TopicPartition("t", 0)])
+    return kept
+
+loop = asyncio.new_event_loop()
+producer, consumer, admin = loop.run_until_complete(make())
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # a call that hangs ends the child
+    async def send():
+        await producer.send("t", b"")
+    calls = (
+        send,
+        lambda: producer.flush(),
+        lambda: producer.drain(),
+        lambda: producer.partitions_for("t"),
+        lambda: producer.close(),
+        lambda: consumer.poll(60_000),
+        lambda: consumer.poll_arrow(60_000),
+        lambda: consumer.fetch_batches(60_000),
+        lambda: consumer.end_offsets([TopicPartition("t", 0)]),
+        lambda: consumer.partitions_for("t"),
+        lambda: consumer.close(),
+        lambda: admin.list_topics(),
+        lambda: admin.close(),
+    )
+    for call in calls:
+        async def run():
+            await call()
+        try:
+            asyncio.run(run())
+        except Exception as error:
+            print(type(error).__name__, "spawn" in str(error), flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_an_asyncio_client_in_a_forked_child_says_so_and_does_not_hang() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASYNC_FORKS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == ["ClientForkedError True"] * 13 + ["0"], done.stderr

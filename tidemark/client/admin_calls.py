@@ -53,6 +53,7 @@ class AdminCalls(AsyncCloses):
 
     async def close(self) -> None:
         """Closes the connections."""
+        self._connections.check_fork()
         await self._metadata.close()
         await self._connections.close()
 

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from tidemark import wire
+from tidemark.client import forks
 from tidemark.client.errors import ClientClosedError
 from tidemark.errors import (
     ApiError,
@@ -132,7 +133,17 @@ class Connections:
         self._request_timeout_ms = request_timeout_ms
         self._connections: dict[str, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closed = self._is_forked = False
+        forks.watch(self)
+
+    def forked(self) -> None:
+        """Makes all further use raise ClientForkedError."""
+        self._is_forked = True
+
+    def check_fork(self) -> None:
+        """Raises ClientForkedError in a child of the process that made the connections."""
+        if self._is_forked:
+            forks.refuse()
 
     @property
     def request_timeout_ms(self) -> int:
@@ -140,6 +151,7 @@ class Connections:
 
     def _to(self, address: str) -> _Connection:
         """The connection to `host:port`. Raises ClientClosedError after `close()`."""
+        self.check_fork()
         if self._closed:
             raise ClientClosedError("the client is closed")
         found = self._connections.get(address)

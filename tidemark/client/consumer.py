@@ -111,6 +111,7 @@ class AsyncConsumer(AsyncCloses):
 
     async def close(self) -> None:
         """Stops fetching and closes the connections. Idempotent."""
+        self._connections.check_fork()
         self.reader.close()
         await self._fetcher.close()
         await self._metadata.close()
@@ -256,6 +257,7 @@ class AsyncConsumer(AsyncCloses):
         and raise it again, by turns, until the caller seeks or pauses the partition.
         OffsetOutOfRangeError and errors of a node are raised again only if another fetch fails.
         """
+        self._connections.check_fork()
         return (await self.reader.records(timeout_ms, max_records)).deliver()
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
@@ -263,10 +265,12 @@ class AsyncConsumer(AsyncCloses):
 
         As `poll` otherwise.
         """
+        self._connections.check_fork()
         return (await self.reader.arrow(timeout_ms)).deliver()
 
     async def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
         """Returns the fetched batches, undecoded, with their CRCs checked; as `poll` otherwise."""
+        self._connections.check_fork()
         return (await self.reader.raw(timeout_ms)).deliver()
 
     # Look-ups.
@@ -307,6 +311,7 @@ class AsyncConsumer(AsyncCloses):
 
         Raises UnknownTopicOrPartitionError after the default timeout.
         """
+        self._connections.check_fork()
         found = await self._metadata.topic(topic)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
 

@@ -21,8 +21,8 @@ class ClientClosedError(TidemarkError):
     """The client was closed before this was done."""
 
 
-class ClientForkedError(TidemarkError):
-    """A blocking client was used in a process forked after it was made."""
+class ClientForkedError(ClientClosedError):
+    """A client was used in a process forked after it was made."""
 
 
 class NoOffsetForPartitionError(TidemarkError):

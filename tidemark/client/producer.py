@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tidemark.client import forks
 from tidemark.client.admission import Limits, ParkedRecord, check_record
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
@@ -117,6 +118,7 @@ class AsyncProducer(AsyncCloses):
             request_timeout_ms=request_timeout_ms,
             rng=rng,
         )
+        forks.watch(self)
         self._admit = self._core.admission.send  # a record's way is short: it is taken most often
         self._sender = Sender(
             self._core,
@@ -126,6 +128,10 @@ class AsyncProducer(AsyncCloses):
             compression_type=compression_type,
             batch_size=batch_size,
         )
+
+    def forked(self) -> None:
+        """Makes each send raise ClientForkedError; for `forks`."""
+        self._admit = forks.refuse
 
     # Sending.
 
@@ -207,6 +213,7 @@ class AsyncProducer(AsyncCloses):
         if not (hasattr(data, "nbytes") and hasattr(data, "schema")):
             raise TypeError(f"data is a RecordBatch or Table, not {type(data).__name__}")
         tables = _batches_of(data) if hasattr(data, "to_batches") else [data]
+        self._connections.check_fork()
         send = ArrowSend(len(tables))
         self._core.send_tables(send, topic, tables, partition, self._sender.now_ms())
         self._sender.schedule()
@@ -216,10 +223,12 @@ class AsyncProducer(AsyncCloses):
         """Returns when all records sent before are acknowledged or have failed; raises none of
         their errors.
         """
+        self._connections.check_fork()
         await self._sender.flush()
 
     async def drain(self) -> None:
         """Returns when the buffer has room and no send waits for it."""
+        self._connections.check_fork()
         await self._sender.until(lambda: self._core.has_room)
 
     async def close(self, timeout_ms: float | None = None) -> None:
@@ -229,6 +238,7 @@ class AsyncProducer(AsyncCloses):
         Deliveries without an outcome then fail with ClientClosedError, also if the call is
         cancelled. Idempotent; a later call with a shorter time shortens the first one.
         """
+        self._connections.check_fork()
         self._core.close()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -258,6 +268,7 @@ class AsyncProducer(AsyncCloses):
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
         """The partitions of a topic. Raises UnknownTopicOrPartitionError after max.block.ms."""
+        self._connections.check_fork()
         found = await self._metadata.topic(topic, self.max_block_ms)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
 
