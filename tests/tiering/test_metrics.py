@@ -85,6 +85,15 @@ def test_throttle_times_have_an_average_and_a_maximum_in_ms() -> None:
     assert report["remote-fetch-throttle-time-max"] == 500
 
 
+def test_the_waits_of_a_node_for_both_quotas_show_in_its_report(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.manager._reader.segments.quota.throttle_time.add(0.25)
+    world.manager._copier._quota.throttle_time.add(0.5)
+    report = world.manager.report(0)
+    assert report["remote-fetch-throttle-time-max"] == 250
+    assert report["remote-copy-throttle-time-max"] == 500
+
+
 def test_copies_reads_and_deletions_show_in_the_report(tmp_path: Path) -> None:
     world = World(tmp_path, retention_bytes=1)
     world.lead()

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 
 from tidemark.config import ServerConfig
+from tiering.metrics import RemoteMetrics
 from tiering.tasks.quota import RateQuota
 
 
 class FetchQuota:
     """The quota of one node's reads, by the time of its event loop."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, metrics: RemoteMetrics) -> None:
         self._quota = RateQuota(
             config.remote_log_manager_fetch_max_bytes_per_second,
             config.remote_log_manager_fetch_quota_window_num,
             config.remote_log_manager_fetch_quota_window_size_seconds,
+            metrics.remote_fetch_throttle_time,
         )
         self.throttle_time = self._quota.throttle_time
 

@@ -54,7 +54,7 @@ class SegmentReader:
         self._storage = storage
         self._index_cache = index_cache
         self._metrics = metrics
-        self.quota = FetchQuota(config)
+        self.quota = FetchQuota(config, metrics)
         self._request_bytes = config.remote_log_reader_chunk_bytes
         self._chunk_bytes = max(
             min(self._request_bytes, CHUNK_BYTES), self._request_bytes // _CHUNKS_PER_REQUEST
