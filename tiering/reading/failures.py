@@ -32,9 +32,7 @@ def naming(segment: RemoteLogSegmentMetadata, call: Callable[[], T]) -> Callable
             return call()
         except (RemoteResourceNotFoundError, CorruptMessageError):
             raise
-        except (
-            BaseException
-        ) as error:  # also SystemExit and CancelledError: they are not the node's
+        except BaseException as error:  # a plug-in's SystemExit does not end the node
             what = str(error) if isinstance(error, TidemarkError) else repr(error)
             raise RetriableRemoteStorageError(
                 f"remote segment {segment.remote_log_segment_id}: {what}"
