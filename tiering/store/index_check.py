@@ -1,8 +1,8 @@
 """The indexes of a remote segment, held against the batches of its log.
 
 A checksum that was made over a wrong index agrees with it. So each offset entry must have the
-position and the last offset of a batch. Each time entry must have a batch with its offset and
-timestamp.
+position and the last offset of a batch. Each time entry must have the greatest timestamp
+and the last offset of one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class IndexCheck:
 
     def take(self, begin: int, table: BatchTable) -> None:
         """Takes batches in order; the first begins at byte `begin` of the log or later."""
-        firsts = table.column("base_offset").astype(np.int64)
-        lasts = firsts + table.column("last_offset_delta")
+        lasts = table.column("base_offset").astype(np.int64) + table.column("last_offset_delta")
         for kind, rows in self._rows.items():
             offsets = rows["offset"].astype(np.int64) + self._base
             if kind is IndexType.OFFSET:
@@ -42,7 +41,7 @@ class IndexCheck:
             else:
                 times = table.column("max_timestamp_ms")
                 at = np.minimum(np.searchsorted(lasts, offsets), len(lasts) - 1)
-                fits = (firsts[at] <= offsets) & (offsets <= lasts[at])
+                fits = lasts[at] == offsets
                 is_least = (rows["timestamp"] == 0) & (table.column("record_count")[at] == 0)
                 fits &= (times[at] == rows["timestamp"]) | is_least  # of an empty batch
             self._confirmed[kind] |= fits
