@@ -376,3 +376,18 @@ def test_local_retention_follows_the_total_unless_set(
 
 def test_names_are_attributes_with_dots() -> None:
     assert key_of("log_segment_bytes") == "log.segment.bytes"
+
+
+def test_a_compacting_default_makes_no_tiered_topic() -> None:
+    server = parse_server_config(
+        {**BROKER, "log.cleanup.policy": "compact", "remote.log.storage.system.enable": "true"}
+    )
+    with pytest.raises(InvalidConfigError, match="cleanup.policy=delete only"):
+        validate_topic_configs({"remote.storage.enable": "true"}, server)
+    validate_topic_configs({"remote.storage.enable": "true", "cleanup.policy": "delete"}, server)
+
+
+def test_a_default_that_changes_later_compacts_no_tiered_topic() -> None:
+    config = TopicConfig(remote_storage_enable=True, cleanup_policy=("compact",))
+    assert not config.is_compacted
+    assert TopicConfig(cleanup_policy=("compact",)).is_compacted

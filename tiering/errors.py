@@ -46,6 +46,18 @@ class RemoteReadBusyError(ThrottlingQuotaExceededError):
     """Too many reads of the tier are under way (remote.log.reader.max.pending.tasks); try again."""
 
 
+class NoTierError(ReplicaNotAvailableError):
+    """The node has no tier, and the record is in one: set remote.log.storage.system.enable=true on
+    it. Clients try again, until a node with the tier leads.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is in the tier, and this node has none: set"
+            " remote.log.storage.system.enable=true in its server.properties"
+        )
+
+
 TRANSIENT: tuple[type[ApiError], ...] = (
     RetriableRemoteStorageError,
     RemoteStorageNotReadyError,

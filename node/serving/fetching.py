@@ -198,7 +198,7 @@ class FetchHandler:
     ) -> None:
         """Handles an offset outside of the local log: it is in the tier, or out of range."""
         local = hosted.log
-        tiered = hosted.config.remote_storage_enable and self._remote.enabled
+        tiered = hosted.config.remote_storage_enable
         below = item.fetch_offset < local.local_log_start_offset
         if tiered and below and item.fetch_offset >= local.log_start_offset:
             if params.replica is not None:

@@ -25,6 +25,7 @@ from tidemark.errors import (
     RequestTimedOutError,
 )
 from tidemark.types import OffsetSpec, TopicIdPartition
+from tiering.errors import NoTierError
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,10 @@ class OffsetFinder:
     ) -> FoundOffset:
         found = None
         log = hosted.log
-        tiered = hosted.config.remote_storage_enable and self._remote is not None
-        if tiered and log.local_log_start_offset > log.log_start_offset and self._remote:
+        tiered = hosted.config.remote_storage_enable
+        if tiered and log.local_log_start_offset > log.log_start_offset:
+            if self._remote is None:
+                raise NoTierError(f"the start of {hosted.topic_partition}")
             asked = self._remote.offset_for_timestamp(hosted.core.identity, log, timestamp)
             try:
                 found = await asyncio.wait_for(asked, self._remote_timeout_ms / 1000)

@@ -31,6 +31,7 @@ from tidemark.errors import (
 )
 from tidemark.records.extent import extent_of
 from tidemark.types import OrderedSet, TopicIdPartition
+from tiering.errors import NoTierError
 from tiering.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -120,18 +121,17 @@ class TierReads:
         self._kept_bytes = 0
         self.waiting_max = _WAITING_MAX
 
-    @property
-    def enabled(self) -> bool:
-        return self._reader is not None
-
     def take(
         self, hosted: HostedPartition, offset: int, max_bytes: int, read_committed: bool
     ) -> TierRead | None:
         """Returns the read from `offset` on, which begins now if there is none. `done` ends it.
         None: it does not begin, because the quota of reads is exceeded.
 
-        Raises ThrottlingQuotaExceededError if too many wait.
+        Raises ThrottlingQuotaExceededError if too many wait, NoTierError on a node without a tier:
+        the offset is not out of range.
         """
+        if self._reader is None:
+            raise NoTierError(f"offset {offset} of {hosted.topic_partition}")
         core = hosted.core
         key = _Key(core.identity, offset, read_committed, core.leader_epoch)
         found = self._reads.get(key)
@@ -141,7 +141,7 @@ class TierReads:
             self.done(found)  # its error may have passed long ago
             found = None
         if found is None:
-            if self._reader is not None and self._reader.fetch_throttle_s() > 0:
+            if self._reader.fetch_throttle_s() > 0:
                 return None
             found = TierRead(key, hosted.log, max_bytes, now)
             if self._slots.take(key.partition):

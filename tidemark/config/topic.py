@@ -128,7 +128,9 @@ class TopicConfig:
 
     @property
     def is_compacted(self) -> bool:
-        return "compact" in self.cleanup_policy
+        """Whether the cleaner compacts the log. Never one with a tier, also where a changed default
+        of the brokers says so: the copies would differ from the log."""
+        return "compact" in self.cleanup_policy and not self.remote_storage_enable
 
     @property
     def is_deleted(self) -> bool:
@@ -195,7 +197,7 @@ def _converted(
 
 
 def _check_tiering(config: TopicConfig) -> None:
-    if config.remote_storage_enable and config.is_compacted:
+    if config.remote_storage_enable and "compact" in config.cleanup_policy:
         raise InvalidConfigError("remote.storage.enable is for cleanup.policy=delete only")
     pairs = (
         ("ms", config.retention_ms, config.local_retention_ms),

@@ -271,6 +271,29 @@ def test_timestamps_and_special_offsets_cover_both_tiers() -> None:
     scenario(test)
 
 
+def test_a_node_without_a_tier_says_so_and_takes_nothing_for_out_of_range() -> None:
+    async def test(cluster: Cluster, tier: FakeTier) -> None:
+        node, epoch = cluster.nodes[1], cluster.partition.leader_epoch
+        node.reads._reader = node.handlers.offsets._remote = None
+        answer = await node.fetch(1)
+        assert answer.error_code == ErrorCode.REPLICA_NOT_AVAILABLE
+        assert "remote.log.storage.system.enable" in answer.error_message
+        assert answer.log_start_offset == 0
+        follower = await node.fetch(1, replica=FetchingReplica(2, 99), current_leader_epoch=epoch)
+        assert follower.error_code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE
+        request = log_pb2.ListOffsetsRequest()
+        for timestamp in (-2, 2_500):
+            request.partitions.add(
+                topic="flights", partition_index=0, current_leader_epoch=-1, timestamp=timestamp
+            )
+        answers = (await node.service.list_offsets(request, None)).partitions
+        codes = [a.error_code for a in answers]
+        assert codes == [ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE]
+        assert node.hosted().log.log_start_offset == 0
+
+    scenario(test)
+
+
 def test_a_deleted_topic_leaves_the_tier_and_only_the_leader_deletes() -> None:
     async def test(cluster: Cluster, tier: FakeTier) -> None:
         cluster.delete_topic()
