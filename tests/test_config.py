@@ -382,7 +382,7 @@ def test_a_compacting_default_makes_no_tiered_topic() -> None:
     server = parse_server_config(
         {**BROKER, "log.cleanup.policy": "compact", "remote.log.storage.system.enable": "true"}
     )
-    with pytest.raises(InvalidConfigError, match="cleanup.policy=delete only"):
+    with pytest.raises(InvalidConfigError, match=r"cleanup\.policy=delete only"):
         validate_topic_configs({"remote.storage.enable": "true"}, server)
     validate_topic_configs({"remote.storage.enable": "true", "cleanup.policy": "delete"}, server)
 

@@ -229,8 +229,8 @@ class Hosting:
         )
         if config.remote_storage_enable and self._tier is None:
             logger.error(
-                "%s has remote.storage.enable=true and this node has no tier: nothing is copied, and"
-                " no local segment deleted, until remote.log.storage.system.enable=true here",
+                "%s has remote.storage.enable=true and this node has no tier: nothing is copied,"
+                " and no local segment deleted, until remote.log.storage.system.enable=true here",
                 identity.topic_partition,
             )
         nudge = None if self._tier is None else self._tier.segment_copyable
