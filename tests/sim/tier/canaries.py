@@ -11,9 +11,11 @@ from commitlog.log.log import Log
 from commitlog.segment.producer_replay import NO_PRODUCERS
 from node.replication import tier_bootstrap
 from tests.sim.cluster.planting import ClusterCanary
+from tests.sim.tier.faults import TierFaults
+from tidemark.testing.node import EPOCH_MS
 from tiering.metadata.segments import RemoteLogSegmentState as _S
 from tiering.store import sidecar
-from tiering.tasks import copier, deleter, expirer, history, planner
+from tiering.tasks import copier, deleter, expirer, planner
 from tiering.tasks import partition as tiered_partition
 from tiering.tasks.partition import TieredPartition
 
@@ -81,20 +83,13 @@ class ForgetsBeforeDeleting(ClusterCanary):
     patches = ((deleter.SegmentDeleter, "delete", _forgets_first),)
 
 
-async def _takes_for_whole(self: Any, hosted: TieredPartition) -> None:
-    hosted.history_checked = hosted.is_leader
-
-
-class TakesUnknownHistoryForEmpty(ClusterCanary):
-    """A leader that has lost its leader epochs takes the tier for another lineage's (rule 12)."""
-
-    patches = ((history.LineageKeeper, "check", _takes_for_whole),)
-
-
 class ServesUnverifiedChunk(ClusterCanary):
     """A chunk that is read from the store is served without a look at its checksum."""
 
-    patches = ((sidecar.SegmentTable, "check_log", lambda self, position, content: None),)
+    patches = (
+        (sidecar.SegmentTable, "check_log", lambda self, position, content: None),
+        (TierFaults, "corrupt_rate_min", 0.4),
+    )
 
 
 class UploadsEmptyProducerSnapshot(ClusterCanary):
@@ -126,7 +121,9 @@ class ComparesBrokersClocks(ClusterCanary):
         (
             planner,
             "unfinished_since",
-            lambda segments, since_ms, now_ms: {s.id: s.event_timestamp_ms for s in segments},
+            lambda segments, since_ms, now_ms: {
+                s.id: s.event_timestamp_ms - EPOCH_MS for s in segments
+            },
         ),
     )
 
@@ -163,7 +160,6 @@ CANARIES: dict[str, type[ClusterCanary]] = {
     "deletes-copies-under-way": DeletesCopiesUnderWay,
     "takes-the-local-start": TakesTheLocalStart,
     "forgets-before-deleting": ForgetsBeforeDeleting,
-    "takes-unknown-history-for-empty": TakesUnknownHistoryForEmpty,
     "serves-unverified-chunk": ServesUnverifiedChunk,
     "uploads-empty-producer-snapshot": UploadsEmptyProducerSnapshot,
     "counts-unfinished-copies": CountsUnfinishedCopies,
@@ -178,7 +174,6 @@ CAUGHT_BY = {
     "deletes-copies-under-way": "bucket and metadata|I10",
     "takes-the-local-start": "I10",
     "forgets-before-deleting": "bucket and metadata",
-    "takes-unknown-history-for-empty": "I10",
     "serves-unverified-chunk": "I10 a read of the tier",
     "uploads-empty-producer-snapshot": "I10 a segment has its producers",
     "counts-unfinished-copies": "I10",

@@ -26,6 +26,9 @@ class TierFaults(Faults):
     """The storms of one seed."""
 
     empty_rate: ClassVar[float] = 0.6
+    epochs_lost_rate: ClassVar[float] = 0.15
+    """How often a broker that starts has lost leader epochs."""
+    corrupt_rate_min: ClassVar[float] = 0.0
 
     def __init__(self, world: TierWorld) -> None:
         super().__init__(world)
@@ -41,7 +44,7 @@ class TierFaults(Faults):
         bucket.lost_answer_rate = rng.choice([0.0, 0.05, 0.3])
         bucket.half_upload_rate = rng.choice([0.0, 0.05, 0.2])
         bucket.late_rate = rng.choice([0.0, 0.05, 0.2])
-        bucket.corrupt_rate = rng.choice([0.0, 0.02, 0.2])
+        bucket.corrupt_rate = max(self.corrupt_rate_min, rng.choice([0.0, 0.02, 0.2]))
         storms = super().storms()
         for node in self._world.cluster.nodes.values():
             node.store_ms_max = rng.choice([5.0, 50.0, 2_000.0])
@@ -139,7 +142,7 @@ class TierFaults(Faults):
     # --- lost leader epochs -----------------------------------------------------------------------
 
     async def start(self, node: SimNode) -> None:
-        if node.life is None and not self.is_over and self._rng.random() < 0.15:
+        if node.life is None and not self.is_over and self._rng.random() < self.epochs_lost_rate:
             self._lose_epochs(node)
         await super().start(node)
 

@@ -49,6 +49,9 @@ def test_the_seeds_meet_what_they_are_for() -> None:
     for kind in ("store away: copy", "killed", "leader began"):
         assert seen[kind], kind
     assert seen["remote segments"] > 10 * SEEDS
+    if SEEDS >= 10:
+        for kind in ("object damaged", "store late: copy", "bootstrap done", "records expired"):
+            assert seen[kind], kind
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
