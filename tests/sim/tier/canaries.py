@@ -54,8 +54,8 @@ class DeletesCopiesUnderWay(ClusterCanary):
         (
             planner,
             "dangling_copies",
-            lambda segments, broker_id, now_ms, grace_ms, in_flight: _dangling(
-                segments, broker_id, now_ms, -1, ()
+            lambda segments, broker_id, now_ms, grace_ms, since_ms, in_flight: _dangling(
+                segments, broker_id, now_ms, -1, since_ms, lambda _: False
             ),
         ),
     )
