@@ -99,10 +99,10 @@ class UploadsEmptyProducerSnapshot(ClusterCanary):
     patches = ((tiered_partition, "snapshot_of", lambda *arguments: NO_PRODUCERS),)
 
 
-async def _learns_of_begun(self: Any, hosted: TieredPartition) -> int:
+def _learns_of_begun(self: Any, hosted: TieredPartition) -> int:
     segments = self._metadata.list_remote_log_segments(hosted.partition)
     hosted.log.highest_remote_offset = max((s.end_offset for s in segments), default=-1)
-    return await _learn(self, hosted) if not segments else hosted.log.highest_remote_offset
+    return _learn(self, hosted) if not segments else hosted.log.highest_remote_offset
 
 
 _learn = copier.Copier.learn
