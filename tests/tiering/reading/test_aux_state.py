@@ -120,6 +120,30 @@ def test_a_follower_waits_until_the_metadata_of_its_partition_is_read(tmp_path: 
     assert asyncio.run(main()) == 20
 
 
+def test_an_empty_leader_takes_no_tier_for_empty_before_its_metadata_is_read(
+    tmp_path: Path,
+) -> None:
+    old = World(tmp_path)
+    old.lead()
+    old.produce_segment()
+    old.produce(1)
+    asyncio.run(old.once())
+    leader = World(tmp_path, broker_id=2, history=old.metadata.history)
+
+    async def main() -> None:
+        history = asyncio.ensure_future(leader.manager.latest_history(PARTITION))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not history.done()
+        leader.lead(1)
+        found = await history
+        assert found is not None
+        assert (found.log_start_offset, found.next_offset) == (0, 20)
+        assert found.epochs == ((0, 0),)
+
+    asyncio.run(main())
+
+
 def test_metadata_that_is_never_read_is_an_error_to_retry(tmp_path: Path) -> None:
     world = World(tmp_path, settings={"remote_log_reader_timeout_ms": 50})
     for call in (
