@@ -22,6 +22,7 @@ from tiering.errors import RemoteResourceNotFoundError, RemoteStorageNotReadyErr
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
+from tiering.reading.failures import naming
 from tiering.store.manager import IndexType, RemoteStorageManager
 from tiering.tasks import planner, recovery
 from tiering.tasks.unrecorded import UnrecordedSegments
@@ -132,21 +133,27 @@ class RemoteAuxStates:
                 ) from None
             raise
 
+    async def _of(self, segment: RemoteLogSegmentMetadata, call: Callable[[], T]) -> T:
+        """Runs a call of the storage; whatever it raises is typed, and names the segment."""
+        return await self._run(naming(segment, call))
+
     async def _run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def _at_end(self, segment: RemoteLogSegmentMetadata) -> RemoteAuxState:
         """Returns the state at the end of a segment."""
         storage = self._storage
-        snapshot = await self._run(
-            lambda: storage.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
+        snapshot = await self._of(
+            segment, lambda: storage.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
         )
         epochs = planner.epochs_up_to(await self._lineage(segment), segment.next_offset)
         return RemoteAuxState(epochs, snapshot, segment.next_offset)
 
     async def _lineage(self, segment: RemoteLogSegmentMetadata) -> list[EpochEntry]:
         storage = self._storage
-        content = await self._run(lambda: storage.fetch_index(segment, IndexType.LEADER_EPOCH))
+        content = await self._of(
+            segment, lambda: storage.fetch_index(segment, IndexType.LEADER_EPOCH)
+        )
         return [EpochEntry(epoch, start) for epoch, start in parse_epochs(content)]
 
     async def _cut(
@@ -172,14 +179,15 @@ class RemoteAuxStates:
                     (await self._at_end(earlier)).producer_snapshot,
                 )
         storage, size = self._storage, segment.segment_size_bytes
-        snapshot = await self._run(
+        snapshot = await self._of(
+            segment,
             lambda: producers_after(
                 snapshot,
                 lambda start, end: storage.fetch_log_segment(segment, start, end),
                 size,
                 begin,
                 offset,
-            )
+            ),
         )
         return RemoteAuxState(epochs, snapshot, offset)
 

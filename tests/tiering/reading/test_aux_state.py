@@ -13,7 +13,11 @@ from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
 from tidemark.errors import RequestTimedOutError
-from tiering.errors import RemoteResourceNotFoundError, RemoteStorageNotReadyError
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageNotReadyError,
+    RetriableRemoteStorageError,
+)
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.manager import IndexType
 
@@ -151,4 +155,27 @@ def test_metadata_that_is_never_read_is_an_error_to_retry(tmp_path: Path) -> Non
         lambda: world.manager.latest_history(PARTITION),
     ):
         with pytest.raises(RemoteStorageNotReadyError):
+            asyncio.run(call())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("plug-in"), SystemExit(3), KeyError("x")])
+def test_whatever_a_store_raises_for_a_follower_or_a_restore_is_an_error_to_retry(
+    tmp_path: Path, error: BaseException
+) -> None:
+    """Their callers take other errors for defects of the node, and end the process."""
+
+    class Raising(DirectoryRemoteStorageManager):
+        def fetch_index(self, metadata: Any, index_type: IndexType) -> bytes:
+            raise error
+
+    world = World(tmp_path, storage=Raising(OsDirectory(tmp_path / "tier")))
+    world.lead()
+    world.produce_segment()
+    world.produce(1)
+    asyncio.run(world.once())
+    for call in (
+        lambda: world.manager.fetch_aux_state(PARTITION, 0, 20),
+        lambda: world.manager.latest_history(PARTITION),
+    ):
+        with pytest.raises(RetriableRemoteStorageError, match="remote segment"):
             asyncio.run(call())
