@@ -245,15 +245,15 @@ class SegmentReader:
         return begun == 0 or end - begun >= self._prefetch_requests * self._request_bytes
 
     def read_ahead(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
-        """Starts to load the chunks from `position` on; returns how many lie beyond the segment's
-        end.
+        """Starts to load the rest of the request at `position`, and the requests ahead of it;
+        returns how many lie beyond the segment's end.
         """
         if self.quota.is_exceeded():
             return 0
         request, size = position // self._request_bytes, segment.segment_size_bytes
         last = max(0, size - 1) // self._request_bytes
         beyond = 0
-        for wanted in range(request, request + self._prefetch_requests):
+        for wanted in range(request, request + 1 + self._prefetch_requests):
             if wanted > last:
                 beyond += 1
                 continue

@@ -212,6 +212,26 @@ def test_a_sequential_reader_finds_the_next_segment_loaded(tmp_path: Path) -> No
     assert len(storage.fetches) == 4
 
 
+def test_the_requests_ahead_of_a_sequential_reader_are_beside_the_one_it_is_in(
+    tmp_path: Path,
+) -> None:
+    """Two ahead: with the present one three are under way at once, as the thread pool may have."""
+    settings: dict[str, object] = {"remote_log_reader_chunk_bytes": 1024}
+    world, storage = tiered_world(tmp_path, segments=0, settings=settings)
+    world.produce_segment(batches=16)
+    world.produce(1)
+
+    async def scenario() -> None:
+        await world.once()
+        await world.manager.read(PARTITION, world.log, 0, 200)
+        for _ in range(3):
+            assert await asyncio.to_thread(storage.begun.acquire, timeout=30)
+
+    asyncio.run(scenario())
+    assert world.manager.metrics.chunk_prefetches == 2
+    assert len(storage.fetches) == 3
+
+
 def test_a_short_or_corrupt_answer_is_not_kept(tmp_path: Path) -> None:
     world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
     fetch = storage.fetch_log_segment
