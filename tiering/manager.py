@@ -191,7 +191,7 @@ class RemoteLogManager:
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
-    ) -> bytes:
+    ) -> memoryview:
         """Reads whole batches of one remote segment, the first of which holds `offset`.
 
         Returns at least one batch, else at most `max_bytes`. If the caller is cancelled, the load

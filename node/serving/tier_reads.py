@@ -45,7 +45,7 @@ class TierRecords(NamedTuple):
     """Batches of the tier, the offset behind them, and for read_committed the aborted transactions
     with records among them, as (producer id, first offset)."""
 
-    records: bytes
+    records: memoryview
     next_offset: int
     aborted: tuple[tuple[int, int], ...] = ()
 
@@ -57,7 +57,7 @@ class TierReader(Protocol):
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
-    ) -> bytes: ...
+    ) -> memoryview: ...
 
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int

@@ -24,7 +24,21 @@ from uuid import UUID
 
 from tiering.metrics import RemoteMetrics
 
-ChunkKey = tuple[UUID, int]
+ChunkKey = tuple[int, int]
+"""A segment's id as a number, whose hash costs no Python call, and the number of the chunk."""
+
+
+class _Chunk:
+    """A chunk in memory, and the order of eviction it is in. `used_at` are the bytes loaded until
+    then.
+    """
+
+    __slots__ = ("content", "order", "used_at")
+
+    def __init__(self, content: bytes, order: OrderedDict[ChunkKey, _Chunk], used_at: int) -> None:
+        self.content = content
+        self.order = order
+        self.used_at = used_at
 
 
 class ChunkCache:
@@ -33,39 +47,40 @@ class ChunkCache:
     def __init__(self, capacity_bytes: int, metrics: RemoteMetrics) -> None:
         self._capacity_bytes = capacity_bytes
         self._metrics = metrics
-        self._ahead: OrderedDict[ChunkKey, bytes] = OrderedDict()
-        self._entered: OrderedDict[ChunkKey, bytes] = OrderedDict()
-        self._passed: OrderedDict[ChunkKey, bytes] = OrderedDict()
-        self._used_at: dict[ChunkKey, int] = {}  # of those not passed: bytes loaded until then
+        self._chunks: dict[ChunkKey, _Chunk] = {}
+        self._ahead: OrderedDict[ChunkKey, _Chunk] = OrderedDict()
+        self._entered: OrderedDict[ChunkKey, _Chunk] = OrderedDict()
+        self._passed: OrderedDict[ChunkKey, _Chunk] = OrderedDict()
         self._loading: dict[ChunkKey, asyncio.Task[dict[ChunkKey, bytes]]] = {}
         self._ahead_bytes = 0
         self._loaded_bytes = 0
+        self.loads = 0
+        """Number of loads under way."""
         self.size_bytes = 0
 
     def __contains__(self, key: ChunkKey) -> bool:
-        kept = (self._ahead, self._entered, self._passed, self._loading)
-        return any(key in chunks for chunks in kept)
-
-    @property
-    def loads(self) -> int:
-        """Number of loads under way."""
-        return len(set(self._loading.values()))
+        return key in self._chunks or key in self._loading
 
     def may_read_ahead(self, chunk_bytes: int, chunks: int) -> bool:
         """Reports whether chunks that are read ahead leave half of the room to readers."""
         loading = len(self._loading) * chunk_bytes
         return self._ahead_bytes + loading + chunk_bytes * chunks <= self._capacity_bytes // 2
 
+    def peek(self, key: ChunkKey) -> bytes | None:
+        """Returns the chunk if it is in memory."""
+        found = self._chunks.get(key)
+        if found is None:
+            return None
+        self._metrics.chunk_cache_hits += 1
+        found.order.move_to_end(key)
+        found.used_at = self._loaded_bytes
+        return found.content
+
     async def get(self, key: ChunkKey, load: Callable[[], Awaitable[Sequence[bytes]]]) -> bytes:
         """Returns the chunk, loading it by `load` if need be; raises its errors."""
-        for chunks in (self._ahead, self._entered, self._passed):
-            found = chunks.get(key)
-            if found is not None:
-                self._metrics.chunk_cache_hits += 1
-                chunks.move_to_end(key)
-                if key in self._used_at:
-                    self._used_at[key] = self._loaded_bytes
-                return found
+        found = self.peek(key)
+        if found is not None:
+            return found
         if key not in self._loading:
             self._metrics.chunk_cache_misses += 1
             self.start([key], load)
@@ -78,23 +93,25 @@ class ChunkCache:
         task = asyncio.ensure_future(self._load(keys, load))
         task.add_done_callback(retrieve)
         self._loading |= dict.fromkeys(keys, task)
+        self.loads += 1
 
     def passed(self, key: ChunkKey, whole: bool = True) -> None:
         """Notes that a reader has read the chunk to its end; not `whole`: from its middle on."""
-        chunk = self._ahead.pop(key, None)
-        if chunk is not None:
-            self._ahead_bytes -= len(chunk)
-            self._entered[key] = chunk
-            self._used_at[key] = self._loaded_bytes
-        if whole and key in self._entered:
-            del self._used_at[key]
-            self._passed[key] = self._entered.pop(key)
+        chunk = self._chunks.get(key)
+        if chunk is None or chunk.order is self._passed:
+            return
+        if chunk.order is self._ahead:
+            self._ahead_bytes -= len(chunk.content)
+            chunk.used_at = self._loaded_bytes
+        elif not whole:
+            return
+        self._move(key, chunk, self._passed if whole else self._entered)
 
     def drop(self, segment: UUID) -> None:
         """Drops the chunks of a segment that was deleted, or proved corrupt."""
-        for key in [key for key in (*self._used_at, *self._passed) if key[0] == segment]:
+        for key in [key for key in self._chunks if key[0] == segment.int]:
             self.passed(key)
-            self.size_bytes -= len(self._passed.pop(key))
+            self._remove(key)
 
     async def close(self) -> None:
         """Cancels the loads under way and drops all chunks."""
@@ -102,10 +119,9 @@ class ChunkCache:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for key in list(self._used_at):
+        for key in list(self._chunks):
             self.passed(key)
-        self._passed.clear()
-        self.size_bytes = 0
+            self._remove(key)
 
     async def _load(
         self, keys: Sequence[ChunkKey], load: Callable[[], Awaitable[Sequence[bytes]]]
@@ -113,27 +129,37 @@ class ChunkCache:
         try:
             chunks = await load()
         finally:
+            self.loads -= 1
             for key in keys:
                 del self._loading[key]
         found = dict(zip(keys, chunks, strict=True))
-        for key, chunk in found.items():
-            self._loaded_bytes += len(chunk)
-            self._ahead[key] = chunk
-            self._used_at[key] = self._loaded_bytes
-            self._ahead_bytes += len(chunk)
-            self.size_bytes += len(chunk)
+        for key, content in found.items():
+            self._loaded_bytes += len(content)
+            self._ahead_bytes += len(content)
+            self.size_bytes += len(content)
+            chunk = _Chunk(content, self._ahead, self._loaded_bytes)
+            self._ahead[key] = self._chunks[key] = chunk
         self._evict()
         return found
+
+    def _move(self, key: ChunkKey, chunk: _Chunk, order: OrderedDict[ChunkKey, _Chunk]) -> None:
+        del chunk.order[key]
+        chunk.order = order
+        order[key] = chunk
+
+    def _remove(self, key: ChunkKey) -> None:
+        self.size_bytes -= len(self._chunks.pop(key).content)
+        del self._passed[key]
 
     def _evict(self) -> None:
         left = self._loaded_bytes - 2 * self._capacity_bytes
         for chunks in (self._ahead, self._entered):
-            while chunks and self._used_at[next(iter(chunks))] < left:
+            while chunks and chunks[next(iter(chunks))].used_at < left:
                 self.passed(next(iter(chunks)))
-        while self.size_bytes > self._capacity_bytes and len(self._used_at) + len(self._passed) > 1:
+        while self.size_bytes > self._capacity_bytes and len(self._chunks) > 1:
             if not self._passed:
                 self.passed(next(iter(self._entered or self._ahead)))
-            self.size_bytes -= len(self._passed.popitem(last=False)[1])
+            self._remove(next(iter(self._passed)))
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:

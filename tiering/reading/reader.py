@@ -72,7 +72,7 @@ class RemoteReader:
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
-    ) -> bytes:
+    ) -> memoryview:
         """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
         work = self._read(partition, log, offset, max_bytes)
         what = f"remote read of {partition} at {offset}"
@@ -142,7 +142,7 @@ class RemoteReader:
 
     async def _read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
-    ) -> bytes:
+    ) -> memoryview:
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
         segment = self._segment_at(partition, log, offset)

@@ -6,8 +6,8 @@ and relative offset. Both rise. Sources: the storage rules of Kafka's OffsetInde
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,13 +19,17 @@ _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 @dataclass(frozen=True, slots=True)
 class RemoteIndexes:
-    """Binary searches; offsets are absolute, positions are bytes within the log file."""
+    """Binary searches; offsets are absolute, positions are bytes within the log file.
+
+    Numpy's own search gives the interpreter's lock away. A loop whose threads load chunks waits
+    milliseconds for it then, where a search takes a microsecond.
+    """
 
     base_offset: int
-    offsets: Any
-    positions: Any
-    timestamps: Any
-    time_offsets: Any
+    offsets: memoryview[int]
+    positions: memoryview[int]
+    timestamps: memoryview[int]
+    time_offsets: memoryview[int]
     size_bytes: int
 
     @classmethod
@@ -51,30 +55,37 @@ class RemoteIndexes:
         if len(timestamps) and (np.any(np.diff(timestamps) < 0) or np.any(time_offsets < 0)):
             raise CorruptMessageError("the timestamps of a time index do not rise")
         size = len(offset_index) + len(time_index)
-        return cls(base_offset, offsets, positions, timestamps, time_offsets, size)
+        return cls(
+            base_offset,
+            offsets.data,
+            positions.data,
+            timestamps.data,
+            time_offsets.data,
+            size,
+        )
 
     def position_of(self, offset: int) -> int:
         """Returns the position to search `offset` from: at or before the batch that holds it."""
-        entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
-        return int(self.positions[entry]) if entry >= 0 else 0
+        entry = bisect_right(self.offsets, offset - self.base_offset) - 1
+        return self.positions[entry] if entry >= 0 else 0
 
     def entry_at(self, offset: int) -> tuple[int, int]:
         """Returns (last offset, position) of the batch of the last entry at or below `offset`; the
         position is 0 if there is none.
         """
-        entry = int(np.searchsorted(self.offsets, offset - self.base_offset, side="right")) - 1
+        entry = bisect_right(self.offsets, offset - self.base_offset) - 1
         if entry < 0:
             return self.base_offset, 0
-        return self.base_offset + int(self.offsets[entry]), int(self.positions[entry])
+        return self.base_offset + self.offsets[entry], self.positions[entry]
 
     def last_position_within(self, start: int, limit: int) -> int:
         """Returns the start of a batch in [start, limit]: the last one indexed, or `start`
         itself.
         """
-        entry = int(np.searchsorted(self.positions, limit, side="right")) - 1
-        return max(start, int(self.positions[entry])) if entry >= 0 else start
+        entry = bisect_right(self.positions, limit) - 1
+        return max(start, self.positions[entry]) if entry >= 0 else start
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Returns an offset up to which every record is older than `timestamp_ms`."""
-        entry = int(np.searchsorted(self.timestamps, timestamp_ms, side="left")) - 1
-        return self.base_offset + (int(self.time_offsets[entry]) if entry >= 0 else 0)
+        entry = bisect_left(self.timestamps, timestamp_ms) - 1
+        return self.base_offset + (self.time_offsets[entry] if entry >= 0 else 0)

@@ -65,7 +65,7 @@ class SegmentReader:
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
         self._calls = StorageCalls(config.remote_log_reader_threads)
         self._loading: dict[UUID, asyncio.Task[CheckedIndexes]] = {}
-        self._expected: OrderedDict[tuple[UUID, int], int] = OrderedDict()
+        self._expected: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     async def close(self) -> None:
         """Cancels the work under way."""
@@ -111,7 +111,7 @@ class SegmentReader:
 
     async def read(
         self, segment: RemoteLogSegmentMetadata, offset: int, end_offset: int, max_bytes: int
-    ) -> tuple[bytes, int]:
+    ) -> tuple[memoryview, int]:
         """Reads whole batches from the one with `offset` on, none that begins at or after
         `end_offset`.
 
@@ -137,7 +137,7 @@ class SegmentReader:
         data = await self.slice(segment, start, size)
         extent = self._checked(segment, data, start, position - start)
         self._metrics.remote_fetch_bytes += extent.size_bytes
-        return data[: extent.size_bytes], start + extent.size_bytes
+        return memoryview(data)[: extent.size_bytes], start + extent.size_bytes
 
     async def batch(
         self, segment: RemoteLogSegmentMetadata, position: int, header: BatchHeader
@@ -198,7 +198,9 @@ class SegmentReader:
     async def header(self, segment: RemoteLogSegmentMetadata, position: int) -> BatchHeader:
         """Returns the header of the batch at `position`."""
         number, at = divmod(position, self._chunk_bytes)
-        chunk = await self._chunk(segment, number)
+        chunk = self._chunks.peek((segment.id.int, number))
+        if chunk is None:
+            chunk = await self._chunk(segment, number)
         try:
             if at + HEADER_BYTES <= len(chunk):
                 return read_header(chunk, at, position - at)
@@ -217,10 +219,13 @@ class SegmentReader:
             raise CorruptMessageError(
                 f"a batch reaches behind the end of {segment.remote_log_segment_id}"
             )
-        numbers = self._numbers(position, end)
-        self._start(segment, numbers)  # all ranges of one read are fetched at the same time
-        # Each is held from its load on: many readers evict it before its turn.
-        chunks = await asyncio.gather(*(self._chunk(segment, number) for number in numbers))
+        numbers, identity = self._numbers(position, end), segment.id.int
+        kept = (self._chunks.peek((identity, number)) for number in numbers)
+        chunks = [chunk for chunk in kept if chunk is not None]
+        if len(chunks) < len(numbers):
+            self._start(segment, numbers)  # all ranges of one read are fetched at the same time
+            # Each is held from its load on: many readers evict it before its turn.
+            chunks = await asyncio.gather(*(self._chunk(segment, number) for number in numbers))
         pieces = []
         for number, chunk in zip(numbers, chunks, strict=True):
             begin = number * self._chunk_bytes
@@ -234,12 +239,13 @@ class SegmentReader:
         A reader that began within the segment may have a part of it to read. So it first reads as
         much as is read ahead: what that wastes at its end is less than what it read.
         """
-        begun = self._expected.pop((segment.id, start), start)
+        identity = segment.id.int
+        begun = self._expected.pop((identity, start), start)
         behind = end if end < segment.segment_size_bytes else end + self._chunk_bytes
         for number in range(start // self._chunk_bytes, behind // self._chunk_bytes):
             whole = begun <= number * self._chunk_bytes
-            self._chunks.passed((segment.id, number), whole)
-        self._expected[segment.id, end] = begun
+            self._chunks.passed((identity, number), whole)
+        self._expected[identity, end] = begun
         while len(self._expected) > _EXPECTED_MAX:
             self._expected.popitem(last=False)
         return begun == 0 or end - begun >= self._prefetch_requests * self._request_bytes
@@ -252,14 +258,14 @@ class SegmentReader:
             return 0
         request, size = position // self._request_bytes, segment.segment_size_bytes
         last = max(0, size - 1) // self._request_bytes
-        beyond = 0
+        identity, beyond = segment.id.int, 0
         for wanted in range(request, request + 1 + self._prefetch_requests):
             if wanted > last:
                 beyond += 1
                 continue
             start = max(position, wanted * self._request_bytes)
             numbers = self._numbers(start, min((wanted + 1) * self._request_bytes, size))
-            missing = [number for number in numbers if (segment.id, number) not in self._chunks]
+            missing = [number for number in numbers if (identity, number) not in self._chunks]
             if (
                 missing
                 and self._chunks.loads < self._loads_max
@@ -283,8 +289,9 @@ class SegmentReader:
         of a request.
         """
         run: list[int] = []
+        identity = segment.id.int
         for number in numbers:
-            if (segment.id, number) in self._chunks:
+            if (identity, number) in self._chunks:
                 continue
             if run and (number != run[-1] + 1 or len(run) == self._run_max):
                 self._start_run(segment, run)
@@ -294,11 +301,12 @@ class SegmentReader:
             self._start_run(segment, run)
 
     def _start_run(self, segment: RemoteLogSegmentMetadata, run: list[int]) -> None:
-        keys = [(segment.id, number) for number in run]
+        keys = [(segment.id.int, number) for number in run]
         self._chunks.start(keys, lambda: self._fetch(segment, run[0], len(run)))
 
     async def _chunk(self, segment: RemoteLogSegmentMetadata, number: int) -> bytes:
-        return await self._chunks.get((segment.id, number), lambda: self._fetch(segment, number, 1))
+        key = (segment.id.int, number)
+        return await self._chunks.get(key, lambda: self._fetch(segment, number, 1))
 
     async def _fetch(
         self, segment: RemoteLogSegmentMetadata, number: int, count: int

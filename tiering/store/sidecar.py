@@ -47,6 +47,7 @@ _ENTRY = struct.Struct(">Iq")
 _CHUNKS = struct.Struct(">II")
 _PART = struct.Struct(">BQQI")
 _CRC = struct.Struct(">I")
+_KEEPS_LOCK = 0
 _KINDS = (
     IndexType.OFFSET,
     IndexType.TIMESTAMP,
@@ -118,7 +119,8 @@ class SegmentTable:
         """Checks bytes of the log at `position`: whole chunks.
 
         Raises CorruptRemoteObjectError, which names the first bad chunk, and ValueError for a range
-        that `aligned` does not give.
+        that `aligned` does not give. Keeps the interpreter's lock: a chunk takes microseconds, and
+        a thread that gave the lock away for it may wait milliseconds to have it back.
         """
         end = position + len(content)
         if (position, end) != self.aligned(position, end):
@@ -126,7 +128,8 @@ class SegmentTable:
         view = memoryview(content)
         for at in range(position, end, self.chunk_bytes):
             (expected,) = _CRC.unpack_from(self.chunk_crcs, at // self.chunk_bytes * _CRC.size)
-            if crc32c(view[at - position : at - position + self.chunk_bytes]) != expected:
+            chunk = view[at - position : at - position + self.chunk_bytes]
+            if crc32c(chunk, 0, _KEEPS_LOCK) != expected:
                 raise self.corrupt("chunk of the log", at)
 
     def corrupt(self, what: str, position: int) -> CorruptRemoteObjectError:

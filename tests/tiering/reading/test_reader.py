@@ -447,12 +447,12 @@ def test_the_chunk_cache_keeps_to_its_limit_and_forgets_failures() -> None:
 
         one = segment(0, 9, 1).id
         for number in range(5):
-            assert len(await cache.get((one, number), load)) == 100
+            assert len(await cache.get((one.int, number), load)) == 100
             assert cache.size_bytes <= 250
-        assert (one, 4) in cache and (one, 0) not in cache
+        assert (one.int, 4) in cache and (one.int, 0) not in cache
         with pytest.raises(RemoteStorageError):
-            await cache.get((one, 0), fail)
-        assert len(await cache.get((one, 0), load)) == 100
+            await cache.get((one.int, 0), fail)
+        assert len(await cache.get((one.int, 0), load)) == 100
         cache.drop(one)
         assert cache.size_bytes == 0
         await cache.close()
