@@ -155,7 +155,13 @@ class BrokerServer:
         timeout_ms = self._config.remote_list_offsets_request_timeout_ms
         return RequestHandlers(
             ProduceHandler(self.partitions, clock),
-            FetchHandler(self.partitions, isr, self._tier_reads, clock),
+            FetchHandler(
+                self.partitions,
+                isr,
+                self._tier_reads,
+                clock,
+                selects_closest=self._config.selects_closest_replica,
+            ),
             OffsetFinder(self.partitions, self._tier, timeout_ms),
             RecordDeleter(self.partitions),
             ProducerIdManager(self._identity, self._client),

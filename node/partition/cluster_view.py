@@ -56,7 +56,7 @@ class ClusterView:
         self.image = image
         if delta.brokers_changed:
             self._brokers = {
-                broker.broker_id: BrokerView(broker.epoch, broker.is_active)
+                broker.broker_id: BrokerView(broker.epoch, broker.is_active, broker.rack or "")
                 for broker in image.brokers.values()
             }
         for topic in delta.topics_deleted.values():

@@ -64,6 +64,7 @@ class BrokerView(NamedTuple):
 
     epoch: int
     in_service: bool  # neither fenced nor in controlled shutdown
+    rack: str = ""
 
 
 class Registration(NamedTuple):

@@ -60,6 +60,7 @@ class HostedPartition:
     watched: OrderedSet[HostedPartition] = field(default_factory=OrderedSet)  # IsrKeeper's, too
     give_up: Callable[[HostedPartition, CorruptLogError], bool] = lambda *_: False
     damage: str = ""  # found in the log, which is served as far as it can be read
+    confirmed_epoch: int = -1  # a follower's: the last one whose leader found no divergence
     reported_start: int = 0  # the log start at the last `start_moved`
     _nudged_base: int = 0
 
@@ -90,6 +91,20 @@ class HostedPartition:
         self.answer_acks()
         if self.segment_copyable is not None and self.config.remote_storage_enable:
             self._nudge_tier(self.segment_copyable)
+
+    def leader_committed(self, high_watermark: int) -> None:
+        """Applies the high watermark of a leader that found no divergence in this follower's log;
+        wakes consumers if it moved."""
+        self.confirmed_epoch = self.core.leader_epoch
+        if self.core.on_leader_high_watermark(high_watermark):
+            self.log.update_high_watermark(self.core.high_watermark)
+            _wake(self.commit_waiters)
+
+    def check_readable(self) -> None:
+        """Raises NotLeaderOrFollowerError unless consumers may read here (KIP-392): from the
+        leader, or from a follower whose log was compared with that of this epoch's leader."""
+        if self.is_leader or self.confirmed_epoch != self.core.leader_epoch:
+            self.core.check_leader()
 
     def _nudge_tier(self, segment_copyable: Callable[[TopicIdPartition], None]) -> None:
         """Reports once that a rolled segment is wholly below the high watermark and can be

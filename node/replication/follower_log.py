@@ -48,8 +48,7 @@ def append(
         appended = info.size_bytes
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
-    if core.on_leader_high_watermark(answer.high_watermark):
-        hosted.log.update_high_watermark(core.high_watermark)
+    hosted.leader_committed(answer.high_watermark)
     start = min(answer.log_start_offset, core.high_watermark)
     if start > hosted.log.log_start_offset:
         hosted.log.increment_log_start_offset(start)

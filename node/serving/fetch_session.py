@@ -81,6 +81,10 @@ class FetchContext(Protocol):
         loop's time is `until`.
         """
 
+    def has_commits_to_tell(self) -> bool:
+        """Whether an advanced high watermark ends the fetch."""
+        ...
+
     def answers(self) -> list[FetchPartitionData]:
         """The answers of the fetch; called once, at its end."""
         ...
@@ -132,6 +136,9 @@ class SessionlessFetch:
             for waiters in sets:
                 waiters.discard(waiter)
 
+    def has_commits_to_tell(self) -> bool:
+        return False
+
     def answers(self) -> list[FetchPartitionData]:
         return self._answers
 
@@ -159,9 +166,14 @@ class _Watch:
 
 @dataclass(slots=True)
 class FetchSession:
-    """Belongs to the event loop; `close` it with its call."""
+    """Belongs to the event loop; `close` it with its call.
+
+    With `tells_commits` an advanced high watermark is answered at once: consumers read at the
+    follower (KIP-392). Else it goes with the next answer, which halves the messages.
+    """
 
     id: int = 0
+    tells_commits: bool = False
     pulse: Pulse = field(default_factory=Pulse)
     _replica: FetchingReplica | None = None
     _wanted: dict[TopicPartition, FetchPartition] = field(default_factory=dict)
@@ -243,6 +255,13 @@ class FetchSession:
             self._moved[item.key] = None
         self._again.clear()
 
+    def has_commits_to_tell(self) -> bool:
+        return self.tells_commits and any(
+            self._sent.get(key) != positions_of(watch.hosted)
+            for key in self._committed
+            if (watch := self._commits.get(key)) is not None
+        )
+
     def answers(self) -> list[FetchPartitionData]:
         """The news of partitions that were read, and of those whose high watermark moved."""
         self._mark_again()
@@ -277,6 +296,8 @@ class FetchSession:
 
     def _on_commit(self, key: TopicPartition) -> None:
         self._committed[key] = None
+        if self.tells_commits:
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

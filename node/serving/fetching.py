@@ -7,6 +7,9 @@ gives at least one batch, however large (KIP-74).
 
 Below the local log start of a tiered partition a consumer is answered from the tier (KIP-405). A
 follower gets OFFSET_MOVED_TO_TIERED_STORAGE.
+
+A consumer that names its rack may read from a follower, and the leader names the closest replica
+instead of records (KIP-392).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
+from node.serving.closest_replica import closest_replica
 from node.serving.fetch_session import FetchContext, FetchingReplica, FetchPartition, set_positions
 from node.serving.tier_reads import TierRead, TierReads, named
 from tidemark.errors import (
@@ -45,6 +49,7 @@ class FetchParams:
     max_bytes: int
     replica: FetchingReplica | None = None
     read_committed: bool = False
+    rack: str = ""  # of a consumer that may read from followers
 
 
 @dataclass(slots=True)
@@ -65,11 +70,19 @@ class _Found:
 
 
 class FetchHandler:
-    """The fetch side of a node's partitions."""
+    """The fetch side of a node's partitions. With `selects_closest` it sends consumers that name
+    their rack to the closest replica, and tells followers each high watermark at once."""
 
     def __init__(
-        self, partitions: PartitionRegistry, isr: IsrKeeper, remote: TierReads, clock: Clock
+        self,
+        partitions: PartitionRegistry,
+        isr: IsrKeeper,
+        remote: TierReads,
+        clock: Clock,
+        *,
+        selects_closest: bool = False,
     ) -> None:
+        self.selects_closest = selects_closest
         self._partitions = partitions
         self._isr = isr
         self._remote = remote
@@ -93,7 +106,8 @@ class FetchHandler:
             enough = found.size_bytes >= (
                 max(1, params.min_bytes) if found.waits_for_tier else params.min_bytes
             )
-            if found.answer_now or enough or loop.time() >= deadline:
+            answers = found.answer_now or enough or context.has_commits_to_tell()
+            if answers or loop.time() >= deadline:
                 return context.answers()
             if all(read.outcome is None for read in found.reads):
                 await context.wait(deadline, [read.waiters for read in found.reads])
@@ -144,8 +158,11 @@ class FetchHandler:
         if not item.topic:
             answer.topic = hosted.topic_partition.topic
         core.check_leader_epoch(item.current_leader_epoch)
-        core.check_leader()
         replica = params.replica
+        if params.rack:
+            hosted.check_readable()
+        else:
+            core.check_leader()
         if replica is not None:
             core.check_follower(replica.node_id, replica.broker_epoch)
         context.watch(item, hosted)
@@ -160,6 +177,13 @@ class FetchHandler:
         ):
             self._beyond_local(params, item, answer, found, hosted)
             return
+        if params.rack and self.selects_closest:
+            closest = closest_replica(core, params.rack, item.fetch_offset)
+            if closest is not None:
+                answer.preferred_read_replica = closest
+                found.answer_now = True
+                set_positions(answer, hosted)
+                return
         if replica is not None and acknowledge:
             self._isr.on_follower_fetch(
                 hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
@@ -299,6 +323,8 @@ def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int
     (KIP-595)."""
     if item.last_fetched_epoch is None:
         return None
+    if not hosted.is_leader and item.fetch_offset > hosted.core.high_watermark:
+        return None  # above it a follower may lack records, or have dead ones
     known = hosted.log.end_offset_for_epoch(item.last_fetched_epoch)
     if known is None:
         raise OffsetOutOfRangeError(

@@ -187,6 +187,7 @@ class LogService:
             min_bytes=request.min_bytes,
             max_bytes=self._limit(request.max_bytes),
             read_committed=request.isolation_level == 1,
+            rack=request.rack_id,
         )
         fetch = SessionlessFetch(_wanted(request.partitions))
         answers = await self._handlers.fetch.fetch(params, fetch)
@@ -234,7 +235,7 @@ class LogService:
 
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
         """Answers a follower's fetches one after another, in one session."""
-        session = FetchSession()
+        session = FetchSession(tells_commits=self._handlers.fetch.selects_closest)
         work = answer_each(context, lambda request: self.replica_fetch(request, context, session))
         try:
             await self._until_stopped(context, work)

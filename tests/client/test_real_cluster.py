@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from tidemark.cli.local_cluster import LocalCluster
-from tidemark.client import Admin, Consumer, NewTopic, OffsetSpec, Producer
+from tidemark.client import Admin, AsyncConsumer, Consumer, NewTopic, OffsetSpec, Producer
 from tidemark.errors import (
     InvalidConfigError,
     InvalidReplicationFactorError,
@@ -17,7 +18,10 @@ from tidemark.errors import (
 )
 from tidemark.types import TopicPartition
 
-SETTINGS = {"broker.session.timeout.ms": "2000"}
+SETTINGS = {
+    "broker.session.timeout.ms": "2000",
+    "replica.selector.class": "RackAwareReplicaSelector",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +114,38 @@ def test_produce_straight_after_create_and_read_everything_back(
 def found_at(admin: Admin, partitions: list[TopicPartition], asked: int) -> list[int | None]:
     answers = admin.list_offsets(dict.fromkeys(partitions, asked)).values()
     return [None if answer is None else answer.offset for answer in answers]
+
+
+def test_a_consumer_in_another_rack_reads_from_the_follower_there(
+    cluster: LocalCluster, admin: Admin
+) -> None:
+    """Also while the leader hangs; its successor leads two seconds later."""
+    admin.create_topics([NewTopic("near", 1, 3)])
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send("near", b"%d" % number)
+    (partition,) = admin.describe_topics(["near"])["near"].partitions
+    follower = next(r for r in partition.replicas if r != partition.leader)
+    rack = {b.node_id: b.rack for b in admin.describe_cluster().brokers}[follower]
+
+    async def read() -> None:
+        async with AsyncConsumer(cluster.bootstrap_servers, client_rack=rack or "") as consumer:
+            near = TopicPartition("near", 0)
+            consumer.assign([near])
+            for hangs in (False, True):
+                consumer.seek(near, 0)
+                if hangs:
+                    cluster.pause(partition.leader)
+                records = await consumer.poll(20_000)
+                assert [r.value for r in records] == [b"%d" % number for number in range(10)]
+                preference = consumer._assignment.partitions[near].preference
+                assert preference is not None
+                assert preference.node == follower
+
+    try:
+        asyncio.run(read())
+    finally:
+        cluster.resume(partition.leader)
 
 
 def test_a_record_too_large_for_its_topic_is_refused(cluster: LocalCluster, admin: Admin) -> None:

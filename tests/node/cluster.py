@@ -106,7 +106,13 @@ class Node:
         )
         self.handlers = RequestHandlers(
             ProduceHandler(self.partitions, self.clock),
-            FetchHandler(self.partitions, self.isr, self.reads, self.clock),
+            FetchHandler(
+                self.partitions,
+                self.isr,
+                self.reads,
+                self.clock,
+                selects_closest=self.config.selects_closest_replica,
+            ),
             OffsetFinder(self.partitions, tier),
             RecordDeleter(self.partitions),
             ProducerIdManager(self.identity, cluster.controller),
@@ -170,9 +176,10 @@ class Node:
         min_bytes: int = 1,
         max_bytes: int = 1 << 20,
         replica: FetchingReplica | None = None,
+        rack: str = "",
         **fields: Any,
     ) -> FetchPartitionData:
-        params = FetchParams(max_wait_ms, min_bytes, max_bytes, replica)
+        params = FetchParams(max_wait_ms, min_bytes, max_bytes, replica, rack=rack)
         wanted = FetchPartition(fields.pop("topic", TOPIC), 0, offset, max_bytes, **fields)
         (answer,) = await self.handlers.fetch.fetch(
             params, SessionlessFetch([wanted], from_replica=replica is not None)
@@ -225,6 +232,7 @@ class Link:
         if peer is not self._session_of:
             await self.close()
             self._session_of = peer
+            self._session.tells_commits = peer.handlers.fetch.selects_closest
         try:
             payload = await peer.service.replica_fetch(request, None, self._session)
             await asyncio.sleep(0.001)
@@ -279,6 +287,7 @@ class Cluster:
                 broker_id=node_id,
                 incarnation_id=random_uuid().bytes,
                 broker_epoch=node.broker_epoch,
+                rack=node.config.broker_rack,
             )
             record.end_points.add(name="PLAINTEXT", host="localhost", port=19090 + node_id)
             first = MetadataDelta(EMPTY_IMAGE)

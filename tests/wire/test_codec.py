@@ -70,6 +70,7 @@ FETCH = st.builds(
             plain_records=PLAINS,
             error_message=TEXT,
             next_offset=INT64,
+            preferred_read_replica=st.none() | st.integers(0, 2**31 - 1),
         ),
         max_size=4,
     ),
@@ -115,6 +116,7 @@ def fetch_message(response: FetchResponse) -> log_pb2.FetchResponse:
             plain_records=item.plain_records,
             error_message=item.error_message,
             next_offset=item.next_offset,
+            preferred_read_replica=item.preferred_read_replica,
         )
         if item.diverging_epoch is not None:
             epoch, end_offset = item.diverging_epoch

@@ -35,6 +35,9 @@ def consume(
         float | None, typer.Option(help="Stop when nothing came for so many seconds.")
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="key, tab, value.")] = False,
+    client_rack: Annotated[
+        str, typer.Option(help="Read from replicas in this rack, where the brokers allow it.")
+    ] = "",
     bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +47,9 @@ def consume(
 
     if from_beginning and from_timestamp is not None:
         raise ConfigError("say either --from-beginning or --from-timestamp")
-    with Consumer(bootstrap_server, auto_offset_reset="latest") as consumer:
+    with Consumer(
+        bootstrap_server, auto_offset_reset="latest", client_rack=client_rack
+    ) as consumer:
         known = consumer.partitions_for(topic)
         chosen = [TopicPartition(topic, number) for number in partition or []] or known
         unknown = sorted(set(chosen) - set(known))

@@ -36,7 +36,8 @@ def dev(
 
     from tidemark.cli.local_cluster import LocalCluster
 
-    overrides = settings_of(config or [])
+    overrides = {"replica.selector.class": "RackAwareReplicaSelector"} if racks else {}
+    overrides |= settings_of(config or [])
     if tier_dir is not None:
         overrides = tier_settings(tier_dir) | overrides
     with contextlib.ExitStack() as stack:

@@ -45,8 +45,9 @@ class AsyncConsumer(AsyncCloses):
     Names and meanings of the settings are Kafka's. `auto_offset_reset` decides where to begin
     without a position, and when the position is out of range or the topic was made anew. Where the
     log was truncated, it goes on where log and position part, unless it is "none". `buffer_bytes`
-    bounds the bytes fetched ahead. `check_crcs` has the CRC of each batch compared, also of raw
-    ones. Raises ConfigError for a wrong setting.
+    bounds the bytes fetched ahead. With `client_rack` it reads from the replica that the leaders'
+    `replica.selector.class` names (KIP-392). `check_crcs` has the CRC of each batch compared, also
+    of raw ones. Raises ConfigError for a wrong setting.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class AsyncConsumer(AsyncCloses):
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
+        client_rack: str = "",
         random_seed: int | None = None,
     ) -> None:
         if auto_offset_reset not in _RESETS:
@@ -102,6 +104,8 @@ class AsyncConsumer(AsyncCloses):
             fetch_max_bytes,
             max_partition_fetch_bytes,
             buffer_bytes,
+            client_rack,
+            metadata_max_age_ms,
         )
         core = FetchCore(settings, self._metadata, rng)
         self._fetcher = Fetcher(core, self._connections, self._metadata, self._lookup)

@@ -27,6 +27,13 @@ _COARSER = {
     "log.roll.jitter.hours": ("log.roll.jitter.ms", _HOUR_MS),
     "log.dir": ("log.dirs", 1),
 }
+# Kafka's selectors (KIP-392), with and without their package.
+_RACK_AWARE = "RackAwareReplicaSelector"
+_SELECTORS = tuple(
+    package + name
+    for name in (_RACK_AWARE, "LeaderSelector")
+    for package in ("", "org.apache.kafka.common.replica.")
+)
 _PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
 
 
@@ -39,6 +46,12 @@ class ServerConfig:
     )
     node_id: int = setting(doc="unique among all nodes of the cluster", at_least=0)
     broker_rack: str = setting("", doc="rack of this broker; empty: none")
+    replica_selector_class: str = setting(
+        "",
+        doc="whom consumers that name their rack read from: RackAwareReplicaSelector, the closest"
+        " replica (KIP-392); empty or LeaderSelector: the leader",
+        one_of=("", *_SELECTORS),
+    )
     listeners: tuple[str, ...] = setting(("PLAINTEXT://:9092",), doc="NAME://host:port, ...")
     advertised_listeners: tuple[str, ...] = setting(
         (), doc="what others are told; empty: as listeners"
@@ -416,6 +429,10 @@ class ServerConfig:
     @property
     def is_broker(self) -> bool:
         return "broker" in self.process_roles
+
+    @property
+    def selects_closest_replica(self) -> bool:
+        return self.replica_selector_class.endswith(_RACK_AWARE)
 
     @property
     def metadata_directory(self) -> str:

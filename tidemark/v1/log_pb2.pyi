@@ -230,6 +230,7 @@ class FetchRequest(_message.Message):
     ISOLATION_LEVEL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
+    RACK_ID_FIELD_NUMBER: _builtins.int
     max_wait_ms: _builtins.int
     """at most 60,000; the call's deadline has to be later"""
     min_bytes: _builtins.int
@@ -240,6 +241,10 @@ class FetchRequest(_message.Message):
     """0 read uncommitted, 1 read committed"""
     plain_records: _builtins.bool
     """answer with records, not batches"""
+    rack_id: _builtins.str
+    """The client's rack (KIP-392). The leader may then name a closer replica instead of records, and a follower answers, with
+    what is committed. Empty: the leader alone answers, itself.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.FetchPartition]:
         """rotate their order if max_bytes is small: the first are filled first"""
@@ -253,10 +258,11 @@ class FetchRequest(_message.Message):
         isolation_level: _builtins.int = ...,
         partitions: _abc.Iterable[Global___FetchRequest.FetchPartition] | None = ...,
         plain_records: _builtins.bool = ...,
+        rack_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation_level", b"isolation_level", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "partitions", b"partitions", "plain_records", b"plain_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation_level", b"isolation_level", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "partitions", b"partitions", "plain_records", b"plain_records", "rack_id", b"rack_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,6 +359,7 @@ class FetchResponse(_message.Message):
         PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
         ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
         NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+        PREFERRED_READ_REPLICA_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         topic_id: _builtins.bytes
         partition_index: _builtins.int
@@ -368,6 +375,8 @@ class FetchResponse(_message.Message):
         error_message: _builtins.str
         next_offset: _builtins.int
         """the offset to fetch next, behind all that was read, also what plain_records leave out; 0: nothing was read"""
+        preferred_read_replica: _builtins.int
+        """Fetch from this broker from now on; no records then. After any failure of it fetch from the leader, for some time without rack_id."""
         @_builtins.property
         def diverging_epoch(self) -> _common_pb2.EpochEndOffset:
             """set: what was read at and above its end_offset is no longer in the log (KIP-320); no records then"""
@@ -401,12 +410,15 @@ class FetchResponse(_message.Message):
             plain_records: _abc.Iterable[_common_pb2.Record] | None = ...,
             error_message: _builtins.str = ...,
             next_offset: _builtins.int = ...,
+            preferred_read_replica: _builtins.int | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_transactions", b"aborted_transactions", "current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "error_message", b"error_message", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "partition_index", b"partition_index", "plain_records", b"plain_records", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "aborted_transactions", b"aborted_transactions", "current_leader", b"current_leader", "diverging_epoch", b"diverging_epoch", "error_code", b"error_code", "error_message", b"error_message", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "partition_index", b"partition_index", "plain_records", b"plain_records", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__preferred_read_replica: _TypeAlias = _typing.Literal["preferred_read_replica"]  # noqa: Y015
+        _WhichOneofArgType__preferred_read_replica: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__preferred_read_replica) -> _WhichOneofReturnType__preferred_read_replica | None: ...
 
     @_typing.final
     class AbortedTransaction(_message.Message):

@@ -36,6 +36,7 @@ class FetchPartitionData:
     `diverging_epoch` is (epoch, end offset); `current_leader` is (leader id, leader epoch);
     `aborted_transactions` are pairs of (producer id, first offset). -1 stands for an unknown
     offset. `next_offset` is the offset behind all that was read, to fetch next; 0 if nothing was.
+    `preferred_read_replica` is the closest replica, which is to be asked instead (KIP-392).
     """
 
     topic: str
@@ -52,6 +53,7 @@ class FetchPartitionData:
     plain_records: tuple[common_pb2.Record, ...] = ()
     error_message: str = ""
     next_offset: int = 0
+    preferred_read_replica: int | None = None
 
     @property
     def payload(self) -> bytes | bytearray | memoryview:
@@ -74,6 +76,7 @@ class FetchResponse:
 
 _PARTITION_TAG = tag(3, LENGTH_DELIMITED)
 _RECORDS_TAG = tag(11, LENGTH_DELIMITED)
+_PREFERRED_TAG = tag(15, VARINT)
 
 
 def encode_fetch_response(response: FetchResponse) -> bytes:
@@ -92,6 +95,8 @@ def encode_fetch_response(response: FetchResponse) -> bytes:
             tail.append(string_field(13, item.error_message))
         if item.next_offset:
             tail.append(int_field(14, item.next_offset))
+        if item.preferred_read_replica is not None:
+            tail.append(_PREFERRED_TAG + varint(item.preferred_read_replica))
         total = len(head) + size + sum(map(len, tail))
         parts += (_PARTITION_TAG, varint(total), head, *buffers, *tail)
     parts.append(int_field(4, response.throttle_time_ms))
@@ -154,7 +159,7 @@ def _decode_partition(data: bytes, view: memoryview, position: int, end: int) ->
     plain: list[common_pb2.Record] = []
     while position < end:
         number, wire_type, position = read_tag(data, position, end)
-        if wire_type == VARINT and (3 <= number <= 7 or number == 14):
+        if wire_type == VARINT and (3 <= number <= 7 or 14 <= number <= 15):
             value, position = read_varint(data, position, end)
             _set_number(result, number, value)
         elif wire_type == LENGTH_DELIMITED and (number in (1, 2) or 8 <= number <= 13):
@@ -192,6 +197,8 @@ def _set_number(result: FetchPartitionData, number: int, value: int) -> None:
         result.log_start_offset = int64(value)
     elif number == 14:
         result.next_offset = int64(value)
+    elif number == 15:
+        result.preferred_read_replica = int32(value)
     elif number == 3:
         result.partition_index = int32(value)
     else:

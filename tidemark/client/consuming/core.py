@@ -4,8 +4,9 @@ Events come in as method calls: assign, seek, an answer, a failed call, new meta
 returns the effects: requests to send, calls to give up, whether to refresh the metadata, and when
 to step again. There is no clock, task or socket here.
 
-Each leader is asked for all of its partitions that may be asked for, in one request. Memory is
-bounded by `buffer_bytes`, one answer per leader, and the batches that the reader has begun.
+Each leader, or closest replica, is asked for all of its partitions that may be asked for, in one
+request. Memory is bounded by `buffer_bytes`, one answer per node, and the batches that the reader
+has begun.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from random import Random
 
 from tidemark.client.consuming.answers import error_of, extent_of_answer
 from tidemark.client.consuming.assignment import Assignment
+from tidemark.client.consuming.closest import is_named, leave, node_of, rack_for
 from tidemark.client.consuming.partition import (
     Asked,
     AssignedPartition,
     Draining,
     Position,
+    Preference,
     Ready,
     Reset,
     Target,
@@ -106,7 +109,7 @@ class FetchCore:
         """Returns the actions due now; marks the partitions of new requests as asked."""
         effects = FetchEffects()
         self._watch(now_ms, effects)
-        by_node: dict[tuple[int, bool], Request] = {}
+        by_node: dict[tuple[int, bool, str], Request] = {}
         for partition in list(self.assignment.ready.values()):
             try:
                 self._consider(partition, by_node, now_ms, effects)
@@ -126,18 +129,23 @@ class FetchCore:
     def _consider(
         self,
         partition: AssignedPartition,
-        by_node: dict[tuple[int, bool], Request],
+        by_node: dict[tuple[int, bool, str], Request],
         now_ms: float,
         effects: FetchEffects,
     ) -> None:
-        """Adds a partition to the request of its leader, if it may be asked for."""
+        """Adds a partition to the request of its node, if it may be asked for."""
         node = self._node_to_ask(partition, now_ms, effects)
         if node is None:
             return
         is_fetch = isinstance(partition.target, Position)
-        request = by_node.get((node, is_fetch))
+        rack = rack_for(partition, self.settings.client_rack) if is_fetch else ""
+        request = by_node.get((node, is_fetch, rack))
         if request is None:
-            request = by_node[node, is_fetch] = self._new_request(node, is_fetch, now_ms)
+            begun = sum(r.node == node and r.is_fetch for r in by_node.values())
+            if is_fetch and self._fetches_of.get(node, 0) + begun >= REQUESTS_PER_NODE:
+                return
+            request = self._new_request(node, is_fetch, rack, now_ms)
+            by_node[node, is_fetch, rack] = request
         self._ask(request, partition)
 
     def _node_to_ask(
@@ -156,11 +164,11 @@ class FetchCore:
         if node is None:
             self._without_leader(partition, now_ms, effects)
             return None
+        if is_fetch:
+            node = node_of(partition, node, now_ms)
         muted_until_ms = self._muted_until_ms.get(node, 0.0)
         if muted_until_ms > now_ms:
             effects.wake(muted_until_ms)
-            return None
-        if is_fetch and self._fetches_of.get(node, 0) >= REQUESTS_PER_NODE:
             return None
         if is_fetch and self._is_ahead_of_metadata(partition, target):
             problem = LeaderNotAvailableError(
@@ -199,10 +207,10 @@ class FetchCore:
         if isinstance(partition.phase, Ready):
             effects.wake(partition.phase.not_before_ms)
 
-    def _new_request(self, node: int, is_fetch: bool, now_ms: float) -> Request:
+    def _new_request(self, node: int, is_fetch: bool, rack: str, now_ms: float) -> Request:
         self._last_id += 1
         slow_ms = SLOW_CALL_MS + (self.settings.fetch_max_wait_ms if is_fetch else 0)
-        return Request(self._last_id, node, is_fetch, now_ms, now_ms + slow_ms)
+        return Request(self._last_id, node, is_fetch, rack, now_ms, now_ms + slow_ms)
 
     def _ask(self, request: Request, partition: AssignedPartition) -> None:
         topic_partition, target, phase = (
@@ -221,11 +229,15 @@ class FetchCore:
         self.assignment.enter(partition, Asked(request.request_id, phase.attempts))
 
     def _watch(self, now_ms: float, effects: FetchEffects) -> None:
-        """Has the metadata refreshed while a call is slow: its node may lead no longer."""
-        for request in self._requests.values():
+        """Has the metadata refreshed while a call is slow: its node may lead no longer. A closest
+        replica that is slow is left for the leader."""
+        for request in list(self._requests.values()):
             if now_ms >= request.watch_at_ms:
                 request.watch_at_ms = now_ms + SLOW_CALL_MS
                 self._leaders.mark_stale()
+                for partition in list(request.live.values()):
+                    if request.is_fetch and leave(partition, request.node, now_ms):
+                        self.assignment.enter(partition, Ready())
             effects.wake(request.watch_at_ms)
 
     def _maybe_refresh(self, now_ms: float, effects: FetchEffects) -> None:
@@ -259,7 +271,11 @@ class FetchCore:
             partition = request.live.get(topic_partition)
             if partition is None:
                 logger.debug("%s does not wait for an answer", topic_partition)
-            elif data.error_code or data.diverging_epoch is not None:
+            elif (
+                data.error_code
+                or data.diverging_epoch is not None
+                or data.preferred_read_replica is not None
+            ):
                 has_news = True
                 self._judge(request, partition, data, now_ms)
             elif len(data.payload):
@@ -317,7 +333,11 @@ class FetchCore:
         request = self._requests.get(request_id)
         if request is not None:
             for partition in self._end(request).values():
-                self._failed(partition, request.node, error, now_ms)
+                if request.is_fetch and leave(partition, request.node, now_ms):
+                    logger.info("%s: node %d: %s", partition.topic_partition, request.node, error)
+                    self.assignment.enter(partition, Ready())
+                else:
+                    self._failed(partition, request.node, error, now_ms)
 
     def refreshed(self, error: BaseException | None, now_ms: float) -> None:
         """The metadata was refreshed, or that failed."""
@@ -331,7 +351,9 @@ class FetchCore:
                 self.assignment.enter(partition, Ready(phase.attempts, now_ms, leader))
         for request in list(self._requests.values()):
             for topic_partition, partition in list(request.live.items()):
-                if self._leaders.leader(topic_partition) not in (None, request.node):
+                if self._leaders.leader(topic_partition) not in (None, request.node) and not (
+                    is_named(partition, request.node)
+                ):
                     self.assignment.enter(partition, Ready())  # leaves a node that may hang
 
     def _end(self, request: Request) -> dict[TopicPartition, AssignedPartition]:
@@ -366,6 +388,10 @@ class FetchCore:
                 self._refused(request, partition, ask, data, now_ms)
             elif data.diverging_epoch is not None:
                 self._diverged(request, partition, ask, data.diverging_epoch, now_ms)
+            elif data.preferred_read_replica is not None and request.rack:
+                until_ms = now_ms + self.settings.preference_max_age_ms
+                partition.preference = Preference(data.preferred_read_replica, until_ms)
+                self.assignment.enter(partition, Ready())
             else:
                 self._take(partition, ask, data)
         except Exception as error:
@@ -413,7 +439,10 @@ class FetchCore:
         error = error_of(data.error_code, f"{topic_partition}: {data.error_message}")
         if data.current_leader is not None:
             self._leaders.hint_leader(topic_partition, *data.current_leader)
-        if isinstance(error, OffsetOutOfRangeError):
+        if leave(partition, request.node, now_ms):
+            logger.info("%s: node %d: %s", topic_partition, request.node, error)
+            self.assignment.enter(partition, Ready())
+        elif isinstance(error, OffsetOutOfRangeError):
             problem = OffsetOutOfRangeError(f"{topic_partition} at {target.offset}: {error}")
             self._reset_by_policy(partition, problem, now_ms, until_seek=False)
         elif isinstance(

@@ -164,6 +164,7 @@ class Fetcher:
             min_bytes=settings.fetch_min_bytes,
             max_bytes=settings.fetch_max_bytes,
             isolation_level=settings.isolation_level,
+            rack_id=request.rack,
         )
         for partition, ask in request.asked.items():
             assert isinstance(ask.target, Position)

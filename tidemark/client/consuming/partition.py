@@ -92,6 +92,17 @@ class Halted:
 Phase = Ready | Asked | Draining | Halted
 
 
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Until when fetches go to the replica that the leader named (KIP-392).
+
+    With `node` None they go to the leader and ask for no other: a named replica failed.
+    """
+
+    node: int | None
+    until_ms: float
+
+
 class Fetched:
     """Batches of one answer, on their way to the reader.
 
@@ -140,6 +151,7 @@ class AssignedPartition:
         "held_bytes",
         "is_paused",
         "phase",
+        "preference",
         "reader",
         "target",
         "topic_partition",
@@ -151,6 +163,7 @@ class AssignedPartition:
         self.target: Target | None = None
         self.phase: Phase = Ready()
         self.is_paused = False
+        self.preference: Preference | None = None
         self.buffered: deque[Fetched] = deque()
         self.held_bytes = 0
 

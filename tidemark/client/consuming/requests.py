@@ -37,6 +37,8 @@ class FetchSettings:
     fetch_max_bytes: int = 50 << 20
     max_partition_fetch_bytes: int = 2 << 20
     buffer_bytes: int = 64 << 20
+    client_rack: str = ""
+    preference_max_age_ms: int = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,15 @@ class Ask:
 
 @dataclass(slots=True)
 class Request:
-    """A fetch, or a look-up of positions. `live` are the partitions that still wait for it."""
+    """A fetch, or a look-up of positions. `live` are the partitions that still wait for it.
+
+    A fetch with a `rack` may be answered with a closer replica.
+    """
 
     request_id: int
     node: int
     is_fetch: bool
+    rack: str
     sent_at_ms: float
     watch_at_ms: float
     asked: dict[TopicPartition, Ask] = field(default_factory=dict)

@@ -157,8 +157,11 @@ type FetchRequest struct {
 	IsolationLevel int32                          `protobuf:"varint,4,opt,name=isolation_level,json=isolationLevel,proto3" json:"isolation_level,omitempty"` // 0 read uncommitted, 1 read committed
 	Partitions     []*FetchRequest_FetchPartition `protobuf:"bytes,5,rep,name=partitions,proto3" json:"partitions,omitempty"`                                // rotate their order if max_bytes is small: the first are filled first
 	PlainRecords   bool                           `protobuf:"varint,6,opt,name=plain_records,json=plainRecords,proto3" json:"plain_records,omitempty"`       // answer with records, not batches
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The client's rack (KIP-392). The leader may then name a closer replica instead of records, and a follower answers, with
+	// what is committed. Empty: the leader alone answers, itself.
+	RackId        string `protobuf:"bytes,7,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchRequest) Reset() {
@@ -231,6 +234,13 @@ func (x *FetchRequest) GetPlainRecords() bool {
 		return x.PlainRecords
 	}
 	return false
+}
+
+func (x *FetchRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
 }
 
 type ReplicaFetchRequest struct {
@@ -1345,8 +1355,10 @@ type FetchResponse_PartitionData struct {
 	PlainRecords        []*Record                           `protobuf:"bytes,12,rep,name=plain_records,json=plainRecords,proto3" json:"plain_records,omitempty"`                      // from fetch_offset on, without control records; with isolation_level 1 without those of aborted transactions
 	ErrorMessage        string                              `protobuf:"bytes,13,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	NextOffset          int64                               `protobuf:"varint,14,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"` // the offset to fetch next, behind all that was read, also what plain_records leave out; 0: nothing was read
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Fetch from this broker from now on; no records then. After any failure of it fetch from the leader, for some time without rack_id.
+	PreferredReadReplica *int32 `protobuf:"varint,15,opt,name=preferred_read_replica,json=preferredReadReplica,proto3,oneof" json:"preferred_read_replica,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *FetchResponse_PartitionData) Reset() {
@@ -1473,6 +1485,13 @@ func (x *FetchResponse_PartitionData) GetErrorMessage() string {
 func (x *FetchResponse_PartitionData) GetNextOffset() int64 {
 	if x != nil {
 		return x.NextOffset
+	}
+	return 0
+}
+
+func (x *FetchResponse_PartitionData) GetPreferredReadReplica() int32 {
+	if x != nil && x.PreferredReadReplica != nil {
+		return *x.PreferredReadReplica
 	}
 	return 0
 }
@@ -2168,7 +2187,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"baseOffset\x12+\n" +
 	"\x12log_append_time_ms\x18\a \x01(\x03R\x0flogAppendTimeMs\x12(\n" +
 	"\x10log_start_offset\x18\b \x01(\x03R\x0elogStartOffset\x12D\n" +
-	"\x0ecurrent_leader\x18\t \x01(\v2\x1d.tidemark.v1.LeaderIdAndEpochR\rcurrentLeader\"\xe6\x04\n" +
+	"\x0ecurrent_leader\x18\t \x01(\v2\x1d.tidemark.v1.LeaderIdAndEpochR\rcurrentLeader\"\xff\x04\n" +
 	"\fFetchRequest\x12\x1e\n" +
 	"\vmax_wait_ms\x18\x01 \x01(\x05R\tmaxWaitMs\x12\x1b\n" +
 	"\tmin_bytes\x18\x02 \x01(\x05R\bminBytes\x12\x1b\n" +
@@ -2177,7 +2196,8 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x05 \x03(\v2(.tidemark.v1.FetchRequest.FetchPartitionR\n" +
 	"partitions\x12#\n" +
-	"\rplain_records\x18\x06 \x01(\bR\fplainRecords\x1a\xe3\x02\n" +
+	"\rplain_records\x18\x06 \x01(\bR\fplainRecords\x12\x17\n" +
+	"\arack_id\x18\a \x01(\tR\x06rackId\x1a\xe3\x02\n" +
 	"\x0eFetchPartition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\fR\atopicId\x12\x1c\n" +
@@ -2205,7 +2225,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\tforgotten\x18\t \x03(\v2*.tidemark.v1.ReplicaFetchRequest.ForgottenR\tforgotten\x1a?\n" +
 	"\tForgotten\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\x80\b\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\xd6\b\n" +
 	"\rFetchResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
@@ -2213,7 +2233,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\tresponses\x18\x03 \x03(\v2(.tidemark.v1.FetchResponse.PartitionDataR\tresponses\x12(\n" +
 	"\x10throttle_time_ms\x18\x04 \x01(\x05R\x0ethrottleTimeMs\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x05 \x01(\x05R\tsessionId\x1a\xa7\x05\n" +
+	"session_id\x18\x05 \x01(\x05R\tsessionId\x1a\xfd\x05\n" +
 	"\rPartitionData\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\fR\atopicId\x12'\n" +
@@ -2231,7 +2251,9 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\rplain_records\x18\f \x03(\v2\x13.tidemark.v1.RecordR\fplainRecords\x12#\n" +
 	"\rerror_message\x18\r \x01(\tR\ferrorMessage\x12\x1f\n" +
 	"\vnext_offset\x18\x0e \x01(\x03R\n" +
-	"nextOffset\x1aX\n" +
+	"nextOffset\x129\n" +
+	"\x16preferred_read_replica\x18\x0f \x01(\x05H\x00R\x14preferredReadReplica\x88\x01\x01B\x19\n" +
+	"\x17_preferred_read_replica\x1aX\n" +
 	"\x12AbortedTransaction\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x03R\n" +
 	"producerId\x12!\n" +
@@ -2476,6 +2498,7 @@ func file_tidemark_v1_log_proto_init() {
 	}
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
+	file_tidemark_v1_log_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
