@@ -137,7 +137,7 @@ class Partition:
     leading_since_epoch: int = -1  # the first epoch of this leadership, which may last over several
     leader_epoch_start_offset: int | None = None
     recovering: bool = False
-    restoring: bool = False  # a leader whose log is not there yet; it comes from the tier
+    restoring: str = ""  # of a leader whose log comes from the tier: why it is not there yet
     replicas: tuple[int, ...] = ()
     isr: frozenset[int] = frozenset()
     elr: tuple[int, ...] = ()
@@ -158,7 +158,7 @@ class Partition:
         new_epoch = registration.leader_epoch > self.leader_epoch
         self.log_end_offset = log_end_offset
         if new_epoch:
-            self.restoring = False
+            self.restoring = ""
         removed = self.isr - frozenset(registration.isr)
         self._take(registration)
         if registration.leader == self.node_id:
@@ -225,7 +225,7 @@ class Partition:
 
     def on_restored(self, log_end_offset: int) -> None:
         """Begins the leader's epoch at the end of the log that came from the tier."""
-        self.restoring = False
+        self.restoring = ""
         self.log_end_offset = self.high_watermark = log_end_offset
         self.leader_epoch_start_offset = log_end_offset
 
@@ -411,7 +411,8 @@ class Partition:
             )
         if self.restoring:
             raise NotLeaderOrFollowerError(
-                f"{self.identity.topic_partition} is being restored from the tier; try again"
+                f"{self.identity.topic_partition} is being restored from the tier, try again:"
+                f" {self.restoring}"
             )
 
     def check_follower(self, replica_id: int, broker_epoch: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all, spawn
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
+from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
 from tiering.manager import RemoteHistory
 
@@ -35,11 +37,16 @@ class TierRestore:
     """Restores the leaders of a node."""
 
     def __init__(
-        self, config: ServerConfig, clock: Clock, on_fatal: Callable[[FatalError], None]
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        on_fatal: Callable[[FatalError], None],
+        rng: random.Random | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._on_fatal = on_fatal
+        self._random = rng or surroundings().make_rng()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, tier: Histories, hosted: HostedPartition, restored: Callable[[], None]) -> bool:
@@ -48,7 +55,7 @@ class TierRestore:
         log, core = hosted.log, hosted.core
         if not (core.recovering and hosted.config.remote_storage_enable and not log.log_end_offset):
             return False
-        core.restoring = True
+        core.restoring = "nothing of it is read yet"
         task = spawn(
             f"restore {hosted.topic_partition}", self._run(tier, hosted, restored), self._on_fatal
         )
@@ -75,14 +82,17 @@ class TierRestore:
                 raise
             except (TidemarkError, OSError) as error:
                 logger.warning("%s: not restored yet: %s", hosted.topic_partition, error)
-            await asyncio.sleep(backoff_ms / 1000)
+                if self._is_current(hosted, epoch):
+                    hosted.core.restoring = str(error) or type(error).__name__
+            jitter = config.remote_log_manager_task_retry_jitter
+            await asyncio.sleep(backoff_ms / 1000 * self._random.uniform(1 - jitter, 1 + jitter))
             if not self._is_current(hosted, epoch):
                 return
             backoff_ms = min(2 * backoff_ms, config.remote_log_manager_task_retry_backoff_max_ms)
 
     def _is_current(self, hosted: HostedPartition, epoch: int) -> bool:
         core = hosted.core
-        still = core.restoring and hosted.is_leader and core.leader_epoch == epoch
+        still = hosted.is_leader and core.leader_epoch == epoch and bool(core.restoring)
         return still and not hosted.offline and not hosted.deleted
 
     def _apply(self, hosted: HostedPartition, history: RemoteHistory | None) -> None:
