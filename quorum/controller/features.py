@@ -15,7 +15,12 @@ from quorum.controller.eligible import safety_records
 from quorum.controller.result import ControllerResult
 from quorum.image import MetadataImage
 from quorum.image.features import SUPPORTED, obstacles
-from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, ELR_VERSION, METADATA_VERSION
+from quorum.image.image import (
+    CLIENT_QUOTAS_LEVEL,
+    CONTROLLERS_REGISTER_LEVEL,
+    ELR_VERSION,
+    METADATA_VERSION,
+)
 from quorum.image.records import feature_record
 from tidemark.config import ServerConfig
 from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError
@@ -101,7 +106,10 @@ def _check(image: MetadataImage, update: _Request.Update, voters: Collection[int
 
 def _lost(image: MetadataImage, level: int) -> str:
     """Describes the part of the image that a metadata.version has no records for; empty if none."""
+    lost = []
     if level < CONTROLLERS_REGISTER_LEVEL and image.controllers:
         ids = ", ".join(map(str, sorted(image.controllers)))
-        return f"the registrations of controllers {ids}"
-    return ""
+        lost.append(f"the registrations of controllers {ids}")
+    if level < CLIENT_QUOTAS_LEVEL and image.client_quotas:
+        lost.append(f"the client quotas of {len(image.client_quotas)} entities")
+    return " and ".join(lost)

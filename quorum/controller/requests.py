@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from quorum.controller.alter_partition import alter_partitions
+from quorum.controller.client_quotas import alter_client_quotas
 from quorum.controller.cluster_control import BrokerControl
 from quorum.controller.configs import alter_configs
 from quorum.controller.controllers import register_controller
@@ -107,6 +108,7 @@ _ROWS = (
     _rule(
         admin_pb2.AlterPartitionReassignmentsRequest, lambda c, r: alter_reassignments(c.rules, r)
     ),
+    _rule(admin_pb2.AlterClientQuotasRequest, lambda c, r: alter_client_quotas(c.image, r)),
     _rule(admin_pb2.ElectLeadersRequest, lambda c, r: elect_leaders(c.rules, r)),
     _rule(
         admin_pb2.UpdateFeaturesRequest,

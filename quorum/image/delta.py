@@ -15,7 +15,12 @@ from uuid import UUID
 
 from immutables import Map
 
-from quorum.image.image import CONTROLLERS_REGISTER_LEVEL, METADATA_VERSION, MetadataImage
+from quorum.image.image import (
+    CLIENT_QUOTAS_LEVEL,
+    CONTROLLERS_REGISTER_LEVEL,
+    METADATA_VERSION,
+    MetadataImage,
+)
 from quorum.image.partition_codec import partition_from_value, topic_field
 from quorum.image.records import (
     broker_from_record,
@@ -32,7 +37,8 @@ from quorum.image.types import (
     TopicImage,
     TopicsImage,
 )
-from tidemark.errors import TidemarkError
+from tidemark.errors import InvalidRequestError, TidemarkError
+from tidemark.quotas.entities import QuotaEntity, entity_from_wire
 from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -110,7 +116,7 @@ class MetadataDelta:
     - `topics_changed` by topic id, new topics included;
     - `topics_deleted` by topic id, as they were;
     - `brokers_changed` (None: unregistered);
-    - `configs_changed` (value None: removed);
+    - `configs_changed` and `client_quotas_changed` (value None: removed);
     - `features_changed` (None: removed);
     - `next_producer_id` (None: unchanged).
     """
@@ -124,6 +130,7 @@ class MetadataDelta:
         self.features_changed: dict[str, int | None] = {}
         self.next_producer_id: int | None = None
         self.controllers_changed: dict[int, ControllerRegistration | None] = {}
+        self.client_quotas_changed: dict[QuotaEntity, dict[str, float | None]] = {}
         self._new_names: set[str] = set()
         self._run: _Run | None = None
         self._last: tuple[bytes, TopicDelta] | None = None
@@ -138,6 +145,7 @@ class MetadataDelta:
             or self.configs_changed
             or self.features_changed
             or self.controllers_changed
+            or self.client_quotas_changed
         )
 
     def broker(self, broker_id: int) -> BrokerRegistration | None:
@@ -184,10 +192,11 @@ class MetadataDelta:
             epoch=epoch,
             brokers=_updated(image.brokers, self.brokers_changed),
             topics=self._topics(),
-            configs=self._configs(),
+            configs=_updated_values(image.configs, self.configs_changed),
             features=_updated(image.features, self.features_changed),
             next_producer_id=image.next_producer_id if next_id is None else next_id,
             controllers=_updated(image.controllers, self.controllers_changed),
+            client_quotas=_updated_values(image.client_quotas, self.client_quotas_changed),
         )
 
     def _topics(self) -> TopicsImage:
@@ -204,16 +213,6 @@ class MetadataDelta:
             if changed.is_new:
                 names[changed.name] = topic_id
         return TopicsImage(names.finish(), by_id.finish())
-
-    def _configs(self) -> Map[ConfigResource, Map[str, str]]:
-        configs = self.image.configs
-        for resource, changes in self.configs_changed.items():
-            settings = _updated(configs.get(resource, Map()), changes)
-            if settings:
-                configs = configs.set(resource, settings)
-            elif resource in configs:
-                configs = configs.delete(resource)
-        return configs
 
     # One verb per record type.
 
@@ -311,12 +310,25 @@ class MetadataDelta:
             # A downgrade: state that the lower level has no records for is dropped.
             known = {*self.image.controllers, *self.controllers_changed}
             self.controllers_changed = dict.fromkeys(known)
+        if record.name == METADATA_VERSION and record.feature_level < CLIENT_QUOTAS_LEVEL:
+            for entity, quotas in self.image.client_quotas.items():
+                self.client_quotas_changed.setdefault(entity, {}).update(dict.fromkeys(quotas))
+            for changes in self.client_quotas_changed.values():
+                changes.update(dict.fromkeys(changes))
 
     def _register_controller(self, record: pb.RegisterControllerRecord) -> None:
         self.controllers_changed[record.controller_id] = controller_from_record(record)
 
     def _unregister_controller(self, record: pb.UnregisterControllerRecord) -> None:
         self.controllers_changed[record.controller_id] = None
+
+    def _client_quota(self, record: pb.ClientQuotaRecord) -> None:
+        try:
+            entity = entity_from_wire(record.entity)
+        except InvalidRequestError as error:
+            raise InconsistentMetadataError(f"a record sets a quota: {error}") from error
+        value = None if record.remove else record.value
+        self.client_quotas_changed.setdefault(entity, {})[record.key] = value
 
     def _producer_ids(self, record: pb.ProducerIdsRecord) -> None:
         self.next_producer_id = record.next_producer_id
@@ -335,6 +347,7 @@ _REPLAY: dict[str, Callable[[MetadataDelta, Any], None]] = {
     "broker_registration_change": MetadataDelta._change_broker,
     "remove_topic": MetadataDelta._remove_topic,
     "feature_level": MetadataDelta._feature,
+    "client_quota": MetadataDelta._client_quota,
     "producer_ids": MetadataDelta._producer_ids,
     "no_op": MetadataDelta._no_op,
     "register_controller": MetadataDelta._register_controller,
@@ -355,11 +368,35 @@ def _updated(before: Map[Any, Any], changes: dict[Any, Any]) -> Map[Any, Any]:
     return mutation.finish()
 
 
+def _updated_values(
+    before: Map[Any, Map[str, Any]], changed: Mapping[Any, dict[str, Any]]
+) -> Map[Any, Map[str, Any]]:
+    """`before` with the changes of each key's own values; a key without values is removed."""
+    after = before
+    for key, changes in changed.items():
+        values = _updated(before.get(key, Map()), changes)
+        if values:
+            after = after.set(key, values)
+        elif key in after:
+            after = after.delete(key)
+    return after
+
+
 def _changes(before: Map[Any, Any], after: Map[Any, Any]) -> dict[Any, Any]:
     """The changes with which `_updated` makes `after` of `before`."""
     changed: dict[Any, Any] = {k: v for k, v in after.items() if before.get(k) != v}
     changed.update(dict.fromkeys(k for k in before if k not in after))
     return changed
+
+
+def _changes_of_values(
+    before: Map[Any, Map[str, Any]], after: Map[Any, Map[str, Any]]
+) -> dict[Any, dict[str, Any]]:
+    """The changes with which `_updated_values` makes `after` of `before`."""
+    changed = {
+        key: _changes(before.get(key, Map()), after.get(key, Map())) for key in {*before, *after}
+    }
+    return {key: changes for key, changes in changed.items() if changes}
 
 
 def diff(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
@@ -383,10 +420,8 @@ def diff_in_steps(
     delta.features_changed = _changes(before.features, after.features)
     if before.next_producer_id != after.next_producer_id:
         delta.next_producer_id = after.next_producer_id
-    for resource in {*before.configs, *after.configs}:
-        changes = _changes(before.configs.get(resource, Map()), after.configs.get(resource, Map()))
-        if changes:
-            delta.configs_changed[resource] = changes
+    delta.configs_changed = _changes_of_values(before.configs, after.configs)
+    delta.client_quotas_changed = _changes_of_values(before.client_quotas, after.client_quotas)
     yield from _diff_topics(delta, before.topics, after.topics)
     return delta
 

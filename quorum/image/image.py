@@ -23,6 +23,7 @@ from quorum.image.types import (
     PartitionRegistration,
     TopicsImage,
 )
+from tidemark.quotas.entities import QuotaEntity, sort_key
 from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -30,6 +31,8 @@ METADATA_VERSION = "metadata.version"
 ELR_VERSION = "eligible.leader.replicas.version"
 CONTROLLERS_REGISTER_LEVEL = 2
 """The first metadata.version with records of controllers (KIP-919)."""
+CLIENT_QUOTAS_LEVEL = 3
+"""The first metadata.version with records of client quotas (KIP-546)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class MetadataImage:
     features: Map[str, int] = EMPTY_MAP
     next_producer_id: int = 0
     controllers: Map[int, ControllerRegistration] = EMPTY_MAP
+    client_quotas: Map[QuotaEntity, Map[str, float]] = EMPTY_MAP
 
     @property
     def end_offset(self) -> int:
@@ -109,6 +113,9 @@ class MetadataImage:
         for resource in sorted(self.configs):
             for name, value in sorted(self.configs[resource].items()):
                 yield records.config_record(resource.type, resource.name, name, value)
+        for entity in sorted(self.client_quotas, key=sort_key):
+            for key, quota in sorted(self.client_quotas[entity].items()):
+                yield records.client_quota_record(entity, key, quota)
         if self.next_producer_id:
             yield records.producer_ids_record(self.next_producer_id)
 

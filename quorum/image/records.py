@@ -18,6 +18,7 @@ from quorum.image.types import (
     PartitionRegistration,
     intern_ids,
 )
+from tidemark.quotas.entities import QuotaEntity, parts_to_wire
 from tidemark.types import Listener
 from tidemark.v1 import common_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -214,6 +215,15 @@ def config_record(
     return pb.MetadataRecord(
         config=pb.ConfigRecord(
             resource_type=resource_type, resource_name=resource_name, name=name, value=value
+        )
+    )
+
+
+def client_quota_record(entity: QuotaEntity, key: str, value: float | None) -> pb.MetadataRecord:
+    """Record that sets a quota of an entity, or removes it (`value` None)."""
+    return pb.MetadataRecord(
+        client_quota=pb.ClientQuotaRecord(
+            entity=parts_to_wire(entity), key=key, value=value or 0.0, remove=value is None
         )
     )
 

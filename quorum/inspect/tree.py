@@ -5,6 +5,7 @@
     /topics/byName/flights/0       one partition; `id` and `name` beside it
     /topics/byId/<id>/0            the same by topic id
     /configs/topic/flights/...     own settings by name; /configs/broker/4, /configs/broker/default
+    /clientQuotas/user=a,client-id=<default>/producer_byte_rate
     /features/metadata.version     finalized levels
     /producerIds/nextProducerId
     /quorum/...                    leader, epoch, voters, and where the image comes from
@@ -22,12 +23,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from quorum.image import ConfigResource, ConfigResourceType, MetadataImage, TopicImage, diff
 from tidemark.errors import ConfigError
+from tidemark.quotas.entities import QuotaEntity, sort_key
 from tidemark.types import uuid_from_text, uuid_to_text
 
+_DEFAULT_ENTITY = "<default>"
 DEFAULT_BROKER = "default"
 """Stands for the cluster's default among the brokers' settings."""
 
@@ -111,6 +115,7 @@ def tree_of(view: MetadataView) -> Branch:
     return _fixed(
         {
             "brokers": _by_id(image.brokers),
+            "clientQuotas": _client_quotas(image),
             "configs": _fixed(
                 {
                     "broker": _configs(image, ConfigResourceType.BROKER),
@@ -201,6 +206,22 @@ def _configs(image: MetadataImage, kind: ConfigResourceType) -> Branch:
         return None if found is None else _values(found)
 
     return Branch(names, child)
+
+
+def _client_quotas(image: MetadataImage) -> Branch:
+    """Quotas by entity, named as in Kafka's shell but for names that a path can not have."""
+    quotas = {_quota_name(entity): found for entity, found in image.client_quotas.items()}
+
+    def child(name: str) -> Node | None:
+        return _values(quotas[name]) if name in quotas else None
+
+    return Branch(lambda: sorted(quotas), child)
+
+
+def _quota_name(entity: QuotaEntity) -> str:
+    """`user=a,client-id=<default>`, where `%` stands before the hex of other characters."""
+    parts = reversed(entity.parts())
+    return ",".join(f"{kind}={quote(name, safe='') or _DEFAULT_ENTITY}" for kind, name in parts)
 
 
 def _config_name(resource: ConfigResource) -> str:
@@ -309,6 +330,10 @@ def changes(before: MetadataView, after: MetadataView) -> Iterator[Change]:
         settings: Mapping[str, str] = old.configs.get(resource, {})
         for name, value in sorted(delta.configs_changed[resource].items()):
             yield Change(f"{base}/{name}", settings.get(name), value)
+    for entity in sorted(delta.client_quotas_changed, key=sort_key):
+        quotas: Mapping[str, float] = old.client_quotas.get(entity, {})
+        for name, quota in sorted(delta.client_quotas_changed[entity].items()):
+            yield Change(f"/clientQuotas/{_quota_name(entity)}/{name}", quotas.get(name), quota)
     for name, level in sorted(delta.features_changed.items()):
         yield Change(f"/features/{name}", old.features.get(name), level)
     if delta.next_producer_id is not None:

@@ -27,6 +27,7 @@ from quorum.replica.service import describe_to_proto
 from quorum.services import admin_answers
 from quorum.services.config_answers import describe_configs
 from quorum.services.controller_client import FORWARDED, ControllerClient
+from quorum.services.quota_answers import describe_client_quotas
 from quorum.services.serving import Context, add_service, answered
 from quorum.services.voter_admin import change_kraft_version, change_voters, changes_quorum
 from tidemark.config import ServerConfig
@@ -222,6 +223,10 @@ _ROWS = (
     _by_any_node(
         admin_pb2.ListPartitionReassignmentsRequest,
         lambda node, request: admin_answers.list_reassignments(node.image, request),
+    ),
+    _by_any_node(
+        admin_pb2.DescribeClientQuotasRequest,
+        lambda node, request: describe_client_quotas(node.image, request),
     ),
     _by_broker(
         admin_pb2.DescribeLogDirsRequest,

@@ -24,6 +24,7 @@ from tidemark.client.models import (
     TopicListing,
 )
 from tidemark.errors import ApiError, UnknownTopicOrPartitionError
+from tidemark.quotas.entities import QuotaEntity, QuotaFilter
 from tidemark.types import Endpoint, TopicPartition
 
 NOW_MS = 1_000_000
@@ -79,6 +80,7 @@ class FakeAdmin:
         }
         self.elections: dict[TopicPartition, ApiError | None] = {}
         self.settings: dict[ConfigResource, list[ConfigEntry]] = {}
+        self.quotas: dict[QuotaEntity, dict[str, float]] = {}
         self.calls: list[tuple[Any, ...]] = []
 
     def __call__(self, bootstrap_servers: str) -> FakeAdmin:
@@ -134,7 +136,21 @@ class FakeAdmin:
     def describe_features(self) -> dict[str, FeatureDescription]:
         return self.features
 
+    def describe_client_quotas(
+        self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        self.calls.append(("describe_quotas", list(filters), strict))
+        return self.quotas
+
     # Recorded changes.
+
+    def alter_client_quotas(
+        self,
+        changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        self.calls.append(("alter_quotas", dict(changes), validate_only))
 
     def incremental_alter_configs(
         self,

@@ -29,6 +29,7 @@ from tidemark.cli import (
     perf,
     produce,
     quorum,
+    quotas,
     reassign,
     server,
     storage,
@@ -101,6 +102,7 @@ app.add_typer(brokers.app, name="brokers")
 app.add_typer(configs.app, name="configs")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(features.app, name="features")
+app.add_typer(quotas.app, name="quotas")
 app.add_typer(perf.app, name="perf")
 app.add_typer(tier.app, name="tier")
 app.command("elect-leaders")(elect_leaders.elect_leaders)

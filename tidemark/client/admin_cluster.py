@@ -1,4 +1,4 @@
-"""Changes of a running cluster: settings, partitions, replicas, leaders, features, brokers."""
+"""Changes of a running cluster: settings, partitions, replicas, leaders, features, quotas."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ from tidemark.client.models import (
     PartitionReassignment,
 )
 from tidemark.errors import ApiError, ErrorCode, InvalidRequestError, error_for
+from tidemark.quotas.entities import (
+    DEFAULT,
+    QuotaEntity,
+    QuotaFilter,
+    entity_from_wire,
+    parts_to_wire,
+)
 from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import admin_pb2, log_pb2
 
@@ -268,6 +275,49 @@ class ClusterAdmin(AdminCalls):
         answer = await self._ask(request, admin_pb2.UpdateFeaturesResponse, timeout_ms)
         for result in answer.results:
             _check(result, f"feature {result.feature!r}")
+
+    async def alter_client_quotas(
+        self,
+        changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Sets quotas by key, and removes those that are None; an entity changes as a whole.
+
+        Raises the first entity's error, an InvalidRequestError. Raises UnsupportedVersionError
+        while metadata.version is too low.
+        """
+        request = admin_pb2.AlterClientQuotasRequest(
+            validate_only=validate_only, timeout_ms=timeout_ms or self._retry.timeout_ms
+        )
+        for entity, quotas in changes.items():
+            entry = request.entries.add(entity=parts_to_wire(entity))
+            for key, value in quotas.items():
+                entry.ops.add(key=key, value=value or 0.0, remove=value is None)
+        answer = await self._ask(request, admin_pb2.AlterClientQuotasResponse, timeout_ms)
+        for entity, result in zip(changes, answer.entries, strict=True):
+            _check(result, str(entity))
+
+    async def describe_client_quotas(
+        self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """Quotas by key, of the entities that match all filters; without filters, of all.
+
+        With `strict`, without entities of types that no filter names. The node that answers may not
+        have applied the last change yet.
+        """
+        match = admin_pb2.DescribeClientQuotasRequest
+        request = match(strict=strict)
+        for kind, name in filters:
+            if name is None:
+                request.components.add(entity_type=kind, match_type=match.ANY)
+            elif name == DEFAULT:
+                request.components.add(entity_type=kind, match_type=match.DEFAULT)
+            else:
+                request.components.add(entity_type=kind, match_type=match.EXACT, match=name)
+        answer = await self._ask(request, admin_pb2.DescribeClientQuotasResponse)
+        return {entity_from_wire(e.entity): dict(e.values) for e in answer.entries}
 
     async def unregister_broker(self, broker_id: int, *, timeout_ms: int | None = None) -> None:
         """Unregisters a broker that will not come back; raises BrokerIdNotRegisteredError.

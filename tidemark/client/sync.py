@@ -477,6 +477,9 @@ class Admin(_Face):
     describe_node_features = _blocking(AsyncAdmin.describe_node_features)
     update_features = _blocking(AsyncAdmin.update_features)
 
+    describe_client_quotas = _blocking(AsyncAdmin.describe_client_quotas)
+    alter_client_quotas = _blocking(AsyncAdmin.alter_client_quotas)
+
     describe_cluster = _blocking(AsyncAdmin.describe_cluster)
     describe_cluster_everywhere = _blocking(AsyncAdmin.describe_cluster_everywhere)
     unregister_broker = _blocking(AsyncAdmin.unregister_broker)

@@ -1916,6 +1916,270 @@ class DescribeFeaturesResponse(_message.Message):
 Global___DescribeFeaturesResponse: _TypeAlias = DescribeFeaturesResponse  # noqa: Y015
 
 @_typing.final
+class DescribeClientQuotasRequest(_message.Message):
+    """Quotas of clients (KIP-546): all, or those whose entity matches every component."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _MatchType:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _MatchTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DescribeClientQuotasRequest._MatchType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        EXACT: DescribeClientQuotasRequest._MatchType.ValueType  # 0
+        DEFAULT: DescribeClientQuotasRequest._MatchType.ValueType  # 1
+        ANY: DescribeClientQuotasRequest._MatchType.ValueType  # 2
+        """a name or the default"""
+
+    class MatchType(_MatchType, metaclass=_MatchTypeEnumTypeWrapper): ...
+    EXACT: DescribeClientQuotasRequest.MatchType.ValueType  # 0
+    DEFAULT: DescribeClientQuotasRequest.MatchType.ValueType  # 1
+    ANY: DescribeClientQuotasRequest.MatchType.ValueType  # 2
+    """a name or the default"""
+
+    @_typing.final
+    class Component(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ENTITY_TYPE_FIELD_NUMBER: _builtins.int
+        MATCH_TYPE_FIELD_NUMBER: _builtins.int
+        MATCH_FIELD_NUMBER: _builtins.int
+        entity_type: _builtins.str
+        """user, client-id"""
+        match_type: Global___DescribeClientQuotasRequest.MatchType.ValueType
+        match: _builtins.str
+        """of an EXACT match: the name"""
+        def __init__(
+            self,
+            *,
+            entity_type: _builtins.str = ...,
+            match_type: Global___DescribeClientQuotasRequest.MatchType.ValueType = ...,
+            match: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["entity_type", b"entity_type", "match", b"match", "match_type", b"match_type"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    strict: _builtins.bool
+    """without entities that have other types as well"""
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeClientQuotasRequest.Component]:
+        """an entity type once"""
+
+    def __init__(
+        self,
+        *,
+        components: _abc.Iterable[Global___DescribeClientQuotasRequest.Component] | None = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClientQuotasRequest: _TypeAlias = DescribeClientQuotasRequest  # noqa: Y015
+
+@_typing.final
+class DescribeClientQuotasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        @_typing.final
+        class ValuesEntry(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: _builtins.int
+            VALUE_FIELD_NUMBER: _builtins.int
+            key: _builtins.str
+            value: _builtins.float
+            def __init__(
+                self,
+                *,
+                key: _builtins.str = ...,
+                value: _builtins.float = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+        ENTITY_FIELD_NUMBER: _builtins.int
+        VALUES_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def entity(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QuotaEntityPart]: ...
+        @_builtins.property
+        def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+        def __init__(
+            self,
+            *,
+            entity: _abc.Iterable[_common_pb2.QuotaEntityPart] | None = ...,
+            values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["entity", b"entity", "values", b"values"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeClientQuotasResponse.Entry]: ...
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        entries: _abc.Iterable[Global___DescribeClientQuotasResponse.Entry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "error_code", b"error_code", "error_message", b"error_message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClientQuotasResponse: _TypeAlias = DescribeClientQuotasResponse  # noqa: Y015
+
+@_typing.final
+class AlterClientQuotasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ENTITY_FIELD_NUMBER: _builtins.int
+        OPS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def entity(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QuotaEntityPart]: ...
+        @_builtins.property
+        def ops(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterClientQuotasRequest.Op]: ...
+        def __init__(
+            self,
+            *,
+            entity: _abc.Iterable[_common_pb2.QuotaEntityPart] | None = ...,
+            ops: _abc.Iterable[Global___AlterClientQuotasRequest.Op] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["entity", b"entity", "ops", b"ops"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Op(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        REMOVE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        remove: _builtins.bool
+        """remove the quota; value is not used"""
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+            remove: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "remove", b"remove", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterClientQuotasRequest.Entry]:
+        """an entity once; each succeeds or fails as a whole"""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___AlterClientQuotasRequest.Entry] | None = ...,
+        validate_only: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "timeout_ms", b"timeout_ms", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterClientQuotasRequest: _TypeAlias = AlterClientQuotasRequest  # noqa: Y015
+
+@_typing.final
+class AlterClientQuotasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ENTITY_FIELD_NUMBER: _builtins.int
+        ERROR_CODE_FIELD_NUMBER: _builtins.int
+        ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+        error_code: _errors_pb2.ErrorCode.ValueType
+        error_message: _builtins.str
+        @_builtins.property
+        def entity(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QuotaEntityPart]: ...
+        def __init__(
+            self,
+            *,
+            entity: _abc.Iterable[_common_pb2.QuotaEntityPart] | None = ...,
+            error_code: _errors_pb2.ErrorCode.ValueType = ...,
+            error_message: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["entity", b"entity", "error_code", b"error_code", "error_message", b"error_message"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterClientQuotasResponse.Entry]:
+        """in the order of the request"""
+
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        entries: _abc.Iterable[Global___AlterClientQuotasResponse.Entry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "error_code", b"error_code", "error_message", b"error_message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterClientQuotasResponse: _TypeAlias = AlterClientQuotasResponse  # noqa: Y015
+
+@_typing.final
 class UnregisterBrokerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -116,6 +116,16 @@ class AdminStub:
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesResponse.FromString,
                 _registered_method=True)
+        self.DescribeClientQuotas = channel.unary_unary(
+                '/tidemark.v1.Admin/DescribeClientQuotas',
+                request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.FromString,
+                _registered_method=True)
+        self.AlterClientQuotas = channel.unary_unary(
+                '/tidemark.v1.Admin/AlterClientQuotas',
+                request_serializer=tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.FromString,
+                _registered_method=True)
         self.UnregisterBroker = channel.unary_unary(
                 '/tidemark.v1.Admin/UnregisterBroker',
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.SerializeToString,
@@ -236,6 +246,18 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeClientQuotas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterClientQuotas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UnregisterBroker(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -337,6 +359,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeFeatures,
                     request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesResponse.SerializeToString,
+            ),
+            'DescribeClientQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeClientQuotas,
+                    request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.SerializeToString,
+            ),
+            'AlterClientQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterClientQuotas,
+                    request_deserializer=tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.SerializeToString,
             ),
             'UnregisterBroker': grpc.unary_unary_rpc_method_handler(
                     servicer.UnregisterBroker,
@@ -787,6 +819,60 @@ class Admin:
             '/tidemark.v1.Admin/DescribeFeatures',
             tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesRequest.SerializeToString,
             tidemark_dot_v1_dot_admin__pb2.DescribeFeaturesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeClientQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/DescribeClientQuotas',
+            tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasRequest.SerializeToString,
+            tidemark_dot_v1_dot_admin__pb2.DescribeClientQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterClientQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/AlterClientQuotas',
+            tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasRequest.SerializeToString,
+            tidemark_dot_v1_dot_admin__pb2.AlterClientQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -209,6 +209,34 @@ class LeaderIdAndEpoch(_message.Message):
 Global___LeaderIdAndEpoch: _TypeAlias = LeaderIdAndEpoch  # noqa: Y015
 
 @_typing.final
+class QuotaEntityPart(_message.Message):
+    """One part of the entity that a client quota is for: a user, a client id, or both (KIP-546)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITY_TYPE_FIELD_NUMBER: _builtins.int
+    ENTITY_NAME_FIELD_NUMBER: _builtins.int
+    entity_type: _builtins.str
+    """user, client-id"""
+    entity_name: _builtins.str
+    """absent: the default of all that have no quota of their own; never empty"""
+    def __init__(
+        self,
+        *,
+        entity_type: _builtins.str = ...,
+        entity_name: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entity_name", b"_entity_name", "entity_name", b"entity_name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entity_name", b"_entity_name", "entity_name", b"entity_name", "entity_type", b"entity_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__entity_name: _TypeAlias = _typing.Literal["entity_name"]  # noqa: Y015
+    _WhichOneofArgType__entity_name: _TypeAlias = _typing.Literal["_entity_name", b"_entity_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entity_name) -> _WhichOneofReturnType__entity_name | None: ...
+
+Global___QuotaEntityPart: _TypeAlias = QuotaEntityPart  # noqa: Y015
+
+@_typing.final
 class FeatureRange(_message.Message):
     """The levels of a feature that a node supports (KIP-584); both ends inclusive."""
 

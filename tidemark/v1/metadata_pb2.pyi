@@ -34,6 +34,7 @@ class MetadataRecord(_message.Message):
     BROKER_REGISTRATION_CHANGE_FIELD_NUMBER: _builtins.int
     REMOVE_TOPIC_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    CLIENT_QUOTA_FIELD_NUMBER: _builtins.int
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     NO_OP_FIELD_NUMBER: _builtins.int
     REGISTER_CONTROLLER_FIELD_NUMBER: _builtins.int
@@ -56,6 +57,10 @@ class MetadataRecord(_message.Message):
     def remove_topic(self) -> Global___RemoveTopicRecord: ...
     @_builtins.property
     def feature_level(self) -> Global___FeatureLevelRecord: ...
+    @_builtins.property
+    def client_quota(self) -> Global___ClientQuotaRecord:
+        """since metadata.version 3"""
+
     @_builtins.property
     def producer_ids(self) -> Global___ProducerIdsRecord: ...
     @_builtins.property
@@ -80,16 +85,17 @@ class MetadataRecord(_message.Message):
         broker_registration_change: Global___BrokerRegistrationChangeRecord | None = ...,
         remove_topic: Global___RemoveTopicRecord | None = ...,
         feature_level: Global___FeatureLevelRecord | None = ...,
+        client_quota: Global___ClientQuotaRecord | None = ...,
         producer_ids: Global___ProducerIdsRecord | None = ...,
         no_op: Global___NoOpRecord | None = ...,
         register_controller: Global___RegisterControllerRecord | None = ...,
         unregister_controller: Global___UnregisterControllerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "feature_level", "producer_ids", "no_op", "register_controller", "unregister_controller"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "feature_level", "client_quota", "producer_ids", "no_op", "register_controller", "unregister_controller"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -455,6 +461,37 @@ class FeatureLevelRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FeatureLevelRecord: _TypeAlias = FeatureLevelRecord  # noqa: Y015
+
+@_typing.final
+class ClientQuotaRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """producer_byte_rate, consumer_byte_rate, request_percentage"""
+    value: _builtins.float
+    remove: _builtins.bool
+    """the quota is removed, and value not used"""
+    @_builtins.property
+    def entity(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QuotaEntityPart]: ...
+    def __init__(
+        self,
+        *,
+        entity: _abc.Iterable[_common_pb2.QuotaEntityPart] | None = ...,
+        key: _builtins.str = ...,
+        value: _builtins.float = ...,
+        remove: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entity", b"entity", "key", b"key", "remove", b"remove", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientQuotaRecord: _TypeAlias = ClientQuotaRecord  # noqa: Y015
 
 @_typing.final
 class ProducerIdsRecord(_message.Message):

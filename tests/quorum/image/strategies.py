@@ -13,6 +13,7 @@ from quorum.image import (
 )
 from quorum.image import records as r
 from quorum.image.types import LeaderRecoveryState
+from tidemark.quotas.entities import QuotaEntity
 from tidemark.types import Listener
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -33,7 +34,7 @@ class History:
     def _one(self) -> pb.MetadataRecord:
         self._offset += 1
         makers = [self._register, self._topic, self._config, self._feature, self._producer_ids]
-        makers += [self._controller]
+        makers += [self._controller, self._client_quota]
         if self._brokers:
             makers += [self._change_broker, self._unregister]
         if self._topics:
@@ -138,7 +139,7 @@ class History:
 
     def _feature(self) -> pb.MetadataRecord:
         name, levels = self._rng.choice(
-            [("metadata.version", 3), ("eligible.leader.replicas.version", 2)]
+            [("metadata.version", 4), ("eligible.leader.replicas.version", 2)]
         )
         return r.feature_record(name, self._rng.randrange(levels))
 
@@ -152,6 +153,13 @@ class History:
         return r.controller_record(
             ControllerRegistration(controller_id, self._uuid(), listeners, ranges)
         )
+
+    def _client_quota(self) -> pb.MetadataRecord:
+        entity = self._rng.choice(
+            [QuotaEntity("a"), QuotaEntity("", "c"), QuotaEntity(None, ""), QuotaEntity("a", "c")]
+        )
+        key = self._rng.choice(["producer_byte_rate", "request_percentage"])
+        return r.client_quota_record(entity, key, self._rng.choice([None, 1.0, 2.5]))
 
     def _producer_ids(self) -> pb.MetadataRecord:
         self._next_producer_id += 1000

@@ -71,8 +71,18 @@ def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
     """A new part of an image must appear in the tree and in its differences as well."""
     parts = {field.name for field in dataclasses.fields(MetadataImage)}
     assert parts - {"offset", "epoch"} == {
-        *("brokers", "controllers", "topics", "configs", "features", "next_producer_id")
+        *("brokers", "controllers", "topics", "configs", "features", "next_producer_id"),
+        "client_quotas",
     }
     assert tree_of(MetadataView(EMPTY_IMAGE)).names() == [
-        *("brokers", "configs", "controllers", "features", "producerIds", "quorum", "topics")
+        *(
+            "brokers",
+            "clientQuotas",
+            "configs",
+            "controllers",
+            "features",
+            "producerIds",
+            "quorum",
+            "topics",
+        )
     ]

@@ -231,6 +231,55 @@ func (UpdateFeaturesRequest_Type) EnumDescriptor() ([]byte, []int) {
 	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{27, 0}
 }
 
+type DescribeClientQuotasRequest_MatchType int32
+
+const (
+	DescribeClientQuotasRequest_EXACT   DescribeClientQuotasRequest_MatchType = 0
+	DescribeClientQuotasRequest_DEFAULT DescribeClientQuotasRequest_MatchType = 1
+	DescribeClientQuotasRequest_ANY     DescribeClientQuotasRequest_MatchType = 2 // a name or the default
+)
+
+// Enum value maps for DescribeClientQuotasRequest_MatchType.
+var (
+	DescribeClientQuotasRequest_MatchType_name = map[int32]string{
+		0: "EXACT",
+		1: "DEFAULT",
+		2: "ANY",
+	}
+	DescribeClientQuotasRequest_MatchType_value = map[string]int32{
+		"EXACT":   0,
+		"DEFAULT": 1,
+		"ANY":     2,
+	}
+)
+
+func (x DescribeClientQuotasRequest_MatchType) Enum() *DescribeClientQuotasRequest_MatchType {
+	p := new(DescribeClientQuotasRequest_MatchType)
+	*p = x
+	return p
+}
+
+func (x DescribeClientQuotasRequest_MatchType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DescribeClientQuotasRequest_MatchType) Descriptor() protoreflect.EnumDescriptor {
+	return file_tidemark_v1_admin_proto_enumTypes[4].Descriptor()
+}
+
+func (DescribeClientQuotasRequest_MatchType) Type() protoreflect.EnumType {
+	return &file_tidemark_v1_admin_proto_enumTypes[4]
+}
+
+func (x DescribeClientQuotasRequest_MatchType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DescribeClientQuotasRequest_MatchType.Descriptor instead.
+func (DescribeClientQuotasRequest_MatchType) EnumDescriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{31, 0}
+}
+
 type CreateTopicsRequest struct {
 	state         protoimpl.MessageState                `protogen:"open.v1"`
 	Topics        []*CreateTopicsRequest_CreatableTopic `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
@@ -1993,6 +2042,239 @@ func (x *DescribeFeaturesResponse) GetNodes() []*DescribeFeaturesResponse_NodeFe
 	return nil
 }
 
+// Quotas of clients (KIP-546): all, or those whose entity matches every component.
+type DescribeClientQuotasRequest struct {
+	state         protoimpl.MessageState                   `protogen:"open.v1"`
+	Components    []*DescribeClientQuotasRequest_Component `protobuf:"bytes,1,rep,name=components,proto3" json:"components,omitempty"` // an entity type once
+	Strict        bool                                     `protobuf:"varint,2,opt,name=strict,proto3" json:"strict,omitempty"`        // without entities that have other types as well
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeClientQuotasRequest) Reset() {
+	*x = DescribeClientQuotasRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClientQuotasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClientQuotasRequest) ProtoMessage() {}
+
+func (x *DescribeClientQuotasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClientQuotasRequest.ProtoReflect.Descriptor instead.
+func (*DescribeClientQuotasRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DescribeClientQuotasRequest) GetComponents() []*DescribeClientQuotasRequest_Component {
+	if x != nil {
+		return x.Components
+	}
+	return nil
+}
+
+func (x *DescribeClientQuotasRequest) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
+}
+
+type DescribeClientQuotasResponse struct {
+	state         protoimpl.MessageState                `protogen:"open.v1"`
+	ErrorCode     ErrorCode                             `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                                `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Entries       []*DescribeClientQuotasResponse_Entry `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeClientQuotasResponse) Reset() {
+	*x = DescribeClientQuotasResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClientQuotasResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClientQuotasResponse) ProtoMessage() {}
+
+func (x *DescribeClientQuotasResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClientQuotasResponse.ProtoReflect.Descriptor instead.
+func (*DescribeClientQuotasResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DescribeClientQuotasResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeClientQuotasResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeClientQuotasResponse) GetEntries() []*DescribeClientQuotasResponse_Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+type AlterClientQuotasRequest struct {
+	state         protoimpl.MessageState            `protogen:"open.v1"`
+	Entries       []*AlterClientQuotasRequest_Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // an entity once; each succeeds or fails as a whole
+	ValidateOnly  bool                              `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	TimeoutMs     int32                             `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterClientQuotasRequest) Reset() {
+	*x = AlterClientQuotasRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterClientQuotasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterClientQuotasRequest) ProtoMessage() {}
+
+func (x *AlterClientQuotasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterClientQuotasRequest.ProtoReflect.Descriptor instead.
+func (*AlterClientQuotasRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *AlterClientQuotasRequest) GetEntries() []*AlterClientQuotasRequest_Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AlterClientQuotasRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *AlterClientQuotasRequest) GetTimeoutMs() int32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type AlterClientQuotasResponse struct {
+	state         protoimpl.MessageState             `protogen:"open.v1"`
+	ErrorCode     ErrorCode                          `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                             `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Entries       []*AlterClientQuotasResponse_Entry `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // in the order of the request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterClientQuotasResponse) Reset() {
+	*x = AlterClientQuotasResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterClientQuotasResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterClientQuotasResponse) ProtoMessage() {}
+
+func (x *AlterClientQuotasResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterClientQuotasResponse.ProtoReflect.Descriptor instead.
+func (*AlterClientQuotasResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *AlterClientQuotasResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *AlterClientQuotasResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *AlterClientQuotasResponse) GetEntries() []*AlterClientQuotasResponse_Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
 type UnregisterBrokerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId      int32                  `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
@@ -2003,7 +2285,7 @@ type UnregisterBrokerRequest struct {
 
 func (x *UnregisterBrokerRequest) Reset() {
 	*x = UnregisterBrokerRequest{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[31]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2297,7 @@ func (x *UnregisterBrokerRequest) String() string {
 func (*UnregisterBrokerRequest) ProtoMessage() {}
 
 func (x *UnregisterBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[31]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2310,7 @@ func (x *UnregisterBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterBrokerRequest.ProtoReflect.Descriptor instead.
 func (*UnregisterBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UnregisterBrokerRequest) GetBrokerId() int32 {
@@ -2055,7 +2337,7 @@ type UnregisterBrokerResponse struct {
 
 func (x *UnregisterBrokerResponse) Reset() {
 	*x = UnregisterBrokerResponse{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[32]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2349,7 @@ func (x *UnregisterBrokerResponse) String() string {
 func (*UnregisterBrokerResponse) ProtoMessage() {}
 
 func (x *UnregisterBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[32]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2362,7 @@ func (x *UnregisterBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterBrokerResponse.ProtoReflect.Descriptor instead.
 func (*UnregisterBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UnregisterBrokerResponse) GetErrorCode() ErrorCode {
@@ -2111,7 +2393,7 @@ type CreateTopicsRequest_CreatableTopic struct {
 
 func (x *CreateTopicsRequest_CreatableTopic) Reset() {
 	*x = CreateTopicsRequest_CreatableTopic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[33]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2405,7 @@ func (x *CreateTopicsRequest_CreatableTopic) String() string {
 func (*CreateTopicsRequest_CreatableTopic) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_CreatableTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[33]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2193,7 +2475,7 @@ type CreateTopicsRequest_TierRebuild struct {
 
 func (x *CreateTopicsRequest_TierRebuild) Reset() {
 	*x = CreateTopicsRequest_TierRebuild{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2487,7 @@ func (x *CreateTopicsRequest_TierRebuild) String() string {
 func (*CreateTopicsRequest_TierRebuild) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_TierRebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[34]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2527,7 @@ type CreateTopicsRequest_ReplicaAssignment struct {
 
 func (x *CreateTopicsRequest_ReplicaAssignment) Reset() {
 	*x = CreateTopicsRequest_ReplicaAssignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2539,7 @@ func (x *CreateTopicsRequest_ReplicaAssignment) String() string {
 func (*CreateTopicsRequest_ReplicaAssignment) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_ReplicaAssignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[35]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2583,7 @@ type CreateTopicsResponse_Topic struct {
 
 func (x *CreateTopicsResponse_Topic) Reset() {
 	*x = CreateTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2595,7 @@ func (x *CreateTopicsResponse_Topic) String() string {
 func (*CreateTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *CreateTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2665,7 @@ type DeleteTopicsResponse_Topic struct {
 
 func (x *DeleteTopicsResponse_Topic) Reset() {
 	*x = DeleteTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2677,7 @@ func (x *DeleteTopicsResponse_Topic) String() string {
 func (*DeleteTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2733,7 @@ type ListTopicsResponse_Topic struct {
 
 func (x *ListTopicsResponse_Topic) Reset() {
 	*x = ListTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2745,7 @@ func (x *ListTopicsResponse_Topic) String() string {
 func (*ListTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *ListTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2803,7 @@ type DescribeTopicsResponse_Topic struct {
 
 func (x *DescribeTopicsResponse_Topic) Reset() {
 	*x = DescribeTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2815,7 @@ func (x *DescribeTopicsResponse_Topic) String() string {
 func (*DescribeTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2890,7 @@ type DescribeTopicsResponse_Partition struct {
 
 func (x *DescribeTopicsResponse_Partition) Reset() {
 	*x = DescribeTopicsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2902,7 @@ func (x *DescribeTopicsResponse_Partition) String() string {
 func (*DescribeTopicsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +2995,7 @@ type DescribeLogDirsResponse_LogDir struct {
 
 func (x *DescribeLogDirsResponse_LogDir) Reset() {
 	*x = DescribeLogDirsResponse_LogDir{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +3007,7 @@ func (x *DescribeLogDirsResponse_LogDir) String() string {
 func (*DescribeLogDirsResponse_LogDir) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_LogDir) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3088,7 @@ type DescribeLogDirsResponse_Partition struct {
 
 func (x *DescribeLogDirsResponse_Partition) Reset() {
 	*x = DescribeLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3100,7 @@ func (x *DescribeLogDirsResponse_Partition) String() string {
 func (*DescribeLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3231,7 @@ type AlterReplicaLogDirsRequest_Directory struct {
 
 func (x *AlterReplicaLogDirsRequest_Directory) Reset() {
 	*x = AlterReplicaLogDirsRequest_Directory{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3243,7 @@ func (x *AlterReplicaLogDirsRequest_Directory) String() string {
 func (*AlterReplicaLogDirsRequest_Directory) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3283,7 @@ type AlterReplicaLogDirsRequest_Topic struct {
 
 func (x *AlterReplicaLogDirsRequest_Topic) Reset() {
 	*x = AlterReplicaLogDirsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3295,7 @@ func (x *AlterReplicaLogDirsRequest_Topic) String() string {
 func (*AlterReplicaLogDirsRequest_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3335,7 @@ type AlterReplicaLogDirsResponse_Topic struct {
 
 func (x *AlterReplicaLogDirsResponse_Topic) Reset() {
 	*x = AlterReplicaLogDirsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3347,7 @@ func (x *AlterReplicaLogDirsResponse_Topic) String() string {
 func (*AlterReplicaLogDirsResponse_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3388,7 @@ type AlterReplicaLogDirsResponse_Partition struct {
 
 func (x *AlterReplicaLogDirsResponse_Partition) Reset() {
 	*x = AlterReplicaLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3400,7 @@ func (x *AlterReplicaLogDirsResponse_Partition) String() string {
 func (*AlterReplicaLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3447,7 @@ type IncrementalAlterConfigsRequest_Resource struct {
 
 func (x *IncrementalAlterConfigsRequest_Resource) Reset() {
 	*x = IncrementalAlterConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3177,7 +3459,7 @@ func (x *IncrementalAlterConfigsRequest_Resource) String() string {
 func (*IncrementalAlterConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3500,7 @@ type IncrementalAlterConfigsRequest_Op struct {
 
 func (x *IncrementalAlterConfigsRequest_Op) Reset() {
 	*x = IncrementalAlterConfigsRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3512,7 @@ func (x *IncrementalAlterConfigsRequest_Op) String() string {
 func (*IncrementalAlterConfigsRequest_Op) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3560,7 @@ type IncrementalAlterConfigsResponse_Resource struct {
 
 func (x *IncrementalAlterConfigsResponse_Resource) Reset() {
 	*x = IncrementalAlterConfigsResponse_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3572,7 @@ func (x *IncrementalAlterConfigsResponse_Resource) String() string {
 func (*IncrementalAlterConfigsResponse_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsResponse_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3619,7 @@ type DescribeConfigsRequest_Resource struct {
 
 func (x *DescribeConfigsRequest_Resource) Reset() {
 	*x = DescribeConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3631,7 @@ func (x *DescribeConfigsRequest_Resource) String() string {
 func (*DescribeConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *DescribeConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3673,7 @@ type DescribeConfigsResponse_Result struct {
 
 func (x *DescribeConfigsResponse_Result) Reset() {
 	*x = DescribeConfigsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3685,7 @@ func (x *DescribeConfigsResponse_Result) String() string {
 func (*DescribeConfigsResponse_Result) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +3744,7 @@ type DescribeConfigsResponse_Entry struct {
 
 func (x *DescribeConfigsResponse_Entry) Reset() {
 	*x = DescribeConfigsResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3474,7 +3756,7 @@ func (x *DescribeConfigsResponse_Entry) String() string {
 func (*DescribeConfigsResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3832,7 @@ type DescribeConfigsResponse_Synonym struct {
 
 func (x *DescribeConfigsResponse_Synonym) Reset() {
 	*x = DescribeConfigsResponse_Synonym{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3562,7 +3844,7 @@ func (x *DescribeConfigsResponse_Synonym) String() string {
 func (*DescribeConfigsResponse_Synonym) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Synonym) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3892,7 @@ type CreatePartitionsRequest_Topic struct {
 
 func (x *CreatePartitionsRequest_Topic) Reset() {
 	*x = CreatePartitionsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +3904,7 @@ func (x *CreatePartitionsRequest_Topic) String() string {
 func (*CreatePartitionsRequest_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3950,7 @@ type CreatePartitionsRequest_Assignment struct {
 
 func (x *CreatePartitionsRequest_Assignment) Reset() {
 	*x = CreatePartitionsRequest_Assignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3962,7 @@ func (x *CreatePartitionsRequest_Assignment) String() string {
 func (*CreatePartitionsRequest_Assignment) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3996,7 @@ type CreatePartitionsResponse_Topic struct {
 
 func (x *CreatePartitionsResponse_Topic) Reset() {
 	*x = CreatePartitionsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3726,7 +4008,7 @@ func (x *CreatePartitionsResponse_Topic) String() string {
 func (*CreatePartitionsResponse_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3774,7 +4056,7 @@ type AlterPartitionReassignmentsRequest_Partition struct {
 
 func (x *AlterPartitionReassignmentsRequest_Partition) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +4068,7 @@ func (x *AlterPartitionReassignmentsRequest_Partition) String() string {
 func (*AlterPartitionReassignmentsRequest_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +4114,7 @@ type AlterPartitionReassignmentsRequest_Replicas struct {
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Replicas{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4126,7 @@ func (x *AlterPartitionReassignmentsRequest_Replicas) String() string {
 func (*AlterPartitionReassignmentsRequest_Replicas) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +4161,7 @@ type AlterPartitionReassignmentsResponse_Partition struct {
 
 func (x *AlterPartitionReassignmentsResponse_Partition) Reset() {
 	*x = AlterPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4173,7 @@ func (x *AlterPartitionReassignmentsResponse_Partition) String() string {
 func (*AlterPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3945,7 +4227,7 @@ type ListPartitionReassignmentsRequest_TopicPartitions struct {
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) Reset() {
 	*x = ListPartitionReassignmentsRequest_TopicPartitions{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4239,7 @@ func (x *ListPartitionReassignmentsRequest_TopicPartitions) String() string {
 func (*ListPartitionReassignmentsRequest_TopicPartitions) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4282,7 @@ type ListPartitionReassignmentsResponse_Partition struct {
 
 func (x *ListPartitionReassignmentsResponse_Partition) Reset() {
 	*x = ListPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4294,7 @@ func (x *ListPartitionReassignmentsResponse_Partition) String() string {
 func (*ListPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4355,7 @@ type ElectLeadersRequest_Partition struct {
 
 func (x *ElectLeadersRequest_Partition) Reset() {
 	*x = ElectLeadersRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4085,7 +4367,7 @@ func (x *ElectLeadersRequest_Partition) String() string {
 func (*ElectLeadersRequest_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4409,7 @@ type ElectLeadersResponse_Partition struct {
 
 func (x *ElectLeadersResponse_Partition) Reset() {
 	*x = ElectLeadersResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4421,7 @@ func (x *ElectLeadersResponse_Partition) String() string {
 func (*ElectLeadersResponse_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,7 +4476,7 @@ type UpdateFeaturesRequest_Update struct {
 
 func (x *UpdateFeaturesRequest_Update) Reset() {
 	*x = UpdateFeaturesRequest_Update{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4206,7 +4488,7 @@ func (x *UpdateFeaturesRequest_Update) String() string {
 func (*UpdateFeaturesRequest_Update) ProtoMessage() {}
 
 func (x *UpdateFeaturesRequest_Update) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4254,7 +4536,7 @@ type UpdateFeaturesResponse_Result struct {
 
 func (x *UpdateFeaturesResponse_Result) Reset() {
 	*x = UpdateFeaturesResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4548,7 @@ func (x *UpdateFeaturesResponse_Result) String() string {
 func (*UpdateFeaturesResponse_Result) ProtoMessage() {}
 
 func (x *UpdateFeaturesResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4316,7 +4598,7 @@ type DescribeFeaturesResponse_Feature struct {
 
 func (x *DescribeFeaturesResponse_Feature) Reset() {
 	*x = DescribeFeaturesResponse_Feature{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4328,7 +4610,7 @@ func (x *DescribeFeaturesResponse_Feature) String() string {
 func (*DescribeFeaturesResponse_Feature) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4391,7 +4673,7 @@ type DescribeFeaturesResponse_NodeFeatures struct {
 
 func (x *DescribeFeaturesResponse_NodeFeatures) Reset() {
 	*x = DescribeFeaturesResponse_NodeFeatures{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +4685,7 @@ func (x *DescribeFeaturesResponse_NodeFeatures) String() string {
 func (*DescribeFeaturesResponse_NodeFeatures) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_NodeFeatures) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4445,6 +4727,290 @@ func (x *DescribeFeaturesResponse_NodeFeatures) GetListeners() []*Endpoint {
 		return x.Listeners
 	}
 	return nil
+}
+
+type DescribeClientQuotasRequest_Component struct {
+	state         protoimpl.MessageState                `protogen:"open.v1"`
+	EntityType    string                                `protobuf:"bytes,1,opt,name=entity_type,json=entityType,proto3" json:"entity_type,omitempty"` // user, client-id
+	MatchType     DescribeClientQuotasRequest_MatchType `protobuf:"varint,2,opt,name=match_type,json=matchType,proto3,enum=tidemark.v1.DescribeClientQuotasRequest_MatchType" json:"match_type,omitempty"`
+	Match         string                                `protobuf:"bytes,3,opt,name=match,proto3" json:"match,omitempty"` // of an EXACT match: the name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeClientQuotasRequest_Component) Reset() {
+	*x = DescribeClientQuotasRequest_Component{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClientQuotasRequest_Component) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClientQuotasRequest_Component) ProtoMessage() {}
+
+func (x *DescribeClientQuotasRequest_Component) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClientQuotasRequest_Component.ProtoReflect.Descriptor instead.
+func (*DescribeClientQuotasRequest_Component) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{31, 0}
+}
+
+func (x *DescribeClientQuotasRequest_Component) GetEntityType() string {
+	if x != nil {
+		return x.EntityType
+	}
+	return ""
+}
+
+func (x *DescribeClientQuotasRequest_Component) GetMatchType() DescribeClientQuotasRequest_MatchType {
+	if x != nil {
+		return x.MatchType
+	}
+	return DescribeClientQuotasRequest_EXACT
+}
+
+func (x *DescribeClientQuotasRequest_Component) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+type DescribeClientQuotasResponse_Entry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entity        []*QuotaEntityPart     `protobuf:"bytes,1,rep,name=entity,proto3" json:"entity,omitempty"`
+	Values        map[string]float64     `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeClientQuotasResponse_Entry) Reset() {
+	*x = DescribeClientQuotasResponse_Entry{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClientQuotasResponse_Entry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClientQuotasResponse_Entry) ProtoMessage() {}
+
+func (x *DescribeClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClientQuotasResponse_Entry.ProtoReflect.Descriptor instead.
+func (*DescribeClientQuotasResponse_Entry) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{32, 0}
+}
+
+func (x *DescribeClientQuotasResponse_Entry) GetEntity() []*QuotaEntityPart {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *DescribeClientQuotasResponse_Entry) GetValues() map[string]float64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type AlterClientQuotasRequest_Entry struct {
+	state         protoimpl.MessageState         `protogen:"open.v1"`
+	Entity        []*QuotaEntityPart             `protobuf:"bytes,1,rep,name=entity,proto3" json:"entity,omitempty"`
+	Ops           []*AlterClientQuotasRequest_Op `protobuf:"bytes,2,rep,name=ops,proto3" json:"ops,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterClientQuotasRequest_Entry) Reset() {
+	*x = AlterClientQuotasRequest_Entry{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterClientQuotasRequest_Entry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterClientQuotasRequest_Entry) ProtoMessage() {}
+
+func (x *AlterClientQuotasRequest_Entry) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterClientQuotasRequest_Entry.ProtoReflect.Descriptor instead.
+func (*AlterClientQuotasRequest_Entry) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{33, 0}
+}
+
+func (x *AlterClientQuotasRequest_Entry) GetEntity() []*QuotaEntityPart {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *AlterClientQuotasRequest_Entry) GetOps() []*AlterClientQuotasRequest_Op {
+	if x != nil {
+		return x.Ops
+	}
+	return nil
+}
+
+type AlterClientQuotasRequest_Op struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         float64                `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
+	Remove        bool                   `protobuf:"varint,3,opt,name=remove,proto3" json:"remove,omitempty"` // remove the quota; value is not used
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterClientQuotasRequest_Op) Reset() {
+	*x = AlterClientQuotasRequest_Op{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterClientQuotasRequest_Op) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterClientQuotasRequest_Op) ProtoMessage() {}
+
+func (x *AlterClientQuotasRequest_Op) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterClientQuotasRequest_Op.ProtoReflect.Descriptor instead.
+func (*AlterClientQuotasRequest_Op) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{33, 1}
+}
+
+func (x *AlterClientQuotasRequest_Op) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *AlterClientQuotasRequest_Op) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *AlterClientQuotasRequest_Op) GetRemove() bool {
+	if x != nil {
+		return x.Remove
+	}
+	return false
+}
+
+type AlterClientQuotasResponse_Entry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entity        []*QuotaEntityPart     `protobuf:"bytes,1,rep,name=entity,proto3" json:"entity,omitempty"`
+	ErrorCode     ErrorCode              `protobuf:"varint,2,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterClientQuotasResponse_Entry) Reset() {
+	*x = AlterClientQuotasResponse_Entry{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterClientQuotasResponse_Entry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterClientQuotasResponse_Entry) ProtoMessage() {}
+
+func (x *AlterClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterClientQuotasResponse_Entry.ProtoReflect.Descriptor instead.
+func (*AlterClientQuotasResponse_Entry) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{34, 0}
+}
+
+func (x *AlterClientQuotasResponse_Entry) GetEntity() []*QuotaEntityPart {
+	if x != nil {
+		return x.Entity
+	}
+	return nil
+}
+
+func (x *AlterClientQuotasResponse_Entry) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *AlterClientQuotasResponse_Entry) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
 }
 
 var File_tidemark_v1_admin_proto protoreflect.FileDescriptor
@@ -4820,7 +5386,55 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\x05R\x06nodeId\x12#\n" +
 	"\ris_controller\x18\x02 \x01(\bR\fisController\x125\n" +
 	"\bfeatures\x18\x03 \x03(\v2\x19.tidemark.v1.FeatureRangeR\bfeatures\x123\n" +
-	"\tlisteners\x18\x04 \x03(\v2\x15.tidemark.v1.EndpointR\tlisteners\"U\n" +
+	"\tlisteners\x18\x04 \x03(\v2\x15.tidemark.v1.EndpointR\tlisteners\"\xcf\x02\n" +
+	"\x1bDescribeClientQuotasRequest\x12R\n" +
+	"\n" +
+	"components\x18\x01 \x03(\v22.tidemark.v1.DescribeClientQuotasRequest.ComponentR\n" +
+	"components\x12\x16\n" +
+	"\x06strict\x18\x02 \x01(\bR\x06strict\x1a\x95\x01\n" +
+	"\tComponent\x12\x1f\n" +
+	"\ventity_type\x18\x01 \x01(\tR\n" +
+	"entityType\x12Q\n" +
+	"\n" +
+	"match_type\x18\x02 \x01(\x0e22.tidemark.v1.DescribeClientQuotasRequest.MatchTypeR\tmatchType\x12\x14\n" +
+	"\x05match\x18\x03 \x01(\tR\x05match\",\n" +
+	"\tMatchType\x12\t\n" +
+	"\x05EXACT\x10\x00\x12\v\n" +
+	"\aDEFAULT\x10\x01\x12\a\n" +
+	"\x03ANY\x10\x02\"\x95\x03\n" +
+	"\x1cDescribeClientQuotasResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12I\n" +
+	"\aentries\x18\x03 \x03(\v2/.tidemark.v1.DescribeClientQuotasResponse.EntryR\aentries\x1a\xcd\x01\n" +
+	"\x05Entry\x124\n" +
+	"\x06entity\x18\x01 \x03(\v2\x1c.tidemark.v1.QuotaEntityPartR\x06entity\x12S\n" +
+	"\x06values\x18\x02 \x03(\v2;.tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntryR\x06values\x1a9\n" +
+	"\vValuesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xe6\x02\n" +
+	"\x18AlterClientQuotasRequest\x12E\n" +
+	"\aentries\x18\x01 \x03(\v2+.tidemark.v1.AlterClientQuotasRequest.EntryR\aentries\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x05R\ttimeoutMs\x1ay\n" +
+	"\x05Entry\x124\n" +
+	"\x06entity\x18\x01 \x03(\v2\x1c.tidemark.v1.QuotaEntityPartR\x06entity\x12:\n" +
+	"\x03ops\x18\x02 \x03(\v2(.tidemark.v1.AlterClientQuotasRequest.OpR\x03ops\x1aD\n" +
+	"\x02Op\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value\x12\x16\n" +
+	"\x06remove\x18\x03 \x01(\bR\x06remove\"\xdb\x02\n" +
+	"\x19AlterClientQuotasResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12F\n" +
+	"\aentries\x18\x03 \x03(\v2,.tidemark.v1.AlterClientQuotasResponse.EntryR\aentries\x1a\x99\x01\n" +
+	"\x05Entry\x124\n" +
+	"\x06entity\x18\x01 \x03(\v2\x1c.tidemark.v1.QuotaEntityPartR\x06entity\x125\n" +
+	"\n" +
+	"error_code\x18\x02 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x03 \x01(\tR\ferrorMessage\"U\n" +
 	"\x17UnregisterBrokerRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12\x1d\n" +
 	"\n" +
@@ -4828,7 +5442,7 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\x18UnregisterBrokerResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
-	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage2\xb7\x0e\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage2\x88\x10\n" +
 	"\x05Admin\x12S\n" +
 	"\fCreateTopics\x12 .tidemark.v1.CreateTopicsRequest\x1a!.tidemark.v1.CreateTopicsResponse\x12S\n" +
 	"\fDeleteTopics\x12 .tidemark.v1.DeleteTopicsRequest\x1a!.tidemark.v1.DeleteTopicsResponse\x12M\n" +
@@ -4846,7 +5460,9 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\x1aListPartitionReassignments\x12..tidemark.v1.ListPartitionReassignmentsRequest\x1a/.tidemark.v1.ListPartitionReassignmentsResponse\x12S\n" +
 	"\fElectLeaders\x12 .tidemark.v1.ElectLeadersRequest\x1a!.tidemark.v1.ElectLeadersResponse\x12Y\n" +
 	"\x0eUpdateFeatures\x12\".tidemark.v1.UpdateFeaturesRequest\x1a#.tidemark.v1.UpdateFeaturesResponse\x12_\n" +
-	"\x10DescribeFeatures\x12$.tidemark.v1.DescribeFeaturesRequest\x1a%.tidemark.v1.DescribeFeaturesResponse\x12_\n" +
+	"\x10DescribeFeatures\x12$.tidemark.v1.DescribeFeaturesRequest\x1a%.tidemark.v1.DescribeFeaturesResponse\x12k\n" +
+	"\x14DescribeClientQuotas\x12(.tidemark.v1.DescribeClientQuotasRequest\x1a).tidemark.v1.DescribeClientQuotasResponse\x12b\n" +
+	"\x11AlterClientQuotas\x12%.tidemark.v1.AlterClientQuotasRequest\x1a&.tidemark.v1.AlterClientQuotasResponse\x12_\n" +
 	"\x10UnregisterBroker\x12$.tidemark.v1.UnregisterBrokerRequest\x1a%.tidemark.v1.UnregisterBrokerResponse\x12P\n" +
 	"\fAddRaftVoter\x12 .tidemark.v1.AddRaftVoterRequest\x1a\x1e.tidemark.v1.RaftVoterResponse\x12V\n" +
 	"\x0fRemoveRaftVoter\x12#.tidemark.v1.RemoveRaftVoterRequest\x1a\x1e.tidemark.v1.RaftVoterResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
@@ -4863,213 +5479,242 @@ func file_tidemark_v1_admin_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_admin_proto_rawDescData
 }
 
-var file_tidemark_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_tidemark_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_tidemark_v1_admin_proto_goTypes = []any{
 	(IncrementalAlterConfigsRequest_Type)(0),      // 0: tidemark.v1.IncrementalAlterConfigsRequest.Type
 	(DescribeConfigsResponse_Source)(0),           // 1: tidemark.v1.DescribeConfigsResponse.Source
 	(ElectLeadersRequest_Type)(0),                 // 2: tidemark.v1.ElectLeadersRequest.Type
 	(UpdateFeaturesRequest_Type)(0),               // 3: tidemark.v1.UpdateFeaturesRequest.Type
-	(*CreateTopicsRequest)(nil),                   // 4: tidemark.v1.CreateTopicsRequest
-	(*CreateTopicsResponse)(nil),                  // 5: tidemark.v1.CreateTopicsResponse
-	(*DeleteTopicsRequest)(nil),                   // 6: tidemark.v1.DeleteTopicsRequest
-	(*DeleteTopicsResponse)(nil),                  // 7: tidemark.v1.DeleteTopicsResponse
-	(*ListTopicsRequest)(nil),                     // 8: tidemark.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),                    // 9: tidemark.v1.ListTopicsResponse
-	(*DescribeTopicsRequest)(nil),                 // 10: tidemark.v1.DescribeTopicsRequest
-	(*DescribeTopicsResponse)(nil),                // 11: tidemark.v1.DescribeTopicsResponse
-	(*DescribeClusterRequest)(nil),                // 12: tidemark.v1.DescribeClusterRequest
-	(*DescribeClusterResponse)(nil),               // 13: tidemark.v1.DescribeClusterResponse
-	(*DescribeLogDirsRequest)(nil),                // 14: tidemark.v1.DescribeLogDirsRequest
-	(*DescribeLogDirsResponse)(nil),               // 15: tidemark.v1.DescribeLogDirsResponse
-	(*AlterReplicaLogDirsRequest)(nil),            // 16: tidemark.v1.AlterReplicaLogDirsRequest
-	(*AlterReplicaLogDirsResponse)(nil),           // 17: tidemark.v1.AlterReplicaLogDirsResponse
-	(*ConfigResource)(nil),                        // 18: tidemark.v1.ConfigResource
-	(*IncrementalAlterConfigsRequest)(nil),        // 19: tidemark.v1.IncrementalAlterConfigsRequest
-	(*IncrementalAlterConfigsResponse)(nil),       // 20: tidemark.v1.IncrementalAlterConfigsResponse
-	(*DescribeConfigsRequest)(nil),                // 21: tidemark.v1.DescribeConfigsRequest
-	(*DescribeConfigsResponse)(nil),               // 22: tidemark.v1.DescribeConfigsResponse
-	(*CreatePartitionsRequest)(nil),               // 23: tidemark.v1.CreatePartitionsRequest
-	(*CreatePartitionsResponse)(nil),              // 24: tidemark.v1.CreatePartitionsResponse
-	(*AlterPartitionReassignmentsRequest)(nil),    // 25: tidemark.v1.AlterPartitionReassignmentsRequest
-	(*AlterPartitionReassignmentsResponse)(nil),   // 26: tidemark.v1.AlterPartitionReassignmentsResponse
-	(*ListPartitionReassignmentsRequest)(nil),     // 27: tidemark.v1.ListPartitionReassignmentsRequest
-	(*ListPartitionReassignmentsResponse)(nil),    // 28: tidemark.v1.ListPartitionReassignmentsResponse
-	(*ElectLeadersRequest)(nil),                   // 29: tidemark.v1.ElectLeadersRequest
-	(*ElectLeadersResponse)(nil),                  // 30: tidemark.v1.ElectLeadersResponse
-	(*UpdateFeaturesRequest)(nil),                 // 31: tidemark.v1.UpdateFeaturesRequest
-	(*UpdateFeaturesResponse)(nil),                // 32: tidemark.v1.UpdateFeaturesResponse
-	(*DescribeFeaturesRequest)(nil),               // 33: tidemark.v1.DescribeFeaturesRequest
-	(*DescribeFeaturesResponse)(nil),              // 34: tidemark.v1.DescribeFeaturesResponse
-	(*UnregisterBrokerRequest)(nil),               // 35: tidemark.v1.UnregisterBrokerRequest
-	(*UnregisterBrokerResponse)(nil),              // 36: tidemark.v1.UnregisterBrokerResponse
-	(*CreateTopicsRequest_CreatableTopic)(nil),    // 37: tidemark.v1.CreateTopicsRequest.CreatableTopic
-	(*CreateTopicsRequest_TierRebuild)(nil),       // 38: tidemark.v1.CreateTopicsRequest.TierRebuild
-	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 39: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	nil,                                                       // 40: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	(*CreateTopicsResponse_Topic)(nil),                        // 41: tidemark.v1.CreateTopicsResponse.Topic
-	(*DeleteTopicsResponse_Topic)(nil),                        // 42: tidemark.v1.DeleteTopicsResponse.Topic
-	(*ListTopicsResponse_Topic)(nil),                          // 43: tidemark.v1.ListTopicsResponse.Topic
-	(*DescribeTopicsResponse_Topic)(nil),                      // 44: tidemark.v1.DescribeTopicsResponse.Topic
-	(*DescribeTopicsResponse_Partition)(nil),                  // 45: tidemark.v1.DescribeTopicsResponse.Partition
-	nil,                                                       // 46: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	(*DescribeLogDirsResponse_LogDir)(nil),                    // 47: tidemark.v1.DescribeLogDirsResponse.LogDir
-	(*DescribeLogDirsResponse_Partition)(nil),                 // 48: tidemark.v1.DescribeLogDirsResponse.Partition
-	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 49: tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 50: tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 51: tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 52: tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 53: tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 54: tidemark.v1.IncrementalAlterConfigsRequest.Op
-	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 55: tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	(*DescribeConfigsRequest_Resource)(nil),                   // 56: tidemark.v1.DescribeConfigsRequest.Resource
-	(*DescribeConfigsResponse_Result)(nil),                    // 57: tidemark.v1.DescribeConfigsResponse.Result
-	(*DescribeConfigsResponse_Entry)(nil),                     // 58: tidemark.v1.DescribeConfigsResponse.Entry
-	(*DescribeConfigsResponse_Synonym)(nil),                   // 59: tidemark.v1.DescribeConfigsResponse.Synonym
-	(*CreatePartitionsRequest_Topic)(nil),                     // 60: tidemark.v1.CreatePartitionsRequest.Topic
-	(*CreatePartitionsRequest_Assignment)(nil),                // 61: tidemark.v1.CreatePartitionsRequest.Assignment
-	(*CreatePartitionsResponse_Topic)(nil),                    // 62: tidemark.v1.CreatePartitionsResponse.Topic
-	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 63: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 64: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 65: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 66: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 67: tidemark.v1.ListPartitionReassignmentsResponse.Partition
-	(*ElectLeadersRequest_Partition)(nil),                     // 68: tidemark.v1.ElectLeadersRequest.Partition
-	(*ElectLeadersResponse_Partition)(nil),                    // 69: tidemark.v1.ElectLeadersResponse.Partition
-	(*UpdateFeaturesRequest_Update)(nil),                      // 70: tidemark.v1.UpdateFeaturesRequest.Update
-	(*UpdateFeaturesResponse_Result)(nil),                     // 71: tidemark.v1.UpdateFeaturesResponse.Result
-	(*DescribeFeaturesResponse_Feature)(nil),                  // 72: tidemark.v1.DescribeFeaturesResponse.Feature
-	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 73: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	(ErrorCode)(0),                 // 74: tidemark.v1.ErrorCode
-	(*Node)(nil),                   // 75: tidemark.v1.Node
-	(*FeatureRange)(nil),           // 76: tidemark.v1.FeatureRange
-	(*Endpoint)(nil),               // 77: tidemark.v1.Endpoint
-	(*DescribeQuorumRequest)(nil),  // 78: tidemark.v1.DescribeQuorumRequest
-	(*AddRaftVoterRequest)(nil),    // 79: tidemark.v1.AddRaftVoterRequest
-	(*RemoveRaftVoterRequest)(nil), // 80: tidemark.v1.RemoveRaftVoterRequest
-	(*DescribeQuorumResponse)(nil), // 81: tidemark.v1.DescribeQuorumResponse
-	(*RaftVoterResponse)(nil),      // 82: tidemark.v1.RaftVoterResponse
+	(DescribeClientQuotasRequest_MatchType)(0),    // 4: tidemark.v1.DescribeClientQuotasRequest.MatchType
+	(*CreateTopicsRequest)(nil),                   // 5: tidemark.v1.CreateTopicsRequest
+	(*CreateTopicsResponse)(nil),                  // 6: tidemark.v1.CreateTopicsResponse
+	(*DeleteTopicsRequest)(nil),                   // 7: tidemark.v1.DeleteTopicsRequest
+	(*DeleteTopicsResponse)(nil),                  // 8: tidemark.v1.DeleteTopicsResponse
+	(*ListTopicsRequest)(nil),                     // 9: tidemark.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),                    // 10: tidemark.v1.ListTopicsResponse
+	(*DescribeTopicsRequest)(nil),                 // 11: tidemark.v1.DescribeTopicsRequest
+	(*DescribeTopicsResponse)(nil),                // 12: tidemark.v1.DescribeTopicsResponse
+	(*DescribeClusterRequest)(nil),                // 13: tidemark.v1.DescribeClusterRequest
+	(*DescribeClusterResponse)(nil),               // 14: tidemark.v1.DescribeClusterResponse
+	(*DescribeLogDirsRequest)(nil),                // 15: tidemark.v1.DescribeLogDirsRequest
+	(*DescribeLogDirsResponse)(nil),               // 16: tidemark.v1.DescribeLogDirsResponse
+	(*AlterReplicaLogDirsRequest)(nil),            // 17: tidemark.v1.AlterReplicaLogDirsRequest
+	(*AlterReplicaLogDirsResponse)(nil),           // 18: tidemark.v1.AlterReplicaLogDirsResponse
+	(*ConfigResource)(nil),                        // 19: tidemark.v1.ConfigResource
+	(*IncrementalAlterConfigsRequest)(nil),        // 20: tidemark.v1.IncrementalAlterConfigsRequest
+	(*IncrementalAlterConfigsResponse)(nil),       // 21: tidemark.v1.IncrementalAlterConfigsResponse
+	(*DescribeConfigsRequest)(nil),                // 22: tidemark.v1.DescribeConfigsRequest
+	(*DescribeConfigsResponse)(nil),               // 23: tidemark.v1.DescribeConfigsResponse
+	(*CreatePartitionsRequest)(nil),               // 24: tidemark.v1.CreatePartitionsRequest
+	(*CreatePartitionsResponse)(nil),              // 25: tidemark.v1.CreatePartitionsResponse
+	(*AlterPartitionReassignmentsRequest)(nil),    // 26: tidemark.v1.AlterPartitionReassignmentsRequest
+	(*AlterPartitionReassignmentsResponse)(nil),   // 27: tidemark.v1.AlterPartitionReassignmentsResponse
+	(*ListPartitionReassignmentsRequest)(nil),     // 28: tidemark.v1.ListPartitionReassignmentsRequest
+	(*ListPartitionReassignmentsResponse)(nil),    // 29: tidemark.v1.ListPartitionReassignmentsResponse
+	(*ElectLeadersRequest)(nil),                   // 30: tidemark.v1.ElectLeadersRequest
+	(*ElectLeadersResponse)(nil),                  // 31: tidemark.v1.ElectLeadersResponse
+	(*UpdateFeaturesRequest)(nil),                 // 32: tidemark.v1.UpdateFeaturesRequest
+	(*UpdateFeaturesResponse)(nil),                // 33: tidemark.v1.UpdateFeaturesResponse
+	(*DescribeFeaturesRequest)(nil),               // 34: tidemark.v1.DescribeFeaturesRequest
+	(*DescribeFeaturesResponse)(nil),              // 35: tidemark.v1.DescribeFeaturesResponse
+	(*DescribeClientQuotasRequest)(nil),           // 36: tidemark.v1.DescribeClientQuotasRequest
+	(*DescribeClientQuotasResponse)(nil),          // 37: tidemark.v1.DescribeClientQuotasResponse
+	(*AlterClientQuotasRequest)(nil),              // 38: tidemark.v1.AlterClientQuotasRequest
+	(*AlterClientQuotasResponse)(nil),             // 39: tidemark.v1.AlterClientQuotasResponse
+	(*UnregisterBrokerRequest)(nil),               // 40: tidemark.v1.UnregisterBrokerRequest
+	(*UnregisterBrokerResponse)(nil),              // 41: tidemark.v1.UnregisterBrokerResponse
+	(*CreateTopicsRequest_CreatableTopic)(nil),    // 42: tidemark.v1.CreateTopicsRequest.CreatableTopic
+	(*CreateTopicsRequest_TierRebuild)(nil),       // 43: tidemark.v1.CreateTopicsRequest.TierRebuild
+	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 44: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	nil,                                                       // 45: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	(*CreateTopicsResponse_Topic)(nil),                        // 46: tidemark.v1.CreateTopicsResponse.Topic
+	(*DeleteTopicsResponse_Topic)(nil),                        // 47: tidemark.v1.DeleteTopicsResponse.Topic
+	(*ListTopicsResponse_Topic)(nil),                          // 48: tidemark.v1.ListTopicsResponse.Topic
+	(*DescribeTopicsResponse_Topic)(nil),                      // 49: tidemark.v1.DescribeTopicsResponse.Topic
+	(*DescribeTopicsResponse_Partition)(nil),                  // 50: tidemark.v1.DescribeTopicsResponse.Partition
+	nil,                                                       // 51: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	(*DescribeLogDirsResponse_LogDir)(nil),                    // 52: tidemark.v1.DescribeLogDirsResponse.LogDir
+	(*DescribeLogDirsResponse_Partition)(nil),                 // 53: tidemark.v1.DescribeLogDirsResponse.Partition
+	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 54: tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 55: tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 56: tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 57: tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 58: tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 59: tidemark.v1.IncrementalAlterConfigsRequest.Op
+	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 60: tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	(*DescribeConfigsRequest_Resource)(nil),                   // 61: tidemark.v1.DescribeConfigsRequest.Resource
+	(*DescribeConfigsResponse_Result)(nil),                    // 62: tidemark.v1.DescribeConfigsResponse.Result
+	(*DescribeConfigsResponse_Entry)(nil),                     // 63: tidemark.v1.DescribeConfigsResponse.Entry
+	(*DescribeConfigsResponse_Synonym)(nil),                   // 64: tidemark.v1.DescribeConfigsResponse.Synonym
+	(*CreatePartitionsRequest_Topic)(nil),                     // 65: tidemark.v1.CreatePartitionsRequest.Topic
+	(*CreatePartitionsRequest_Assignment)(nil),                // 66: tidemark.v1.CreatePartitionsRequest.Assignment
+	(*CreatePartitionsResponse_Topic)(nil),                    // 67: tidemark.v1.CreatePartitionsResponse.Topic
+	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 68: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 69: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 70: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 71: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 72: tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	(*ElectLeadersRequest_Partition)(nil),                     // 73: tidemark.v1.ElectLeadersRequest.Partition
+	(*ElectLeadersResponse_Partition)(nil),                    // 74: tidemark.v1.ElectLeadersResponse.Partition
+	(*UpdateFeaturesRequest_Update)(nil),                      // 75: tidemark.v1.UpdateFeaturesRequest.Update
+	(*UpdateFeaturesResponse_Result)(nil),                     // 76: tidemark.v1.UpdateFeaturesResponse.Result
+	(*DescribeFeaturesResponse_Feature)(nil),                  // 77: tidemark.v1.DescribeFeaturesResponse.Feature
+	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 78: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	(*DescribeClientQuotasRequest_Component)(nil),             // 79: tidemark.v1.DescribeClientQuotasRequest.Component
+	(*DescribeClientQuotasResponse_Entry)(nil),                // 80: tidemark.v1.DescribeClientQuotasResponse.Entry
+	nil,                                     // 81: tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	(*AlterClientQuotasRequest_Entry)(nil),  // 82: tidemark.v1.AlterClientQuotasRequest.Entry
+	(*AlterClientQuotasRequest_Op)(nil),     // 83: tidemark.v1.AlterClientQuotasRequest.Op
+	(*AlterClientQuotasResponse_Entry)(nil), // 84: tidemark.v1.AlterClientQuotasResponse.Entry
+	(ErrorCode)(0),                          // 85: tidemark.v1.ErrorCode
+	(*Node)(nil),                            // 86: tidemark.v1.Node
+	(*FeatureRange)(nil),                    // 87: tidemark.v1.FeatureRange
+	(*Endpoint)(nil),                        // 88: tidemark.v1.Endpoint
+	(*QuotaEntityPart)(nil),                 // 89: tidemark.v1.QuotaEntityPart
+	(*DescribeQuorumRequest)(nil),           // 90: tidemark.v1.DescribeQuorumRequest
+	(*AddRaftVoterRequest)(nil),             // 91: tidemark.v1.AddRaftVoterRequest
+	(*RemoveRaftVoterRequest)(nil),          // 92: tidemark.v1.RemoveRaftVoterRequest
+	(*DescribeQuorumResponse)(nil),          // 93: tidemark.v1.DescribeQuorumResponse
+	(*RaftVoterResponse)(nil),               // 94: tidemark.v1.RaftVoterResponse
 }
 var file_tidemark_v1_admin_proto_depIdxs = []int32{
-	37, // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
-	74, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	41, // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
-	74, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	42, // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
-	74, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	43, // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
-	74, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	44, // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
-	74, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	75, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
-	74, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	47, // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
-	49, // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	74, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	51, // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	53, // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	74, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	55, // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	56, // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
-	74, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	57, // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
-	60, // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
-	74, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	62, // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
-	63, // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	74, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	65, // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	66, // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	74, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	67, // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
-	2,  // 31: tidemark.v1.ElectLeadersRequest.election_type:type_name -> tidemark.v1.ElectLeadersRequest.Type
-	68, // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
-	74, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	69, // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
-	70, // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
-	74, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	71, // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
-	74, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	72, // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
-	73, // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	74, // 41: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	39, // 42: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	40, // 43: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	38, // 44: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
-	74, // 45: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	74, // 46: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	74, // 47: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	45, // 48: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
-	46, // 49: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	74, // 50: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
-	48, // 51: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
-	50, // 52: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	52, // 53: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	74, // 54: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	18, // 55: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	54, // 56: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
-	0,  // 57: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
-	18, // 58: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	74, // 59: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
-	18, // 60: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	18, // 61: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
-	74, // 62: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	58, // 63: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
-	1,  // 64: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	59, // 65: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
-	1,  // 66: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	61, // 67: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
-	74, // 68: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	64, // 69: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	74, // 70: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	74, // 71: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	3,  // 72: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
-	74, // 73: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	76, // 74: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
-	77, // 75: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
-	4,  // 76: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
-	6,  // 77: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
-	8,  // 78: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
-	10, // 79: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
-	12, // 80: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
-	78, // 81: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
-	14, // 82: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
-	16, // 83: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
-	19, // 84: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
-	21, // 85: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
-	23, // 86: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
-	25, // 87: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
-	27, // 88: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
-	29, // 89: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
-	31, // 90: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
-	33, // 91: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
-	35, // 92: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
-	79, // 93: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
-	80, // 94: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
-	5,  // 95: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
-	7,  // 96: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
-	9,  // 97: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
-	11, // 98: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
-	13, // 99: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
-	81, // 100: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
-	15, // 101: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
-	17, // 102: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
-	20, // 103: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
-	22, // 104: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
-	24, // 105: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
-	26, // 106: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
-	28, // 107: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
-	30, // 108: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
-	32, // 109: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
-	34, // 110: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
-	36, // 111: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
-	82, // 112: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	82, // 113: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	95, // [95:114] is the sub-list for method output_type
-	76, // [76:95] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	42,  // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
+	85,  // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	46,  // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
+	85,  // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	47,  // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
+	85,  // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	48,  // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
+	85,  // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	49,  // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
+	85,  // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	86,  // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
+	85,  // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	52,  // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
+	54,  // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	85,  // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	56,  // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	58,  // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	85,  // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	60,  // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	61,  // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
+	85,  // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	62,  // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
+	65,  // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
+	85,  // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	67,  // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
+	68,  // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	85,  // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	70,  // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	71,  // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	85,  // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	72,  // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	2,   // 31: tidemark.v1.ElectLeadersRequest.election_type:type_name -> tidemark.v1.ElectLeadersRequest.Type
+	73,  // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
+	85,  // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	74,  // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
+	75,  // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
+	85,  // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	76,  // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
+	85,  // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	77,  // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
+	78,  // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	79,  // 41: tidemark.v1.DescribeClientQuotasRequest.components:type_name -> tidemark.v1.DescribeClientQuotasRequest.Component
+	85,  // 42: tidemark.v1.DescribeClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	80,  // 43: tidemark.v1.DescribeClientQuotasResponse.entries:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry
+	82,  // 44: tidemark.v1.AlterClientQuotasRequest.entries:type_name -> tidemark.v1.AlterClientQuotasRequest.Entry
+	85,  // 45: tidemark.v1.AlterClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	84,  // 46: tidemark.v1.AlterClientQuotasResponse.entries:type_name -> tidemark.v1.AlterClientQuotasResponse.Entry
+	85,  // 47: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	44,  // 48: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	45,  // 49: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	43,  // 50: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
+	85,  // 51: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	85,  // 52: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	85,  // 53: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	50,  // 54: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
+	51,  // 55: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	85,  // 56: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
+	53,  // 57: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
+	55,  // 58: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	57,  // 59: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	85,  // 60: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 61: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	59,  // 62: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
+	0,   // 63: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
+	19,  // 64: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	85,  // 65: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 66: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	19,  // 67: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
+	85,  // 68: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	63,  // 69: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
+	1,   // 70: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	64,  // 71: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
+	1,   // 72: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	66,  // 73: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
+	85,  // 74: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	69,  // 75: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	85,  // 76: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	85,  // 77: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	3,   // 78: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
+	85,  // 79: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	87,  // 80: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
+	88,  // 81: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
+	4,   // 82: tidemark.v1.DescribeClientQuotasRequest.Component.match_type:type_name -> tidemark.v1.DescribeClientQuotasRequest.MatchType
+	89,  // 83: tidemark.v1.DescribeClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	81,  // 84: tidemark.v1.DescribeClientQuotasResponse.Entry.values:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	89,  // 85: tidemark.v1.AlterClientQuotasRequest.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	83,  // 86: tidemark.v1.AlterClientQuotasRequest.Entry.ops:type_name -> tidemark.v1.AlterClientQuotasRequest.Op
+	89,  // 87: tidemark.v1.AlterClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	85,  // 88: tidemark.v1.AlterClientQuotasResponse.Entry.error_code:type_name -> tidemark.v1.ErrorCode
+	5,   // 89: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
+	7,   // 90: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
+	9,   // 91: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
+	11,  // 92: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
+	13,  // 93: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
+	90,  // 94: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
+	15,  // 95: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
+	17,  // 96: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
+	20,  // 97: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
+	22,  // 98: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
+	24,  // 99: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
+	26,  // 100: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
+	28,  // 101: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
+	30,  // 102: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
+	32,  // 103: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
+	34,  // 104: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
+	36,  // 105: tidemark.v1.Admin.DescribeClientQuotas:input_type -> tidemark.v1.DescribeClientQuotasRequest
+	38,  // 106: tidemark.v1.Admin.AlterClientQuotas:input_type -> tidemark.v1.AlterClientQuotasRequest
+	40,  // 107: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
+	91,  // 108: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
+	92,  // 109: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
+	6,   // 110: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
+	8,   // 111: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
+	10,  // 112: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
+	12,  // 113: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
+	14,  // 114: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
+	93,  // 115: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
+	16,  // 116: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
+	18,  // 117: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
+	21,  // 118: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
+	23,  // 119: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
+	25,  // 120: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
+	27,  // 121: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
+	29,  // 122: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
+	31,  // 123: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
+	33,  // 124: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
+	35,  // 125: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
+	37,  // 126: tidemark.v1.Admin.DescribeClientQuotas:output_type -> tidemark.v1.DescribeClientQuotasResponse
+	39,  // 127: tidemark.v1.Admin.AlterClientQuotas:output_type -> tidemark.v1.AlterClientQuotasResponse
+	41,  // 128: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
+	94,  // 129: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	94,  // 130: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	110, // [110:131] is the sub-list for method output_type
+	89,  // [89:110] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_admin_proto_init() }
@@ -5080,14 +5725,14 @@ func file_tidemark_v1_admin_proto_init() {
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_raft_proto_init()
-	file_tidemark_v1_admin_proto_msgTypes[50].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_admin_proto_rawDesc), len(file_tidemark_v1_admin_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   70,
+			NumEnums:      5,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

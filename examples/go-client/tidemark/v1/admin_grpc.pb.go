@@ -40,6 +40,8 @@ const (
 	Admin_ElectLeaders_FullMethodName                = "/tidemark.v1.Admin/ElectLeaders"
 	Admin_UpdateFeatures_FullMethodName              = "/tidemark.v1.Admin/UpdateFeatures"
 	Admin_DescribeFeatures_FullMethodName            = "/tidemark.v1.Admin/DescribeFeatures"
+	Admin_DescribeClientQuotas_FullMethodName        = "/tidemark.v1.Admin/DescribeClientQuotas"
+	Admin_AlterClientQuotas_FullMethodName           = "/tidemark.v1.Admin/AlterClientQuotas"
 	Admin_UnregisterBroker_FullMethodName            = "/tidemark.v1.Admin/UnregisterBroker"
 	Admin_AddRaftVoter_FullMethodName                = "/tidemark.v1.Admin/AddRaftVoter"
 	Admin_RemoveRaftVoter_FullMethodName             = "/tidemark.v1.Admin/RemoveRaftVoter"
@@ -67,6 +69,8 @@ type AdminClient interface {
 	ElectLeaders(ctx context.Context, in *ElectLeadersRequest, opts ...grpc.CallOption) (*ElectLeadersResponse, error)
 	UpdateFeatures(ctx context.Context, in *UpdateFeaturesRequest, opts ...grpc.CallOption) (*UpdateFeaturesResponse, error)
 	DescribeFeatures(ctx context.Context, in *DescribeFeaturesRequest, opts ...grpc.CallOption) (*DescribeFeaturesResponse, error)
+	DescribeClientQuotas(ctx context.Context, in *DescribeClientQuotasRequest, opts ...grpc.CallOption) (*DescribeClientQuotasResponse, error)
+	AlterClientQuotas(ctx context.Context, in *AlterClientQuotasRequest, opts ...grpc.CallOption) (*AlterClientQuotasResponse, error)
 	UnregisterBroker(ctx context.Context, in *UnregisterBrokerRequest, opts ...grpc.CallOption) (*UnregisterBrokerResponse, error)
 	AddRaftVoter(ctx context.Context, in *AddRaftVoterRequest, opts ...grpc.CallOption) (*RaftVoterResponse, error)
 	RemoveRaftVoter(ctx context.Context, in *RemoveRaftVoterRequest, opts ...grpc.CallOption) (*RaftVoterResponse, error)
@@ -240,6 +244,26 @@ func (c *adminClient) DescribeFeatures(ctx context.Context, in *DescribeFeatures
 	return out, nil
 }
 
+func (c *adminClient) DescribeClientQuotas(ctx context.Context, in *DescribeClientQuotasRequest, opts ...grpc.CallOption) (*DescribeClientQuotasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeClientQuotasResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeClientQuotas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) AlterClientQuotas(ctx context.Context, in *AlterClientQuotasRequest, opts ...grpc.CallOption) (*AlterClientQuotasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AlterClientQuotasResponse)
+	err := c.cc.Invoke(ctx, Admin_AlterClientQuotas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) UnregisterBroker(ctx context.Context, in *UnregisterBrokerRequest, opts ...grpc.CallOption) (*UnregisterBrokerResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UnregisterBrokerResponse)
@@ -292,6 +316,8 @@ type AdminServer interface {
 	ElectLeaders(context.Context, *ElectLeadersRequest) (*ElectLeadersResponse, error)
 	UpdateFeatures(context.Context, *UpdateFeaturesRequest) (*UpdateFeaturesResponse, error)
 	DescribeFeatures(context.Context, *DescribeFeaturesRequest) (*DescribeFeaturesResponse, error)
+	DescribeClientQuotas(context.Context, *DescribeClientQuotasRequest) (*DescribeClientQuotasResponse, error)
+	AlterClientQuotas(context.Context, *AlterClientQuotasRequest) (*AlterClientQuotasResponse, error)
 	UnregisterBroker(context.Context, *UnregisterBrokerRequest) (*UnregisterBrokerResponse, error)
 	AddRaftVoter(context.Context, *AddRaftVoterRequest) (*RaftVoterResponse, error)
 	RemoveRaftVoter(context.Context, *RemoveRaftVoterRequest) (*RaftVoterResponse, error)
@@ -352,6 +378,12 @@ func (UnimplementedAdminServer) UpdateFeatures(context.Context, *UpdateFeaturesR
 }
 func (UnimplementedAdminServer) DescribeFeatures(context.Context, *DescribeFeaturesRequest) (*DescribeFeaturesResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method DescribeFeatures not implemented")
+}
+func (UnimplementedAdminServer) DescribeClientQuotas(context.Context, *DescribeClientQuotasRequest) (*DescribeClientQuotasResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeClientQuotas not implemented")
+}
+func (UnimplementedAdminServer) AlterClientQuotas(context.Context, *AlterClientQuotasRequest) (*AlterClientQuotasResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AlterClientQuotas not implemented")
 }
 func (UnimplementedAdminServer) UnregisterBroker(context.Context, *UnregisterBrokerRequest) (*UnregisterBrokerResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method UnregisterBroker not implemented")
@@ -671,6 +703,42 @@ func _Admin_DescribeFeatures_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_DescribeClientQuotas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeClientQuotasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeClientQuotas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeClientQuotas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeClientQuotas(ctx, req.(*DescribeClientQuotasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_AlterClientQuotas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AlterClientQuotasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).AlterClientQuotas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_AlterClientQuotas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).AlterClientQuotas(ctx, req.(*AlterClientQuotasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_UnregisterBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UnregisterBrokerRequest)
 	if err := dec(in); err != nil {
@@ -795,6 +863,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DescribeFeatures",
 			Handler:    _Admin_DescribeFeatures_Handler,
+		},
+		{
+			MethodName: "DescribeClientQuotas",
+			Handler:    _Admin_DescribeClientQuotas_Handler,
+		},
+		{
+			MethodName: "AlterClientQuotas",
+			Handler:    _Admin_AlterClientQuotas_Handler,
 		},
 		{
 			MethodName: "UnregisterBroker",

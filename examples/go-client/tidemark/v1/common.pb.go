@@ -398,6 +398,59 @@ func (x *LeaderIdAndEpoch) GetLeaderEpoch() int32 {
 	return 0
 }
 
+// One part of the entity that a client quota is for: a user, a client id, or both (KIP-546).
+type QuotaEntityPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	EntityType    string                 `protobuf:"bytes,1,opt,name=entity_type,json=entityType,proto3" json:"entity_type,omitempty"`       // user, client-id
+	EntityName    *string                `protobuf:"bytes,2,opt,name=entity_name,json=entityName,proto3,oneof" json:"entity_name,omitempty"` // absent: the default of all that have no quota of their own; never empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaEntityPart) Reset() {
+	*x = QuotaEntityPart{}
+	mi := &file_tidemark_v1_common_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaEntityPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaEntityPart) ProtoMessage() {}
+
+func (x *QuotaEntityPart) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_common_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaEntityPart.ProtoReflect.Descriptor instead.
+func (*QuotaEntityPart) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_common_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *QuotaEntityPart) GetEntityType() string {
+	if x != nil {
+		return x.EntityType
+	}
+	return ""
+}
+
+func (x *QuotaEntityPart) GetEntityName() string {
+	if x != nil && x.EntityName != nil {
+		return *x.EntityName
+	}
+	return ""
+}
+
 // The levels of a feature that a node supports (KIP-584); both ends inclusive.
 type FeatureRange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -410,7 +463,7 @@ type FeatureRange struct {
 
 func (x *FeatureRange) Reset() {
 	*x = FeatureRange{}
-	mi := &file_tidemark_v1_common_proto_msgTypes[6]
+	mi := &file_tidemark_v1_common_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +475,7 @@ func (x *FeatureRange) String() string {
 func (*FeatureRange) ProtoMessage() {}
 
 func (x *FeatureRange) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_common_proto_msgTypes[6]
+	mi := &file_tidemark_v1_common_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +488,7 @@ func (x *FeatureRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRange.ProtoReflect.Descriptor instead.
 func (*FeatureRange) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_common_proto_rawDescGZIP(), []int{6}
+	return file_tidemark_v1_common_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FeatureRange) GetName() string {
@@ -492,7 +545,13 @@ const file_tidemark_v1_common_proto_rawDesc = "" +
 	"end_offset\x18\x02 \x01(\x03R\tendOffset\"R\n" +
 	"\x10LeaderIdAndEpoch\x12\x1b\n" +
 	"\tleader_id\x18\x01 \x01(\x05R\bleaderId\x12!\n" +
-	"\fleader_epoch\x18\x02 \x01(\x05R\vleaderEpoch\"\\\n" +
+	"\fleader_epoch\x18\x02 \x01(\x05R\vleaderEpoch\"h\n" +
+	"\x0fQuotaEntityPart\x12\x1f\n" +
+	"\ventity_type\x18\x01 \x01(\tR\n" +
+	"entityType\x12$\n" +
+	"\ventity_name\x18\x02 \x01(\tH\x00R\n" +
+	"entityName\x88\x01\x01B\x0e\n" +
+	"\f_entity_name\"\\\n" +
 	"\fFeatureRange\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tmin_level\x18\x02 \x01(\x05R\bminLevel\x12\x1b\n" +
@@ -510,7 +569,7 @@ func file_tidemark_v1_common_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_common_proto_rawDescData
 }
 
-var file_tidemark_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_tidemark_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_tidemark_v1_common_proto_goTypes = []any{
 	(*Endpoint)(nil),         // 0: tidemark.v1.Endpoint
 	(*Node)(nil),             // 1: tidemark.v1.Node
@@ -518,7 +577,8 @@ var file_tidemark_v1_common_proto_goTypes = []any{
 	(*Record)(nil),           // 3: tidemark.v1.Record
 	(*EpochEndOffset)(nil),   // 4: tidemark.v1.EpochEndOffset
 	(*LeaderIdAndEpoch)(nil), // 5: tidemark.v1.LeaderIdAndEpoch
-	(*FeatureRange)(nil),     // 6: tidemark.v1.FeatureRange
+	(*QuotaEntityPart)(nil),  // 6: tidemark.v1.QuotaEntityPart
+	(*FeatureRange)(nil),     // 7: tidemark.v1.FeatureRange
 }
 var file_tidemark_v1_common_proto_depIdxs = []int32{
 	2, // 0: tidemark.v1.Record.headers:type_name -> tidemark.v1.Header
@@ -536,13 +596,14 @@ func file_tidemark_v1_common_proto_init() {
 	}
 	file_tidemark_v1_common_proto_msgTypes[2].OneofWrappers = []any{}
 	file_tidemark_v1_common_proto_msgTypes[3].OneofWrappers = []any{}
+	file_tidemark_v1_common_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_common_proto_rawDesc), len(file_tidemark_v1_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
