@@ -19,9 +19,10 @@ from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, uuid_to_text
 
 _WAYS_OUT = (
-    "Give the directory with its log back. Only if that is lost for good: have another replica"
-    " elected (tidemark elect-leaders --election-type unclean), or, where there is none, delete the"
-    " topic and create it again"
+    "Give the directory with its log back. Only if that is lost for good: name the partition in"
+    " tidemark elect-leaders --election-type unclean. Another replica is elected then or, where"
+    " none is in service, this one without its records. What the tier has of a tiered topic comes"
+    " back, so do not delete the topic: its tier would be deleted, too"
 )
 
 KnownReplica = tuple[UUID, UUID | None]

@@ -8,6 +8,7 @@ from quorum.controller.elections import ElectionRules
 from quorum.controller.partition_change import Election
 from quorum.controller.result import ControllerResult, check_operations
 from quorum.image import MetadataImage, PartitionRegistration, TopicImage
+from quorum.image.types import UNASSIGNED_DIRECTORY
 from tidemark.errors import (
     ApiError,
     ElectionNotNeededError,
@@ -43,7 +44,8 @@ def elect_leaders(
             continue
         seen.add((name, index))
         try:
-            record = _elect(rules, election, *find_partition(rules.image, name, index))
+            found = find_partition(rules.image, name, index)
+            record = _elect(rules, election, *found, is_named=not request.all_partitions)
         except ApiError as error:
             _answer(response, name, index, error)
         else:
@@ -87,6 +89,8 @@ def _elect(
     topic: TopicImage,
     index: int,
     partition: PartitionRegistration,
+    *,
+    is_named: bool,
 ) -> pb.MetadataRecord:
     preferred = election is Election.PREFERRED
     if not _needs(partition, election):
@@ -100,9 +104,42 @@ def _elect(
             f"{topic.name}-{index}: replica {partition.preferred_leader} is not in sync or not in "
             "service"
         )
-    raise EligibleLeadersNotAvailableError(
-        f"{topic.name}-{index}: none of {list(partition.replicas)} is in service"
-    )
+    bare = [r for r in partition.replicas if r not in rules.leaving and rules.image.is_active(r)]
+    if not bare:
+        raise EligibleLeadersNotAvailableError(
+            f"{topic.name}-{index}: none of {list(partition.replicas)} is in service"
+        )
+    if not is_named:
+        raise EligibleLeadersNotAvailableError(
+            f"{topic.name}-{index}: broker {bare[0]} is in service without the log directory that"
+            " had the replica. Give it back. Only if it is lost for good, name this partition:"
+            " what the tier has of it comes back, and all other records are lost"
+        )
+    return _without_its_log(rules, topic, index, partition, bare[0])
+
+
+def _without_its_log(
+    rules: ElectionRules,
+    topic: TopicImage,
+    index: int,
+    partition: PartitionRegistration,
+    leader: int,
+) -> pb.MetadataRecord:
+    """Elects a replica whose log directory is gone, where no other replica is in service.
+
+    Nothing counts on its records any more, so its broker makes a log anew if it certainly has none,
+    and the tier's records come back.
+    """
+    directories = partition.directories_with(leader, UNASSIGNED_DIRECTORY)
+    moved = partition._replace(directories=directories, isr=(), elr=())
+    record = rules.builder(topic, index, moved, election=Election.UNCLEAN).build()
+    assert record is not None, "a broker in service leads"
+    change = record.partition_change
+    if partition.elr:
+        change.eligible_leader_replicas.SetInParent()
+    if not change.directories:
+        change.directories.extend(d.bytes for d in directories)
+    return record
 
 
 def _answer(

@@ -401,14 +401,15 @@ def test_partitions_by_their_worst_problem() -> None:
         (
             {"offline_replicas": (4, 6)},
             "give broker 4 the log directory with its records back (the broker's own log tells "
-            "more)",
+            "more), or only if it is lost for good: tidemark elect-leaders --election-type unclean",
         ),
         ({"isr": (), "elr": (6, 5), "offline_replicas": (5, 6)}, "start broker 5 or broker 6"),
         ({"isr": (), "elr": (5,), "last_known_elr": (4,)}, "start broker 5"),
         (
             {"isr": (), "last_known_elr": (4, 6), "offline_replicas": (4, 6)},
             "give broker 4 the log directory with its records back (the broker's own log tells "
-            "more), or start broker 6",
+            "more), or only if it is lost for good: tidemark elect-leaders --election-type unclean"
+            ", or start broker 6",
         ),
     ],
     ids=["elected soon", "replaced disk", "eligible", "eligible before last known", "both"],

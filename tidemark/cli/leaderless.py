@@ -26,7 +26,8 @@ def way_back(partition: PartitionDescription, active: Collection[int]) -> str:
     if bare:
         ways.append(
             f"give {_brokers(bare)} the log directory with its records back (the broker's own log"
-            " tells more)"
+            " tells more), or only if it is lost for good: tidemark elect-leaders --election-type"
+            " unclean"
         )
     if away:
         ways.append(f"start {_brokers(away)}")

@@ -14,7 +14,12 @@ from quorum.image.image import ELR_VERSION
 from quorum.image.types import LOST_DIRECTORY
 from tests.quorum.controller.scenario import Scenario
 from tests.quorum.controller.test_directories import assign
-from tidemark.errors import DuplicateBrokerRegistrationError, InvalidRegistrationError
+from tests.quorum.controller.test_elect_leaders import Request, elect
+from tidemark.errors import (
+    DuplicateBrokerRegistrationError,
+    ErrorCode,
+    InvalidRegistrationError,
+)
 
 OLD, NEW, SECOND, OTHER = (UUID(int=n, version=4) for n in (1, 2, 3, 4))
 SESSION_MS = 9_000
@@ -193,3 +198,35 @@ def test_a_broker_that_may_stop_comes_back_without_waiting_for_its_session() -> 
     assert s.heartbeat(1, want_shut_down=True).should_shut_down
     s.register(1, incarnation=2, log_dirs=(OLD,), previous_epoch=s.epochs[1])
     assert not s.heartbeat(1).is_fenced
+
+
+@pytest.mark.parametrize("elr", [False, True])
+@pytest.mark.parametrize("log_dirs", [(OLD,), (OLD, SECOND)])
+def test_a_replica_without_its_directory_leads_only_if_its_partition_is_named(
+    elr: bool, log_dirs: tuple[UUID, ...]
+) -> None:
+    """All others are away. The leader is RECOVERING, so a tiered log comes back from the tier."""
+    s = cluster(elr=elr, log_dirs=log_dirs)
+    only_broker_1_has_the_records(s)
+    come_back(s, NEW)
+    assert elect(s, Request.UNCLEAN, everything=True) == {
+        "t": ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    }
+    assert s.partition("t").leader is None
+    assert elect(s, Request.PREFERRED, "t") == {"t": ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+    epoch = s.partition("t").leader_epoch
+    assert elect(s, Request.UNCLEAN, "t") == {"t": 0}
+    p = s.partition("t")
+    assert (p.leader, p.isr, p.elr, p.last_known_elr) == (1, (1,), (), ())
+    assert (p.leader_epoch, p.leader_recovery_state) == (epoch + 1, 1)
+    assert p.directory_of(1) is None
+
+
+@pytest.mark.parametrize("elr", [False, True])
+def test_a_replica_without_its_directory_leads_only_if_no_other_one_can(elr: bool) -> None:
+    s = cluster(elr=elr)
+    only_broker_1_has_the_records(s)
+    come_back(s, NEW)
+    s.heartbeat(2)
+    assert elect(s, Request.UNCLEAN, "t") == {"t": 0}
+    assert (s.partition("t").leader, s.partition("t").directory_of(1)) == (2, OLD)
