@@ -1,5 +1,5 @@
 """`python -m tests.sim --seeds N [--start N] [--canary NAME] [--partitions | --servers |
---cluster | --tier] [--stats] [--verbose]`.
+--cluster | --racks | --tier] [--stats] [--verbose]`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from node.server import GARBAGE_THRESHOLDS
 from tests.sim.canaries import CANARIES, Canary
 from tests.sim.cluster.canaries import CANARIES as CLUSTER_CANARIES
+from tests.sim.cluster.racks import run_racked
 from tests.sim.cluster.world import ClusterOutcome, run_cluster
 from tests.sim.kinds import KINDS
 from tests.sim.partitions import kinds as partition_kinds
@@ -41,10 +42,13 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every event")
     parser.add_argument("--cluster", action="store_true", help="all of production, and clients")
     parser.add_argument("--tier", action="store_true", help="that with tiered topics")
+    parser.add_argument("--racks", action="store_true", help="that with reads from followers")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are intended
     if arguments.tier or arguments.canary in TIER_CANARIES:
         return main_of_cluster(arguments, run_tier, "--tier")
+    if arguments.racks:
+        return main_of_cluster(arguments, run_racked, "--racks")
     if arguments.cluster or arguments.canary in CLUSTER_CANARIES:
         return main_of_cluster(arguments, run_cluster, "--cluster")
     if arguments.servers or arguments.canary in SERVER_CANARIES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,8 +45,8 @@ class Cluster:
 
     `brokers` nodes have the ids 1, 2, ...; the first three are controllers, too. With `controllers`
     there are that many nodes besides, from id 101, which are controllers only. Each broker has
-    `log_dirs` disks. `settings` are server properties of all nodes. Methods block; `run`
-    runs coroutines over the clients that `asyncio` makes.
+    `log_dirs` disks. `settings` are server properties of all nodes; `racks` are assigned to brokers
+    in turn. Methods block; `run` runs coroutines over the clients that `asyncio` makes.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Cluster:
         controllers: int = 0,
         log_dirs: int = 1,
         settings: Mapping[str, str] | None = None,
+        racks: Sequence[str] = (),
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -67,6 +68,8 @@ class Cluster:
         self.nodes: dict[int, SimNode] = {}
         for node_id in dict.fromkeys((*voters, *broker_ids)):
             properties = _properties(node_id, voters, node_id in broker_ids, log_dirs)
+            if racks and node_id in broker_ids:
+                properties["broker.rack"] = racks[broker_ids.index(node_id) % len(racks)]
             properties |= settings or {}
             seed_of_node = self.rng.getrandbits(64)
             self.nodes[node_id] = SimNode(self.loop, self.network, properties, seed_of_node)

@@ -45,7 +45,7 @@ class WorkloadPace:
     `slack_ms` is the lateness that a busy machine may add to a limit; 0 in virtual time.
     `finish_ms` limits each step after the faults. With `answers_rot` a consumer may be told of a
     damaged batch, and fetches it again. With `tier_rots` a broker may tell a consumer of a damaged
-    object of the tier, but not in the final read.
+    object of the tier, but not in the final read. Consumers name one of `racks`.
     """
 
     send_ms: float = 50
@@ -59,6 +59,7 @@ class WorkloadPace:
     metadata_max_age_ms: int = 2_000
     answers_rot: bool = False
     tier_rots: bool = False
+    racks: tuple[str, ...] = ()
 
 
 class Workload:

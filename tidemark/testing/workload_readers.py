@@ -155,6 +155,7 @@ class WorkloadReader:
             request_timeout_ms=self._pace.request_timeout_ms,
             default_api_timeout_ms=self._pace.delivery_timeout_ms,
             metadata_max_age_ms=self._pace.metadata_max_age_ms,
+            client_rack=self._rng.choice(self._pace.racks) if self._pace.racks else "",
         )
         consumer.assign(list(self.positions))
         for partition, offset in self.positions.items():

@@ -3,6 +3,7 @@ faults of every kind, and a workload whose history is judged. Run it by
 `python -m tests.sim --cluster`.
 
     world     one seed: nodes, faults, workload, healing, final requirements
+    racks     that with brokers in racks and consumers that read from followers
     faults    the storms: crashes, power, cuts, pauses, disks, clocks, reassignments
     plans     directed faults: sequences of steps that storms hardly make
     programs  clients on topics that are deleted, made anew, or lose records

@@ -16,6 +16,7 @@ from tests.sim.checks import Violation
 from tidemark.client import (
     AsyncConsumer,
     AsyncProducer,
+    CorruptBatchError,
     LogTruncationError,
     NewTopic,
     TopicRecreatedError,
@@ -103,6 +104,9 @@ class Recreation:
             for _ in range(300):
                 try:
                     records = await consumer.poll(200)
+                except CorruptBatchError as error:  # damaged on its way
+                    consumer.seek(partition, error.offset)
+                    continue
                 except TidemarkError:
                     continue
                 found += [bytes(r.value or b"").decode() for r in records.records(partition)]

@@ -13,6 +13,7 @@ import pytest
 
 from node.server import GARBAGE_THRESHOLDS
 from tests.hash_seeds import outputs
+from tests.sim.cluster.racks import run_racked
 from tests.sim.cluster.world import ClusterOutcome, run_cluster
 
 SEEDS = max(4, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
@@ -53,6 +54,12 @@ def test_the_seeds_meet_what_they_are_for() -> None:
         assert seen[kind], kind
     assert seen["cut one way"] + seen["cut both ways"]
     assert seen["leader began"] > SEEDS
+
+
+@pytest.mark.parametrize("seed", range(9, 9 + SEEDS // 31))
+def test_no_promise_is_broken_where_consumers_read_from_followers(seed: int) -> None:
+    outcome = run_racked(seed)
+    assert outcome.seen["read at a follower"] > 100
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:

@@ -109,6 +109,7 @@ class ClusterWorld:
             controllers=controllers,
             log_dirs=rng.choice([1, 2]),
             settings=self.settings,
+            racks=self.pace.racks,
         )
         self.loop = self.cluster.loop
         self.nodes = {n: NodeView(self, each) for n, each in self.cluster.nodes.items()}
