@@ -95,7 +95,7 @@ class LogManager:
         """Wait of `open`; to be stopped with the node."""
         self._flushes = FlushPasses(self.changes)
         self._deleted = DeletedLogs(self._registry)
-        self._other_logs: set[LogDirectory] = set()  # directories that got or lost logs
+        self._other_logs = set(self.directories)  # those that got or lost logs, or may have
         self.moves = DirectoryMoves(
             self._registry, self.checkpoints, known_replica, self._remove_later
         )
@@ -349,7 +349,8 @@ class LogManager:
 
         A log is durable and named in a checkpoint before it is used (`checkpoint_existence`). So
         neither a crash nor the removal of its directory makes it unknown. All directories are
-        online and have none.
+        online and have none. Each had its checkpoint at the start: a directory that was emptied,
+        or is new, has none.
         """
         return self._registry.is_gone(topic_partition) and not self.checkpoints.may_name(
             HIGH_WATERMARK_CHECKPOINT, topic_partition

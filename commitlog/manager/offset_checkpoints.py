@@ -79,8 +79,11 @@ class LogCheckpoints:
 
     def read(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
         """Reads a checkpoint at the start. A damaged one counts as empty: it only costs time, since
-        recovery checks everything.
+        recovery checks everything. One that is missing may have been removed.
         """
+        if not directory.exists(name):
+            self._unsaved.add((name, directory))
+            self._unreadable.add((name, directory))
         try:
             found = OffsetCheckpoint(directory, name).read()
         except LogDirectoryOfflineError:

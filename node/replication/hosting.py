@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Protocol
+from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectoryOfflineError
 from commitlog.log.log import Log
@@ -90,6 +91,7 @@ class Hosting:
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
         self._restore = TierRestore(config, clock, partitions.fatal)
         self._given_up: set[TopicIdPartition] = set()
+        self._no_log: dict[TopicIdPartition, UUID | None] = {}  # and where the metadata notes it
         self._leaving: set[asyncio.Task[None]] = set()
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -149,6 +151,7 @@ class Hosting:
             raise
         except (StorageError, OSError) as error:
             self._partitions.offline[identity.topic_partition] = str(error)
+            self._no_log[identity] = registration.directory_of(self._config.node_id)
             if is_full(error):
                 self._without_space.add(identity)
                 return
@@ -246,6 +249,7 @@ class Hosting:
         self._partitions.add(hosted)
         self._partitions.offline.pop(identity.topic_partition, None)
         self._given_up.discard(identity)
+        self._no_log.pop(identity, None)
         return hosted
 
     def _may_hold_data(
@@ -253,9 +257,14 @@ class Hosting:
     ) -> bool:
         """Whether the metadata counts on committed records in this replica.
 
-        A replica without a directory, assigned after this start, is new and has none.
+        A replica without a directory, assigned after this start, is new and has none. One that had
+        a directory was elected without its log, because an operator gave that up.
         """
         node_id = self._config.node_id
+        leads_anyway = registration.leader == node_id and registration.leader_recovery_state
+        was_placed = self._no_log.get(identity) is not None
+        if leads_anyway and was_placed and registration.directory_of(node_id) is None:
+            return False
         if identity in self._given_up and registration.directory_of(node_id) != LOST_DIRECTORY:
             return True  # until the controller knows: this image may be older than its ISR
         is_old = (
@@ -408,6 +417,7 @@ class Hosting:
         hosted = self._partitions.find(identity.topic_partition)
         if hosted is None:
             self._partitions.offline.pop(identity.topic_partition, None)
+            self._no_log.pop(identity, None)
             self._logs.forget_lost(identity.topic_partition)
             if identity in self._given_up:
                 self._given_up.discard(identity)

@@ -153,6 +153,7 @@ def test_a_log_that_a_checkpoint_names_is_not_made_anew(starts: int) -> None:
         cluster.nodes[1].logs.checkpoint_high_watermarks()
         await cluster.stop_node(1, clean=False)
         disk.rename(LOG, "kept")
+        disk.fsync()
         answer = cluster.controller.handlers.pop("AssignReplicasToDirs")
         for _ in range(starts - 1):
             await cluster.boot(1)
@@ -171,6 +172,33 @@ def test_no_log_is_made_anew_where_an_unreadable_checkpoint_may_have_named_it() 
         disk.rename(LOG, "kept")
         disk.write_atomic("replication-offset-checkpoint", b"0\n1\n")
         await is_lost_until_it_is_back(cluster, disk)
+
+    run(test, "a", elr=False)
+
+
+def test_an_emptied_disk_under_its_old_id_does_not_pass_for_one_without_the_log() -> None:
+    """Somebody removed all of it but meta.properties. The replica in sync would lead with nothing,
+    and the others would cut their logs.
+    """
+
+    async def test(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2)
+        cluster.create((1, 2), min_insync_replicas="1", flush_messages="1")
+        await cluster.stop_node(2)
+        await cluster.until(lambda: cluster.of(0).isr == (1,))
+        await cluster.load(0, 5)
+        await cluster.stop_node(1, clean=False)
+        full = cluster.disk(1, "a")
+        cluster.log_disks[1, "a"] = MemoryDirectory("node-1/a")
+        for _ in range(2):
+            await cluster.boot(1)
+            await asyncio.sleep(20)
+            assert cluster.of(0).leader is None
+            await cluster.stop_node(1, clean=False)
+        cluster.log_disks[1, "a"] = full
+        await cluster.boot(1, 2)
+        await cluster.until(lambda: set(cluster.of(0).isr) == {1, 2})
+        await cluster.nothing_acknowledged_is_lost(0)
 
     run(test, "a", elr=False)
 
