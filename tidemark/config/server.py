@@ -366,7 +366,7 @@ class ServerConfig:
         30_000, doc="longest remote read; it goes on into the cache", at_least=1
     )
     remote_log_reader_chunk_bytes: int = setting(
-        4 << 20, doc="bytes asked of the remote storage at once", at_least=1 << 10
+        8 << 20, doc="bytes asked of the remote storage at once", at_least=1 << 10
     )
     remote_log_reader_chunk_cache_total_size_bytes: int = setting(
         128 << 20, doc="memory for chunks read from the remote storage", at_least=1 << 20

@@ -61,10 +61,12 @@ class ChunkCache:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._chunks or key in self._loading
 
-    def may_read_ahead(self, chunk_bytes: int, chunks: int) -> bool:
-        """Reports whether chunks that are read ahead leave half of the room to readers."""
-        loading = len(self._loading) * chunk_bytes
-        return self._ahead_bytes + loading + chunk_bytes * chunks <= self._capacity_bytes // 2
+    def room_ahead(self, chunk_bytes: int, share: float = 1.0) -> int:
+        """Returns how many more chunks may be read ahead, which leaves half of the room to readers.
+        Within a `share` of that alone: what is read far ahead leaves the rest to what is near.
+        """
+        used = self._ahead_bytes + len(self._loading) * chunk_bytes
+        return max(0, int(share * self._capacity_bytes / 2) - used) // chunk_bytes
 
     def peek(self, key: ChunkKey) -> bytes | None:
         """Returns the chunk if it is in memory."""

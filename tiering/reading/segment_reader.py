@@ -36,7 +36,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _EXPECTED_MAX = 1024  # next positions of sequential readers, and where each began
-_CHUNKS_PER_REQUEST = 8
+_CHUNKS_PER_REQUEST = 16
+_SHORTENED_MOST = 4  # to a quarter: small requests cost a store and a reader most
 
 
 class SegmentReader:
@@ -253,26 +254,30 @@ class SegmentReader:
     def read_ahead(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
         """Starts to load the rest of the request at `position`, and the requests ahead of it;
         returns how many lie beyond the segment's end.
+
+        The further ahead a request is, the more room it leaves: one reader's far requests do not
+        take the room of another's next one. A request is shortened to the room that is left.
         """
         if self.quota.is_exceeded():
             return 0
         request, size = position // self._request_bytes, segment.segment_size_bytes
         last = max(0, size - 1) // self._request_bytes
         identity, beyond = segment.id.int, 0
-        for wanted in range(request, request + 1 + self._prefetch_requests):
+        for ahead in range(1 + self._prefetch_requests):
+            wanted = request + ahead
             if wanted > last:
                 beyond += 1
                 continue
             start = max(position, wanted * self._request_bytes)
             numbers = self._numbers(start, min((wanted + 1) * self._request_bytes, size))
             missing = [number for number in numbers if (identity, number) not in self._chunks]
-            if (
-                missing
-                and self._chunks.loads < self._loads_max
-                and self._chunks.may_read_ahead(self._chunk_bytes, len(missing))
-            ):
+            if not missing or self._chunks.loads >= self._loads_max:
+                continue
+            share = 1 - ahead / (2 + 2 * self._prefetch_requests)
+            room = self._chunks.room_ahead(self._chunk_bytes, share)
+            if room >= min(len(missing), self._run_max // _SHORTENED_MOST):
                 self._metrics.chunk_prefetches += 1
-                self._start(segment, missing)
+                self._start(segment, missing[:room])
         return beyond
 
     def forget(self, segment: RemoteLogSegmentMetadata) -> None:

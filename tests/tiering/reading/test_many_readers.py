@@ -131,3 +131,26 @@ def test_a_hundred_readers_of_parts_of_one_partition_fetch_each_byte_once_by_def
     served = cold.consume(*((partition, offsets) for offsets in parts))
     assert served > 2 * cold.world.config.remote_log_reader_chunk_cache_total_size_bytes
     assert cold.storage.fetched_bytes < 1.1 * served
+
+
+def test_requests_far_ahead_of_one_reader_leave_room_for_the_next_one_of_another(
+    tmp_path: Path,
+) -> None:
+    """Half of the cache is for two requests: one reader's second one does not take all of it."""
+    cold = Cold(
+        tmp_path,
+        2,
+        40,
+        remote_log_reader_chunk_bytes=MIB,
+        remote_log_reader_chunk_cache_total_size_bytes=4 * MIB,
+    )
+    begun: list[int] = []
+
+    async def scenario() -> None:
+        for partition, log in cold.logs.items():
+            await cold.manager.read(partition, log, 0, 2 * BATCH_BYTES)
+            begun.append(cold.manager.metrics.chunk_prefetches - sum(begun))
+        await cold.manager.stop()
+
+    asyncio.run(scenario())
+    assert begun == [2, 1]
