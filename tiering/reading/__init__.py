@@ -2,7 +2,7 @@
 
 - `reader`: reads by offset and by timestamp.
 - `aux_state`: the state a follower starts from, in a pool of its own.
-- `calls`: the blocking calls of the store, in threads that partitions share.
+- `calls`: the blocking calls of the store, in threads that partitions share; `places`: shares.
 - `failures`: errors of reads, typed, counted and logged.
 - `fetch_quota`: the quota of reads.
 - `segment_reader`: reads within one segment, and reading ahead.

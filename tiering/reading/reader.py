@@ -7,13 +7,14 @@ segment. The result is whole batches, the very bytes of the local log (RULES.md 
 
 A read has its own deadline (remote.log.reader.timeout.ms). A caller that is cancelled earlier does
 not stop the load, whose result stays in the cache. Beyond remote.log.reader.max.pending.tasks reads
-are refused, not queued without end.
+are refused, not queued without end. Half as many look-ups by time are under way, beside the reads;
+partitions share their places, and as many as reads wait for one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from commitlog.log.log import Log
@@ -33,6 +34,7 @@ from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, Remo
 from tiering.metrics import RemoteMetrics
 from tiering.reading.failures import Failures
 from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.places import FairPlaces
 from tiering.reading.segment_reader import SegmentReader
 from tiering.reading.transactions import RemoteTransactions
 from tiering.store.manager import RemoteStorageManager
@@ -62,36 +64,45 @@ class RemoteReader:
         self._metrics = metrics
         self._timeout_ms = config.remote_log_reader_timeout_ms
         self._pending_max = config.remote_log_reader_max_pending_tasks
+        self._reading = 0
+        self._look_ups = FairPlaces(max(1, self._pending_max // 2), self._pending_max)
         self.segments = SegmentReader(config, storage, index_cache, metrics)
         self._failures = Failures(metrics)
         self._transactions = RemoteTransactions(storage, metadata, self.segments.run)
 
     async def close(self) -> None:
         """Cancels the work under way."""
+        self._look_ups.close()
         await self.segments.close()
 
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
     ) -> memoryview:
         """Reads whole batches from the one with `offset` on; see `RemoteLogManager.read`."""
-        work = self._read(partition, log, offset, max_bytes)
         what = f"remote read of {partition} at {offset}"
-        return await self._bounded(what, work, partition, log, offset)
+        return await self._as_read(
+            what, lambda: self._read(partition, log, offset, max_bytes), partition, log, offset
+        )
 
     async def aborted_transactions(
         self, partition: TopicIdPartition, log: Log, start_offset: int, end_offset: int
     ) -> list[AbortedTransaction]:
         """Finds the aborted transactions with records in [start, end)."""
-        work = self._transactions.aborted(partition, log, start_offset, end_offset)
         what = f"aborted transactions of {partition} at {start_offset}"
-        return await self._bounded(what, work, partition, log, start_offset)
+        return await self._as_read(
+            what,
+            lambda: self._transactions.aborted(partition, log, start_offset, end_offset),
+            partition,
+            log,
+            start_offset,
+        )
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
     ) -> TimestampOffset | None:
         """Finds the first record below the local start with this timestamp or a later one."""
-        work = self._search_timestamp(partition, log, timestamp_ms)
         what = f"remote look-up of {partition} by time"
+        work = self._search_in_turn(partition, log, timestamp_ms)
         return await self._bounded(what, work, partition, log, log.log_start_offset)
 
     def _gone(
@@ -104,14 +115,28 @@ class RemoteReader:
             return OffsetOutOfRangeError(f"offset {offset} of {partition} expired in the tier")
         return RetriableRemoteStorageError(f"the remote storage lacks an object: {error}")
 
+    async def _as_read(
+        self,
+        what: str,
+        work: Callable[[], Awaitable[T]],
+        partition: TopicIdPartition,
+        log: Log,
+        offset: int,
+    ) -> T:
+        """Runs `work` as one of a bounded number of reads."""
+        if self._reading >= self._pending_max:
+            self._metrics.remote_fetch_busy += 1
+            raise RemoteReadBusyError
+        self._reading += 1
+        try:
+            return await self._bounded(what, work(), partition, log, offset)
+        finally:
+            self._reading -= 1
+
     async def _bounded(
         self, what: str, work: Awaitable[T], partition: TopicIdPartition, log: Log, offset: int
     ) -> T:
-        """Runs `work` with the deadline, as one of a bounded number. Its errors are typed."""
-        if self._metrics.reader_pending_tasks >= self._pending_max:
-            self._metrics.remote_fetch_busy += 1
-            asyncio.ensure_future(work).cancel()  # never started: a coroutine must be closed
-            raise RemoteReadBusyError
+        """Runs `work` with the deadline. Its errors are typed."""
         self._metrics.reader_pending_tasks += 1
         self._metrics.remote_fetch_requests += 1
         try:
@@ -128,6 +153,9 @@ class RemoteReader:
             known = isinstance(gone, OffsetOutOfRangeError)
             raise gone if known else self._failed(what, gone) from error
         except RemoteStorageNotReadyError:
+            raise
+        except RemoteReadBusyError:
+            self._metrics.remote_fetch_busy += 1
             raise
         except Exception as error:  # of the metadata's plug-in, too
             failed = self._failed(what, error)
@@ -167,6 +195,18 @@ class RemoteReader:
         if epoch is None:
             return None
         return self._metadata.remote_log_segment_metadata(partition, epoch, offset)
+
+    async def _search_in_turn(
+        self, partition: TopicIdPartition, log: Log, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        """Look-ups of a partition whose store hangs take no place of a read, and leave places of
+        look-ups to other partitions.
+        """
+        await self._look_ups.take(partition)
+        try:
+            return await self._search_timestamp(partition, log, timestamp_ms)
+        finally:
+            self._look_ups.free(partition)
 
     async def _search_timestamp(
         self, partition: TopicIdPartition, log: Log, timestamp_ms: int
