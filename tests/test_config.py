@@ -352,7 +352,6 @@ def test_values_of_topics() -> None:
         ({"cleanup.policy": "delete,delete"}, "names 'delete' twice"),
         ({"segment.index.bytes": str(2**31)}, "above the greatest"),
         ({"retention.ms": str(2**63)}, "above the greatest"),
-        ({"remote.log.delete.on.disable": "true"}, "has no effect"),
         ({"preallocate": "true"}, "has no effect"),
     ],
 )

@@ -1,6 +1,6 @@
 """RemoteLogManager: the tier of one node (KIP-405), and the room's face to the node.
 
-Every hosted partition with remote.storage.enable has a task: a leader checks the log's history,
+Every hosted partition with a tier has a task: a leader checks the log's history,
 copies, then expires; a follower follows the metadata. The task makes a pass each
 remote.log.manager.task.interval.ms, and at once after a segment was rolled. After a failure,
 whatever a plug-in raises, it waits for a growing, jittered time. A fatal error ends the process.
@@ -147,8 +147,8 @@ class RemoteLogManager:
     ) -> None:
         """Starts the tasks of partitions that are led (in this epoch) or followed here.
 
-        All partitions have remote.storage.enable. A known role and log keeps its tasks; only the
-        epoch changes. A new role or log gets new tasks; a copy under way is finished first.
+        All partitions have a tier (`TopicConfig.has_tier`). A known role and log keeps its tasks;
+        only the epoch changes. A new role or log gets new tasks; a copy under way ends first.
         """
         self._metadata.on_partition_leadership_changes(leaders.keys(), followers.keys())
         for partition, (log, epoch) in leaders.items():
@@ -310,7 +310,12 @@ class RemoteLogManager:
         hosted.tasks.append(asyncio.ensure_future(self._repeat(hosted)))
 
     async def _pass(self, hosted: TieredPartition) -> None:
-        """Makes a pass of the partition's role. A copy that fails does not hold back retention."""
+        """Makes a pass of the partition's role. A copy that fails does not hold back retention.
+        Where tiering was switched off, the leader deletes what the tier has."""
+        if not hosted.log.config.remote_storage_enable:
+            if hosted.is_leader:
+                await self._expirer.clear(hosted)
+            return
         if not hosted.is_leader:
             await self._copier.follow(hosted)
             return

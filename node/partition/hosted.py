@@ -119,6 +119,18 @@ class HostedPartition:
         self.config = self.log.config = config
         self.core.min_insync_replicas = config.min_insync_replicas
 
+    def drop_tiered_part(self) -> None:
+        """Begins the log at what is on this disk: tiering was switched off (KIP-950).
+
+        A new leader's high watermark may be behind for a moment; the tier's pass repeats it.
+        """
+        start = min(self.log.local_log_start_offset, self.core.high_watermark)
+        if self.log.increment_log_start_offset(start):
+            logger.warning(
+                "%s: tiering is off, the log begins at %d now", self.topic_partition, start
+            )
+            self.start_moved()
+
     def start_moved(self) -> None:
         """Wakes waiters after the log start moved: followers must learn it, and DeleteRecords may
         wait for it."""

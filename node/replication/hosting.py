@@ -178,7 +178,7 @@ class Hosting:
             self._offline(hosted, error)
             self._report_lost(identity, registration, error)
             return
-        if not hosted.config.remote_storage_enable or hosted.core.leader is None:
+        if not hosted.config.has_tier or hosted.core.leader is None:
             return
         if new_epoch and hosted.is_leader and not hosted.core.restoring:
             leaders[identity] = (hosted.log, hosted.core.leader_epoch)
@@ -377,6 +377,8 @@ class Hosting:
         )
 
     def _begin_to_lead(self, hosted: HostedPartition, new_epoch: bool) -> None:
+        if not hosted.config.remote_storage_enable:
+            hosted.drop_tiered_part()
         if new_epoch:
             hosted.log.epochs.assign(hosted.core.leader_epoch, hosted.log.log_end_offset)
             logger.info(
@@ -487,11 +489,22 @@ class Hosting:
             # A smaller min.insync.replicas may let the high watermark advance.
             if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
                 hosted.committed()
-            if config.remote_storage_enable and not before.remote_storage_enable:
+            if config.remote_storage_enable != before.remote_storage_enable:
+                self._tiering_switched(hosted)
+            if config.has_tier and not before.has_tier:
                 if hosted.is_leader and not hosted.core.restoring:
                     leaders[hosted.core.identity] = (hosted.log, hosted.core.leader_epoch)
                 elif hosted.core.leader is not None:
                     followers[hosted.core.identity] = hosted.log
+
+    def _tiering_switched(self, hosted: HostedPartition) -> None:
+        """Takes nothing for copied until the tier is looked at again. Where tiering is off from
+        now on, the log loses its tiered part before any of it is deleted."""
+        hosted.log.highest_remote_offset = -1
+        if not hosted.config.remote_storage_enable and not hosted.core.restoring:
+            hosted.drop_tiered_part()
+        if self._tier is not None:
+            self._tier.segment_copyable(hosted.core.identity)
 
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""

@@ -41,6 +41,7 @@ from tidemark.v1 import metadata_pb2 as pb
 _Request = admin_pb2.IncrementalAlterConfigsRequest
 _Op = _Request.Op
 _TIERED = "remote.storage.enable"
+_DELETES = "remote.log.delete.on.disable"
 MIN_ISR = "min.insync.replicas"
 
 
@@ -175,13 +176,20 @@ class _ConfigChange:
         validate_dynamic_configs(settings)
 
     def _check_tier_stays(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-        if self.resource.type == ConfigResourceType.TOPIC:
-            was, will = (s.get(_TIERED, "false").lower() == "true" for s in (before, after))
-            if was and not will:
-                raise InvalidConfigError(
-                    f"{_TIERED} can not be switched off: what is in the tier would be lost; use "
-                    "remote.log.copy.disable=true to stop copying"
-                )
+        """Refuses to forget a tier that has records; to delete them has to be said (KIP-950)."""
+        if self.resource.type != ConfigResourceType.TOPIC or _is_true(after, _TIERED):
+            return
+        if _is_true(before, _TIERED) and not _is_true(after, _DELETES):
+            raise InvalidConfigError(
+                f"{_TIERED}=false would leave the records in the tier without an owner: set "
+                f"{_DELETES}=true with it to delete them, or keep {_TIERED}=true and set "
+                "remote.log.copy.disable=true to read them and copy no more"
+            )
+        if _is_true(before, _DELETES) and not _is_true(after, _DELETES):
+            raise InvalidConfigError(
+                f"{_DELETES} stays true while {_TIERED} is false: by it brokers delete what is "
+                "left in the tier"
+            )
 
     def _check_min_isr_stays(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
         # Brokers with different values in server.properties would disagree on who is eligible.
@@ -191,6 +199,10 @@ class _ConfigChange:
                 f"Cluster-level {MIN_ISR} cannot be removed while ELR is enabled: set the value "
                 "that is wanted"
             )
+
+
+def _is_true(settings: Mapping[str, str], key: str) -> bool:
+    return settings.get(key, "false").lower() == "true"
 
 
 def _items(text: str) -> list[str]:

@@ -102,7 +102,7 @@ class TopicConfig:
     remote_storage_enable: bool = setting(False, doc="rolled segments go to the tier (KIP-405)")
     remote_log_copy_disable: bool = setting(False, doc="stop copying to the tier")
     remote_log_delete_on_disable: bool = setting(
-        False, doc="drop remote data when the tier is disabled, which it can not be yet"
+        False, doc="delete what the tier has once remote.storage.enable is false (KIP-950)"
     )
     local_retention_ms: int = setting(
         -2, doc="age limit of local segments; -2: as retention.ms", at_least=-2
@@ -115,6 +115,12 @@ class TopicConfig:
     def copies_to_tier(self) -> bool:
         """Whether rolled segments go to the tier; if not, local deletion is the only one."""
         return self.remote_storage_enable and not self.remote_log_copy_disable
+
+    @property
+    def has_tier(self) -> bool:
+        """Whether the tier may have segments: after remote.storage.enable=false it has some until
+        they are deleted (KIP-950)."""
+        return self.remote_storage_enable or self.remote_log_delete_on_disable
 
     @property
     def effective_local_retention_ms(self) -> int:
@@ -163,11 +169,6 @@ def validate_topic_configs(
     if config.preallocate:
         raise InvalidConfigError(
             "preallocate=true has no effect: segments grow with their records; leave it out"
-        )
-    if config.remote_log_delete_on_disable:
-        raise InvalidConfigError(
-            "remote.log.delete.on.disable=true has no effect: remote.storage.enable can not be"
-            " switched off; use remote.log.copy.disable=true to stop copying"
         )
     if config.remote_storage_enable and server and not server.remote_log_storage_system_enable:
         raise InvalidConfigError(

@@ -34,7 +34,7 @@ from tiering.metadata.segments import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
-from tiering.metrics import CopyLag, RemoteMetrics
+from tiering.metrics import NO_LAG, CopyLag, RemoteMetrics
 from tiering.tasks import planner
 from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
@@ -169,7 +169,7 @@ class Copier:
     def _may_copy(self, hosted: TieredPartition) -> bool:
         return (
             hosted.is_leader
-            and not hosted.log.config.remote_log_copy_disable
+            and hosted.log.config.copies_to_tier
             and (hosted.refusal is None or hosted.refusal.until_ms <= self._now_ms())
         )
 
@@ -178,6 +178,8 @@ class Copier:
         offset.
         """
         log = hosted.log
+        if not log.config.remote_storage_enable:
+            return NO_LAG
         missing = planner.segments_to_copy(
             hosted.local_segments(),
             log.highest_remote_offset,
@@ -193,6 +195,10 @@ class Copier:
         )
         offsets = {segment.base_offset for segment in wanted}
         return [segment for segment in log.segments if segment.base_offset in offsets]
+
+    def forget_unfinished(self, hosted: TieredPartition) -> None:
+        """Continues no copy that was begun; the expiration task deletes it."""
+        self._forget_outdated(hosted, [])
 
     def _forget_outdated(self, hosted: TieredPartition, candidates: list[Segment]) -> None:
         """Leaves copies that were begun but are no longer wanted to the expiration task."""

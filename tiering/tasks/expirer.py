@@ -73,14 +73,44 @@ class Expirer:
             if not hosted.is_leader or plan.log_start_offset > log.high_watermark:
                 return  # a new leader's high watermark is behind for a moment
             log.increment_log_start_offset(plan.log_start_offset)
-        for segment in plan.delete:
-            if not hosted.is_leader:
+        await self._delete(hosted, plan.delete, lambda: hosted.is_leader)
+        if plan.delete and hosted.is_leader:
+            delete_expired(log, self._now_ms())
+
+    async def clear(self, hosted: TieredPartition) -> None:
+        """Deletes all that the tier has of a partition whose tiering was switched off (KIP-950).
+
+        The log begins on this disk before anything goes. Ends when tiering is switched on again.
+        Raises the error that stops it; the next pass goes on.
+        """
+        partition, log = hosted.partition, hosted.log
+        if (
+            not self._metadata.is_ready(partition)
+            or log.local_log_start_offset > log.high_watermark
+        ):
+            return
+        log.increment_log_start_offset(log.local_log_start_offset)
+        self._copier.forget_unfinished(hosted)
+        await self._delete_dangling(hosted)
+        segments = planner.plan_clearing(self._metadata.remote_segments(partition))
+        await self._delete(
+            *(hosted, segments),
+            lambda: hosted.is_leader and not log.config.remote_storage_enable,
+        )
+
+    async def _delete(
+        self,
+        hosted: TieredPartition,
+        segments: Sequence[RemoteLogSegmentMetadata],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        hosted.delete_lag = _lag(segments)
+        for segment in segments:
+            if not goes_on():
                 return
             await self._deleter.delete(segment)
             lag = hosted.delete_lag
             hosted.delete_lag = CopyLag(lag.bytes - segment.segment_size_bytes, lag.segments - 1)
-        if plan.delete:
-            delete_expired(log, self._now_ms())
 
     async def _delete_dangling(self, hosted: TieredPartition) -> None:
         now_ms = self._mono_ms()

@@ -200,6 +200,18 @@ def plan_expiration(
     return ExpirationPlan((*leftovers, *ordered), moved)
 
 
+def plan_clearing(tier: RemoteSegments) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Returns all segments that were copied, the newest first (KIP-950).
+
+    A deletion that stops half way leaves no hole below the tier's highest offset. So tiering may be
+    switched on again at any time.
+    """
+    finished = (s for s in tier.segments_from(0) if s.state is _S.COPY_SEGMENT_FINISHED)
+    leftovers = (s for s in tier.unfinished() if s.state is _S.DELETE_SEGMENT_STARTED)
+    newest_first = sorted(finished, key=lambda one: (one.end_offset, one.id), reverse=True)
+    return (*leftovers, *newest_first)
+
+
 def _too_old(segment: RemoteLogSegmentMetadata, retention: Retention, now_ms: int) -> bool:
     return 0 <= retention.retention_ms < now_ms - segment.max_timestamp_ms
 

@@ -146,14 +146,26 @@ def test_a_topics_settings_must_fit_what_all_brokers_were_given(s: Scenario) -> 
     assert "retention.ms=3000" in answer.error_message
 
 
-def test_the_tier_can_not_be_switched_off() -> None:
+def test_the_tier_is_switched_off_only_with_its_records() -> None:
+    """KIP-950: to delete what the tier has must be said, and stays said."""
     s = Scenario(config=controller_config(remote_log_storage_system_enable="true"))
     s.start_brokers(1)
     s.create("t", (1,))
-    assert alter(s, TOPIC, ("remote.storage.enable", Request.SET, "true")).error_code == 0
-    answer = alter(s, TOPIC, ("remote.storage.enable", Request.DELETE, None))
-    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    tiered, deletes = "remote.storage.enable", "remote.log.delete.on.disable"
+    assert alter(s, TOPIC, (tiered, Request.SET, "true")).error_code == 0
+    for op, value in ((Request.DELETE, None), (Request.SET, "false")):
+        answer = alter(s, TOPIC, (tiered, op, value))
+        assert answer.error_code == ErrorCode.INVALID_CONFIG
+        assert "remote.log.delete.on.disable=true" in answer.error_message
+        assert "remote.log.copy.disable=true" in answer.error_message
     assert alter(s, TOPIC, ("retention.ms", Request.SET, "5000")).error_code == 0
+    both = ((tiered, Request.SET, "false"), (deletes, Request.SET, "TRUE"))
+    assert alter(s, TOPIC, *both).error_code == 0
+    answer = alter(s, TOPIC, (deletes, Request.DELETE, None))
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert "stays true" in answer.error_message
+    again = ((tiered, Request.SET, "true"), (deletes, Request.SET, "false"))
+    assert alter(s, TOPIC, *again).error_code == 0
 
 
 def test_a_topics_setting_comes_from_the_strongest_who_says_it(s: Scenario) -> None:
