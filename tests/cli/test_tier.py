@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 from tests.tiering.test_cluster import TIERED, fill, local_start, settings
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.cli.main import app
-from tidemark.types import random_uuid, uuid_to_text
+from tidemark.client import Consumer
+from tidemark.types import TopicPartition, random_uuid, uuid_to_text
 
 runner = CliRunner()
 OLD_S = 1_000_000_000
@@ -147,3 +149,31 @@ def test_only_what_no_metadata_names_is_collected(
     assert foreign.exists() and fresh.exists() and note.exists() and log.exists()
     assert [row["kind"] for row in ask(cluster, *gc)] == ["FOREIGN"]
     assert ask(cluster, "verify", "-c", str(config))["findings"] == 0
+
+
+def test_a_topic_leaves_its_tier_only_when_told_to_delete_it(
+    cluster: LocalCluster, place: Path
+) -> None:
+    def alter(*settings: str) -> Any:
+        options = [option for one in settings for option in ("--set", one)]
+        servers = ("--bootstrap-server", cluster.bootstrap_servers)
+        return runner.invoke(app, ["configs", "alter", "--topic", TIERED.topic, *options, *servers])
+
+    refused = alter("remote.storage.enable=false")
+    assert refused.exit_code == 1
+    assert "remote.log.delete.on.disable=true" in refused.output
+    told = alter("remote.storage.enable=false", "remote.log.delete.on.disable=true")
+    assert told.exit_code == 0, told.output
+    parent = next(p for p in (place / "tier").iterdir() if p.name.startswith(TIERED.topic))
+    deadline = time.monotonic() + 30
+    while [*parent.glob("*.log"), *parent.glob("*.sidecar")]:
+        assert time.monotonic() < deadline, list(parent.iterdir())
+        time.sleep(0.05)
+    assert [row["topic"] for row in ask(cluster, "ls") if row["segments"]] == []
+    with Consumer(cluster.bootstrap_servers) as consumer:
+        partition = TopicPartition(TIERED.topic, 0)
+        (start,) = consumer.beginning_offsets([partition]).values()
+        consumer.assign([partition])
+        consumer.seek(partition, start)
+        assert start > 0
+        assert next(iter(consumer.poll(20_000))).offset == start
