@@ -3,9 +3,9 @@ rules).
 
 The oldest segments expire first, and none expires after one that stays. Nothing at or above the
 high watermark expires. With remote storage local retention applies, and only to segments that the
-tier has (at or below highest_remote_offset). Without copies (remote.log.copy.disable) it is that of
-a log without a tier, as in Kafka. The active segment is never deleted. If it breaches
-retention it is rolled, so that the next pass may delete it.
+tier has (at or below highest_remote_offset), also where cleanup.policy lacks delete. Without copies
+(remote.log.copy.disable) it is that of a log without a tier, as in Kafka. The active segment is
+never deleted. If it breaches retention it is rolled, so that the next pass may delete it.
 
 These functions only decide; `commitlog.log.expiration` deletes.
 """
@@ -79,7 +79,7 @@ def reasons(config: TopicConfig) -> tuple[Reason, ...]:
     Size comes before time, as in Kafka: an expired segment behind those that size removes goes in
     the same pass.
     """
-    if config.is_deleted:
+    if config.expires_locally:
         return Reason.LOG_START, Reason.SIZE, Reason.TIME
     return (Reason.LOG_START,)
 
@@ -106,7 +106,7 @@ def next_due_ms(log: RetainedLog, now_ms: int) -> int | None:
     """
     segments = log.segments
     oldest = segments[0]
-    if not log.config.is_deleted or (len(segments) == 1 and oldest.size_bytes == 0):
+    if not log.config.expires_locally or (len(segments) == 1 and oldest.size_bytes == 0):
         return None  # a change of the log start triggers a pass by itself
     if _above_retention_size(log)(oldest):
         return now_ms

@@ -87,6 +87,31 @@ def test_a_copy_that_fails_does_not_hold_back_the_retention_of_the_same_pass(
     assert world.log.log_start_offset == 20
 
 
+@pytest.mark.parametrize("policy", [(), ("compact",)])  # compact: a changed default of the brokers
+def test_without_deletion_local_disks_are_cleaned_and_the_tier_keeps_everything(
+    tmp_path: Path, policy: tuple[str, ...]
+) -> None:
+    world = World(
+        tmp_path,
+        cleanup_policy=policy,
+        retention_ms=1000,
+        retention_bytes=1,
+        local_retention_bytes=1,
+    )
+    world.lead()
+    for _ in range(3):
+        world.produce_segment()
+    world.produce(1)
+    world.now_ms += 1_000_000
+    asyncio.run(world.once())
+    assert world.log.log_start_offset == 0
+    assert [state for _, _, state in world.states()] == [FINISHED] * 3
+    assert world.log.local_log_start_offset == 60
+    world.log.increment_log_start_offset(20)
+    asyncio.run(world.once())
+    assert world.tier_logs() == [20, 40, 60]
+
+
 def test_without_copies_the_local_log_has_the_whole_retention(tmp_path: Path) -> None:
     world = World(
         tmp_path, remote_log_copy_disable=True, local_retention_bytes=1, retention_bytes=100_000

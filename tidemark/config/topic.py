@@ -142,6 +142,12 @@ class TopicConfig:
     def is_deleted(self) -> bool:
         return "delete" in self.cleanup_policy
 
+    @property
+    def expires_locally(self) -> bool:
+        """Whether age and size remove segments from local disks. Without cleanup.policy=delete only
+        those that the tier has, which keeps them for good."""
+        return self.is_deleted or self.copies_to_tier
+
 
 def validate_topic_configs(
     overrides: Mapping[str, str], server: ServerConfig | None = None, *dynamic: Mapping[str, str]

@@ -4,7 +4,7 @@
 Copies that can not be finished any more are deleted first. The plan is made after the tier's
 contents are known, since a fresh leader would delete too much otherwise. Then the log start moves,
 and segments are deleted from the oldest on. So a reader whose offset is refused already sees the
-new log start (RULES.md rule 10).
+new log start (RULES.md rule 10). Without cleanup.policy=delete nothing is too old, or too much.
 """
 
 from __future__ import annotations
@@ -144,9 +144,10 @@ class Expirer:
 
     def _retention(self, hosted: TieredPartition, highest_remote_offset: int) -> planner.Retention:
         log = hosted.log
+        config = log.config
         return planner.Retention(
-            log.config.retention_ms,
-            log.config.retention_bytes,
+            config.retention_ms if config.is_deleted else -1,
+            config.retention_bytes if config.is_deleted else -1,
             log.log_start_offset,
             log.log_end_offset,
             sum(

@@ -98,6 +98,23 @@ def test_only_logs_with_deletion_expire_by_size_and_time() -> None:
     assert reasons(config(cleanup_policy=("compact",))) == (Reason.LOG_START,)
 
 
+@pytest.mark.parametrize("policy", [(), ("compact",)])  # compact: a changed default of the brokers
+def test_without_deletion_only_segments_that_the_tier_has_leave_the_disk(
+    policy: tuple[str, ...],
+) -> None:
+    tiered = {"cleanup_policy": policy, "remote_storage_enable": True, "local_retention_ms": 1000}
+    log = log_of(OLD, OLD, NOW, **tiered)
+    assert reasons(log.config) == reasons(config())
+    for highest, count in ((-1, 0), (9, 1), (19, 2)):
+        log.highest_remote_offset = highest
+        assert expired(log, Reason.TIME, NOW) == Expired(count, rolls=False)
+    assert next_due_ms(log_of(YOUNG, NOW, **tiered), NOW) == YOUNG + 1001
+
+    stopped = log_of(OLD, NOW, **tiered, remote_log_copy_disable=True, retention_ms=1000)
+    assert reasons(stopped.config) == (Reason.LOG_START,)
+    assert next_due_ms(stopped, NOW) is None
+
+
 def test_a_log_is_due_when_its_oldest_segment_expires() -> None:
     log = log_of(NOW - 400, NOW, retention_ms=1000)
     assert next_due_ms(log, NOW) == NOW + 601
