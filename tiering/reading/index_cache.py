@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 DIRECTORY_NAME = "remote-log-index-cache"
 _TEMPORARY = ".tmp"
 _IN_MEMORY_BYTES_MAX = 64 << 20
+# With Kafka's index.interval.bytes of 4096 both indexes have 20 bytes for each 4 KiB of a log.
+_LOG_BYTES_OF_INDEX_BYTE = 4096 // 20
+_INDEX_BYTES_LEAST = 64 << 10
 _KINDS = (IndexType.OFFSET, IndexType.TIMESTAMP)
 
 
@@ -130,14 +133,22 @@ class RemoteIndexCache:
         return parsed
 
     def _fetch(self, segment: RemoteLogSegmentMetadata) -> tuple[bytes, CheckedIndexes]:
-        """Fetches the beginning of the sidecar: the table, then the indexes behind it."""
+        """Fetches the beginning of the sidecar: the table, and the indexes behind it.
+
+        The table tells where they end, but to wait for it takes another request. So the first one
+        asks for as much as indexes usually have at most; an object may end before.
+        """
         fetch = self._storage.fetch_sidecar
         pin = pin_of(segment)
         size = pin.table_bytes if pin else table_bytes(fetch(segment, 0, HEAD_BYTES), segment)
-        head = fetch(segment, 0, size)
-        end = _end(decode_table(head, segment))
-        content = head + fetch(segment, size, end) if end > size else head
-        return content, _parse(segment, content)
+        usual = max(_INDEX_BYTES_LEAST, segment.segment_size_bytes // _LOG_BYTES_OF_INDEX_BYTE)
+        content = fetch(segment, 0, size + usual)
+        table = decode_table(content, segment)
+        end = max(size, _end(table))
+        if end > size + usual:
+            content += fetch(segment, size + usual, end)
+        content = content[:end]
+        return content, _parse(segment, content, table)
 
     def _write(self, name: str, content: bytes) -> None:
         temporary = f"{name}.{threading.get_ident()}{_TEMPORARY}"
@@ -210,10 +221,14 @@ def _end(table: SegmentTable) -> int:
     return max(part.position + part.length for part in map(table.part, _KINDS))
 
 
-def _parse(segment: RemoteLogSegmentMetadata, content: bytes) -> CheckedIndexes:
-    """Verifies and parses the beginning of a sidecar. Raises CorruptMessageError."""
-    table = decode_table(content, segment)
-    if len(content) != max(_end(table), len(table.encode())):
+def _parse(
+    segment: RemoteLogSegmentMetadata, content: bytes, table: SegmentTable | None = None
+) -> CheckedIndexes:
+    """Verifies and parses the beginning of a sidecar, whose `table` may be decoded before. Raises
+    CorruptMessageError.
+    """
+    table = table or decode_table(content, segment)
+    if len(content) != max(_end(table), table_bytes(content, segment)):
         raise table.corrupt("sidecar's beginning", len(content))
     parts = []
     for kind in _KINDS:

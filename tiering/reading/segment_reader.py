@@ -119,6 +119,11 @@ class SegmentReader:
         Returns at least one batch, else at most `max_bytes`; and the position after them.
         """
         indexes = await self.indexes(segment)
+        if end_offset > segment.end_offset:
+            # The first batch is looked for in the first chunk of the request for all of the read.
+            near = indexes.entry_at(offset)[1]
+            wanted = min(near + max(max_bytes, HEADER_BYTES), segment.segment_size_bytes)
+            self._start(segment, self._numbers(near, wanted))
         start, first = await self.find(segment, indexes, offset)
         position = start + first.size_bytes
         limit = min(start + max_bytes, segment.segment_size_bytes)

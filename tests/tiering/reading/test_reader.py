@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,22 @@ def test_the_requests_ahead_of_a_sequential_reader_are_beside_the_one_it_is_in(
     assert len(storage.fetches) == 3
 
 
+def test_a_first_read_within_a_segment_asks_the_store_once_for_its_log(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"remote_log_reader_prefetch_chunks": 0}
+    world, storage = tiered_world(tmp_path, segments=0, settings=settings, segment_bytes=4 << 20)
+    world.produce_segment(batches=16, count=1, size=100_000)
+    world.produce(1)
+
+    async def scenario() -> None:
+        await world.once()
+        records = await world.manager.read(PARTITION, world.log, 12, 600_000)
+        assert records == bytes(world.log.read(12, 600_000).records)
+
+    asyncio.run(scenario())
+    first, end = storage.fetches[0]
+    assert end is not None and end - first > 600_000
+
+
 def test_a_short_or_corrupt_answer_is_not_kept(tmp_path: Path) -> None:
     world, storage = tiered_world(tmp_path, settings={"remote_log_reader_prefetch_chunks": 0})
     fetch = storage.fetch_log_segment
@@ -341,7 +358,7 @@ def test_indexes_of_a_segment_are_loaded_once_for_all_its_readers(tmp_path: Path
         assert all(answers)
 
     asyncio.run(scenario())
-    assert storage.index_fetches == 2  # the table, and the parts behind it
+    assert storage.index_fetches == 1  # the table with the indexes behind it
 
 
 def test_before_the_metadata_is_read_a_read_is_retriable(tmp_path: Path) -> None:
@@ -355,7 +372,7 @@ def test_before_the_metadata_is_read_a_read_is_retriable(tmp_path: Path) -> None
 def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -> None:
     world, storage = tiered_world(tmp_path)
     asyncio.run(world.read_all(0, 40))
-    assert storage.index_fetches == 4
+    assert storage.index_fetches == 2
     cache = tmp_path / "cache-1"
     names = sorted(path.name for path in cache.iterdir())
     assert [name.partition("_")[0] for name in names] == ["0", "20"]
@@ -364,7 +381,7 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
     world.manager = world.new_manager()
     world.lead()
     assert asyncio.run(world.read_all(0, 40)) == world.local_bytes(0, 40)
-    assert storage.index_fetches == 6
+    assert storage.index_fetches == 3
     assert world.manager.metrics.index_cache_refetches == 1
     assert sorted(path.name for path in cache.iterdir()) == names
 
@@ -372,14 +389,18 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
 class Indexes:
     """A storage of sidecars only, each with an offset index of 96 bytes."""
 
-    def __init__(self) -> None:
-        self.size_bytes = 100
+    def __init__(self, entries: int = 12, size_bytes: int = 100) -> None:
+        self.size_bytes = size_bytes
+        self.entries = entries
+        self.fetches: list[tuple[int, int | None]] = []
 
     def pread(self, position: int, size: int) -> bytes:
         return bytes(size)
 
     def fetch_sidecar(self, metadata: Any, start: int, end: int | None = None) -> bytes:
-        offsets = b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in range(1, 13))
+        self.fetches.append((start, end))
+        numbers = range(1, 1 + self.entries)
+        offsets = b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in numbers)
         indexes = {IndexType.OFFSET: offsets, IndexType.TIMESTAMP: b""}
         builder = SidecarBuilder(metadata, LogSegmentData(self, indexes))
         return builder.finish()[0][start:end]
@@ -400,6 +421,14 @@ def test_the_index_cache_keeps_to_its_limit() -> None:
     assert len(smaller) == 1
     smaller.remove(segment(90, 99, 10).id)
     assert len(disk.list()) <= 2
+
+
+def test_indexes_larger_than_usual_are_fetched_to_their_end() -> None:
+    storage: Any = Indexes(entries=9_000, size_bytes=10_000)
+    large = replace(segment(0, 9_999, 1), segment_size_bytes=10_000)
+    cache = RemoteIndexCache(MemoryDirectory(), 1 << 20, storage, RemoteMetrics())
+    assert cache.load(large).indexes.position_of(8_999) == 8_999
+    assert len(storage.fetches) == 3  # its table is not pinned, so its head comes first
 
 
 def test_a_full_disk_does_not_stop_reads_through_the_index_cache() -> None:
