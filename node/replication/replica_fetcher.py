@@ -45,6 +45,7 @@ from tidemark.wire import FetchPartitionData, FetchResponse
 logger = logging.getLogger(__name__)
 
 _GRAIN_S = 0.001  # due within this counts as due now
+_GATHER_S = 0.005  # of partitions that may be fetched again, before a parked fetch ends for them
 
 
 class _State(enum.Enum):
@@ -101,6 +102,7 @@ class ReplicaFetcher:
         self._changed = asyncio.Event()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._fetch: asyncio.Task[FetchResponse] | None = None
+        self._ended_early = False  # the last fetch, for partitions that may be fetched again
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -141,6 +143,16 @@ class ReplicaFetcher:
         self._changed.set()
         if self._fetch is not None and not self._fetch.done():
             self._fetch.cancel()
+
+    def _interrupt_soon(self) -> None:
+        """Ends a fetch that is parked, for partitions that may be fetched again.
+
+        The fetch after it is never ended, because each end may throw an answer away. Otherwise many
+        partitions that come from the tier one by one would hold back all others.
+        """
+        if self._fetch is not None and not self._ended_early:
+            self._ended_early = True
+            asyncio.get_running_loop().call_later(_GATHER_S, self._fetch.cancel)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -215,6 +227,7 @@ class ReplicaFetcher:
             if self._fetch.cancelled():
                 self._end_session()  # interrupted: the set of partitions changed
                 return
+            self._ended_early = False
             response = self._fetch.result()
         finally:
             self._fetch.cancel()
@@ -335,6 +348,7 @@ class ReplicaFetcher:
             finally:
                 item.state = _State.FETCHING
                 self._changed.set()
+                self._interrupt_soon()
 
         task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
         self._side_tasks.add(task)

@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 CONSUME_WAIT_MS = 120_000
 """Longest wait of a write for its own record to be read back."""
 _BACKOFF_MS, _BACKOFF_MAX_MS = 100, 10_000
+_GATHER_S = 0.01
+"""Time for which changes of the assignment are gathered."""
 
 
 def metadata_partition(partition: TopicIdPartition, partition_count: int) -> int:
@@ -211,12 +213,28 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
 
     async def _read(self) -> None:
         """Applies the next records, in slices."""
-        records, moved = await self._topic.poll()
+        records, moved = await self._poll()
         for begin in range(0, len(records), SLICE_RECORDS):
             self._apply_all(records[begin : begin + SLICE_RECORDS], {})
             await asyncio.sleep(0)
         self._apply_all([], moved)
         await self._files.maybe_save(self._followed.values())
+
+    async def _poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
+        """Returns new records; none as soon as the assignment has changed, because a follower may
+        wait for a partition's metadata.
+        """
+        poll = asyncio.ensure_future(self._topic.poll())
+        changed = asyncio.ensure_future(self._assignment_changed.wait())
+        try:
+            await asyncio.wait((poll, changed), return_when=asyncio.FIRST_COMPLETED)
+            if not poll.done():
+                await asyncio.sleep(_GATHER_S)
+            return poll.result() if poll.done() else ([], {})
+        finally:
+            changed.cancel()
+            poll.cancel()
+            await asyncio.wait((poll,))
 
     def _backoff_ms(self, failures: int) -> float:
         longest = min(_BACKOFF_MS * 2 ** min(failures, 16), _BACKOFF_MAX_MS)

@@ -30,7 +30,7 @@ from tiering.threads import DaemonPool
 
 T = TypeVar("T")
 
-_READY_POLL_MS = 20
+_READY_POLL_MS = 5
 
 
 @dataclass(frozen=True, slots=True)

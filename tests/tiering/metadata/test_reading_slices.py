@@ -10,15 +10,18 @@ from uuid import UUID
 
 import pytest
 
+from tests import virtual_time
 from tests.tiering.builders import PARTITION, STARTED, segment, server_config
 from tests.tiering.metadata.test_manager_contract import Broker, FakeTopic
 from tidemark.errors import CorruptMessageError
 from tidemark.records import Record, encode_batch
-from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicPartition
+from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition, TopicPartition
 from tiering.metadata.codec import encode
 from tiering.metadata.segments import RemoteLogSegmentId
-from tiering.metadata.topic import SLICE_RECORDS, ClientMetadataTopic
+from tiering.metadata.topic import SLICE_RECORDS, ClientMetadataTopic, MetadataRecord
 from tiering.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+
+OTHER = TopicIdPartition(UUID(int=5), "other", 0)
 
 
 def test_other_work_of_the_loop_gets_its_turn_after_every_slice() -> None:
@@ -115,3 +118,38 @@ def test_what_can_not_be_decoded_is_fetched_again_and_nothing_is_skipped() -> No
         assert await topic.poll() == ([], {})
 
     asyncio.run(main())
+
+
+def test_a_partition_assigned_later_waits_for_no_poll_without_records() -> None:
+    """A follower that starts from the tier waits for it, for as long as the poll is."""
+
+    class Parked(FakeTopic):
+        async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
+            while all(p == len(self.broker.logs[n]) for n, p in self.positions.items()):
+                self.broker.appended.clear()
+                await self.broker.appended.wait()
+            return await super().poll()
+
+    async def scenario(partitions: int) -> None:
+        broker = Broker(partitions)
+        one = segment(0, 9, 1, state=STARTED)
+        for number in range(partitions):
+            broker.append(number, encode(one))
+        manager = TopicBasedRemoteLogMetadataManager(Parked(broker))
+        await manager.start()
+        manager.on_partition_leadership_changes([PARTITION], [])
+        await asyncio.sleep(5)
+        assert manager.is_ready(PARTITION)
+        began = asyncio.get_running_loop().time()
+        manager.on_partition_leadership_changes([], [OTHER])
+        while not manager.is_ready(OTHER):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - began < 0.02
+        for number in range(partitions):
+            broker.append(number, encode(one))
+        await asyncio.sleep(1)
+        assert {each.position for each in manager._followed.values()} == {2}
+        await manager.close()
+
+    for partitions in (1, 2, 5):
+        virtual_time.run(scenario(partitions))

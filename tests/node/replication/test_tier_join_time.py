@@ -1,0 +1,93 @@
+"""A follower that starts from the tier joins in the time of its local part: it waits for no long
+poll of other partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests import virtual_time
+from tests.node.cluster import Cluster, Link
+from tests.node.replication.test_tier import FakeTier
+from tests.node.replication.test_tier_bootstrap import produce_segments
+from tidemark.v1 import metadata_pb2 as records_pb
+
+
+class SlowTier(FakeTier):
+    async def fetch_aux_state(self, *args: Any, **how: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await super().fetch_aux_state(*args, **how)
+
+
+async def with_an_idle_partition(cluster: Cluster, tier: FakeTier) -> None:
+    """Broker 1 leads two partitions; broker 3 follows the second alone, which is idle."""
+    cluster.start(1, 2, 3)
+    cluster.create_topic(
+        (1, 2), remote_storage_enable="true", local_retention_bytes="1", retention_bytes="100000000"
+    )
+    other = records_pb.PartitionRecord(
+        partition_id=1, topic_id=cluster.topic_id.bytes, replicas=(1, 3), isr=(1, 3), leader=1
+    )
+    cluster.publish(records_pb.MetadataRecord(partition=other))
+    await produce_segments(cluster, "v0", "v1")
+    await cluster.nodes[1].produce("v2")
+    tier.archive(cluster.nodes[1].hosted().log, cluster.nodes[1].clock.wall_ms())
+    await asyncio.sleep(5)
+
+
+def add_broker_3(cluster: Cluster) -> None:
+    change = records_pb.PartitionChangeRecord(partition_id=0, topic_id=cluster.topic_id.bytes)
+    change.replicas.ids.extend((1, 2, 3))
+    change.adding_replicas.ids.append(3)
+    cluster.publish(records_pb.MetadataRecord(partition_change=change))
+
+
+def test_a_follower_from_the_tier_does_not_wait_for_the_fetch_that_is_parked() -> None:
+    async def main() -> None:
+        tier = SlowTier()
+        cluster = Cluster(tier)
+        await with_an_idle_partition(cluster, tier)
+        began = asyncio.get_running_loop().time()
+        add_broker_3(cluster)
+        while cluster.nodes[3].hosted().log.log_end_offset < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert cluster.nodes[3].hosted().log.local_log_start_offset == 2
+        assert asyncio.get_running_loop().time() - began < 0.1
+        await cluster.stop()
+
+    virtual_time.run(main())
+
+
+def test_many_partitions_from_the_tier_hold_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may end a parked fetch; an answer on its way for longer is thrown away with it."""
+    fetch = Link.fetch
+
+    async def slow_fetch(link: Link, *args: Any) -> Any:
+        answer = await fetch(link, *args)
+        await asyncio.sleep(0.1)
+        return answer
+
+    async def main() -> None:
+        tier = SlowTier()
+        cluster = Cluster(tier)
+        await with_an_idle_partition(cluster, tier)
+        monkeypatch.setattr(Link, "fetch", slow_fetch)
+        _, fetcher = cluster.nodes[3].hosting._fetchers._peers[1]
+        ended = 0
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            before = fetcher._ended_early
+            fetcher._interrupt_soon()
+            ended += fetcher._ended_early and not before
+        assert ended > 0
+        add_broker_3(cluster)
+        for _ in range(300):
+            await asyncio.sleep(0.01)
+            fetcher._interrupt_soon()
+        assert cluster.nodes[3].hosted().log.log_end_offset == 3
+        await cluster.stop()
+
+    virtual_time.run(main())
