@@ -85,7 +85,7 @@ class Node:
         self.fatal: list[FatalError] = []
         self.config = broker_config(node_id, **settings)
         self.clock = loop_clock()
-        tier = cluster.tier
+        self.tier = tier = cluster.tier_of(self)
         self.logs = self.make_logs()
         self.logs.open()
         self.view = ClusterView(self.config)
@@ -133,7 +133,7 @@ class Node:
         return LogManager([self.directory], self.config, now_ms=self.clock.wall_ms)
 
     def _fetcher(self, endpoint: Endpoint) -> ReplicaFetcher:
-        tier = self.cluster.tier
+        tier = self.tier
         return ReplicaFetcher(
             self.config,
             self.identity,
@@ -278,6 +278,10 @@ class Cluster:
 
     def next_broker_epoch(self) -> int:
         return self.image.offset + 1
+
+    def tier_of(self, node: Node) -> Any:
+        """The tier of a node that starts; by default one object for all of them."""
+        return self.tier
 
     def start(self, *node_ids: int, **settings: str) -> None:
         for node_id in node_ids:

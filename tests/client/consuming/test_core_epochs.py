@@ -247,3 +247,25 @@ def test_a_position_that_is_looked_up_and_refused_is_asked_for_with_growing_paus
     fetching.answer(failing(A, ErrorCode.OFFSET_OUT_OF_RANGE), after_ms=0)
     assert fetching.sent, "records came: the next one is looked up at once"
     assert fetching.now_ms == begin_ms
+
+
+@pytest.mark.parametrize("reset", ["none", "earliest"])
+def test_offsets_that_are_there_in_an_older_epoch_alone_are_other_records(reset: str) -> None:
+    """Records of epoch 7 were read up to 10; the leader has epoch 5 up to 12 and none of epoch 7.
+    Kafka reads on without a word; a reader without a policy is told here."""
+    fetching = Fetching(reset)
+    fetching.leaders.epochs[A] = 8
+    fetching.assign(A, at=None)
+    fetching.seek(A, 10, epoch=7)
+    fetching.step()
+    asked = max(fetching.sent)
+    fetching.sent = {asked: fetching.sent[asked]}
+    fetching.answer(FetchPartitionData(*A, diverging_epoch=(5, 12)))
+    if reset == "none":
+        error = fetching.error()
+        assert isinstance(error, LogTruncationError)
+        assert (error.offset, error.diverging_offset) == (10, None)
+        assert not fetching.sent, "until the caller seeks"
+    else:
+        (request,) = fetching.sent.values()
+        assert request.asked[A].target == Position(10, 5)

@@ -481,9 +481,15 @@ class FetchCore:
             lost = LogTruncationError(partition.topic_partition, target.offset, None)
             self._reset_by_policy(partition, lost, now_ms, until_seek=True)
         elif end_offset >= target.offset:
-            # The offsets are there, in an older epoch. Kafka takes that for a position confirmed.
+            # The offsets are there, in an older epoch. Kafka takes the position for confirmed. At
+            # the end of that epoch it is: a look-up names the epoch of a leader that wrote
+            # nothing. Else records of the epoch that was read are gone; a policy reads on.
             problem = NetworkError(f"{partition.topic_partition}: diverges from epoch {epoch}")
-            if epoch < target.epoch:
+            tells = self.settings.auto_offset_reset not in _RESETS
+            if epoch < target.epoch and end_offset > target.offset and tells:
+                gone = LogTruncationError(partition.topic_partition, target.offset, None)
+                self.assignment.halt(partition, gone, until_seek=True)
+            elif epoch < target.epoch:
                 partition.target = replace(target, epoch=epoch)
                 self.assignment.enter(partition, Ready())
             else:
