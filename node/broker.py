@@ -27,6 +27,7 @@ from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
 from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
+from node.quotas.clients import ClientQuotas
 from node.replication.client import GrpcReplicationClient
 from node.replication.hosting import Hosting
 from node.replication.isr import IsrKeeper
@@ -43,6 +44,7 @@ from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceHandler
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
+from node.serving.throttling import Throttling
 from node.serving.tier_reads import TierReads
 from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
@@ -152,7 +154,10 @@ class BrokerServer:
                 reserve.watch(partial(setattr, directory.state, "refuses_appends"))
 
     def _request_handlers(self, isr: IsrKeeper, clock: Clock) -> RequestHandlers:
-        timeout_ms = self._config.remote_list_offsets_request_timeout_ms
+        config = self._config
+        quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds)
+        self._loader.add_publisher(quotas)
+        timeout_ms = config.remote_list_offsets_request_timeout_ms
         return RequestHandlers(
             ProduceHandler(self.partitions, clock),
             FetchHandler(
@@ -165,6 +170,7 @@ class BrokerServer:
             OffsetFinder(self.partitions, self._tier, timeout_ms),
             RecordDeleter(self.partitions),
             ProducerIdManager(self._identity, self._client),
+            Throttling(quotas),
         )
 
     def _replica_fetchers(self, clock: Clock) -> ReplicaFetchers:

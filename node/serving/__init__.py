@@ -4,7 +4,8 @@
 for `log_service.RequestHandlers`: `produce.ProduceHandler`, `fetching.FetchHandler`,
 `offsets.OffsetFinder`, `record_deletion.RecordDeleter`, `producer_ids.ProducerIdManager`.
 `broker_admin` answers for the disks of this node. `fetch_session` has the partitions of a fetch.
-`tier_reads` bounds reads from the tier, `request_memory` the bytes of requests in flight.
+`tier_reads` bounds reads from the tier, `request_memory` the bytes of requests in flight,
+`throttling.Throttling` the rates of clients. `callers` says who a client is.
 
 `node.broker` puts all of it together; nothing else imports it but the tests.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -31,12 +32,15 @@ from node.serving.produce import ProduceHandler, ProduceResult, result_of
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
+from node.serving.throttling import Charge, Throttling
 from quorum.services.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
+from tidemark.quotas.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire.exchange import Answer, answer_each, answer_in_order
+from tidemark.wire.primitives import int_field
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class RequestHandlers:
     offsets: OffsetFinder
     deletion: RecordDeleter
     producer_ids: ProducerIdManager
+    throttling: Throttling = field(default_factory=Throttling)
 
 
 class LogService:
@@ -70,6 +75,7 @@ class LogService:
         fetch_max_bytes: int,
     ) -> None:
         self._handlers = handlers
+        self._throttling = handlers.throttling
         self._images = images
         self._memory = memory
         self._cluster_id = cluster_id
@@ -89,10 +95,14 @@ class LogService:
                     "Produce": grpc.unary_unary_rpc_method_handler(self.produce),
                     "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
                     "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
-                    "ListOffsets": _unary(self.list_offsets, pb.ListOffsetsRequest),
-                    "Metadata": _unary(self.metadata, pb.MetadataRequest),
-                    "DeleteRecords": _unary(self.delete_records, pb.DeleteRecordsRequest),
-                    "InitProducerId": _unary(self.init_producer_id, pb.InitProducerIdRequest),
+                    "ListOffsets": _unary(self._charged(self.list_offsets), pb.ListOffsetsRequest),
+                    "Metadata": _unary(self._charged(self.metadata), pb.MetadataRequest),
+                    "DeleteRecords": _unary(
+                        self._charged(self.delete_records), pb.DeleteRecordsRequest
+                    ),
+                    "InitProducerId": _unary(
+                        self._charged(self.init_producer_id), pb.InitProducerIdRequest
+                    ),
                 },
             ),
             grpc.method_handlers_generic_handler(
@@ -114,13 +124,27 @@ class LogService:
 
     async def produce(self, payload: bytes, context: Context) -> bytes:
         """Appends, then waits as `acks` says; bounded by the memory of requests."""
-        answer = self._produce(payload, context)
+        await self._throttling.until_unmuted(context)
+        answer = self._begin_produce(payload, context)
         return answer if isinstance(answer, bytes) else await answer
 
     async def produce_stream(self, requests: Any, context: Context) -> None:
         """Answers produce requests of one client in their order."""
-        work = answer_in_order(context, lambda payload: self._produce(payload, context))
+        work = answer_in_order(
+            context,
+            lambda payload: self._begin_produce(payload, context),
+            partial(self._throttling.muted_s, context),
+        )
         await self._until_stopped(context, work)
+
+    def _begin_produce(self, payload: bytes, context: Context) -> Answer:
+        """`_produce`; where quotas are set, the client is charged."""
+        if not self._throttling.is_active:
+            return self._produce(payload, context)
+        charge = self._throttling.begin(context)
+        charge.use(PRODUCER_BYTE_RATE, len(payload))
+        answer = charge.spend(lambda: self._produce(payload, context))
+        return _charged_produce(charge, answer)
 
     def _produce(self, payload: bytes, context: Context) -> Answer:
         """Returns the answer at once, unless it waits for memory or replicas."""
@@ -181,11 +205,26 @@ class LogService:
         return answer
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
-        """Answers a consumer's long poll."""
+        """Answers a consumer's long poll. A client that is above its quota gets an answer without
+        partitions, and at most what the quota's windows hold otherwise (KIP-219)."""
+        if not self._throttling.is_active:
+            return wire.encode_fetch_response(await self._fetch(request, request.max_bytes))
+        await self._throttling.until_unmuted(context)
+        charge = self._throttling.begin(context)
+        throttle_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
+        if throttle_ms:
+            return wire.encode_fetch_response(wire.FetchResponse(throttle_time_ms=throttle_ms))
+        most = charge.most_bytes(CONSUMER_BYTE_RATE, self._limit(request.max_bytes))
+        response = await charge.spending(self._fetch(request, most))
+        charge.use(CONSUMER_BYTE_RATE, response.size_bytes)
+        response.throttle_time_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
+        return wire.encode_fetch_response(response)
+
+    async def _fetch(self, request: pb.FetchRequest, max_bytes: int) -> wire.FetchResponse:
         params = FetchParams(
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
-            min_bytes=request.min_bytes,
-            max_bytes=self._limit(request.max_bytes),
+            min_bytes=min(request.min_bytes, self._limit(max_bytes)),
+            max_bytes=self._limit(max_bytes),
             read_committed=request.isolation_level == 1,
             rack=request.rack_id,
         )
@@ -194,7 +233,7 @@ class LogService:
         if request.plain_records:
             for answer, item in zip(answers, request.partitions, strict=True):
                 to_plain(answer, item.fetch_offset)
-        return wire.encode_fetch_response(wire.FetchResponse(answers))
+        return wire.FetchResponse(answers)
 
     async def replica_fetch(
         self,
@@ -263,6 +302,21 @@ class LogService:
 
     def _limit(self, max_bytes: int) -> int:
         return min(max_bytes, self._fetch_max_bytes) if max_bytes > 0 else self._fetch_max_bytes
+
+    def _charged(self, method: Any) -> Any:
+        """A small call whose time on the loop is charged to its client."""
+
+        async def call(request: Any, context: Context) -> Any:
+            if not self._throttling.is_active:
+                return await method(request, context)
+            await self._throttling.until_unmuted(context)
+            charge = self._throttling.begin(context)
+            try:
+                return await charge.spending(method(request, context))
+            finally:
+                charge.throttle_ms()
+
+        return call
 
     # --- the small calls -----------------------------------------------------------------------
 
@@ -396,6 +450,33 @@ def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchP
 async def _refuse(context: Context, error: ApiError) -> bytes:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     raise error
+
+
+def _charged_produce(charge: Charge, answer: Answer) -> bytes | asyncio.Future[bytes]:
+    """The answer with the throttle time of the client, as it is when the answer is made."""
+    if isinstance(answer, bytes):
+        return answer + _throttle_field(charge)
+    inner = asyncio.ensure_future(answer)
+    outer: asyncio.Future[bytes] = inner.get_loop().create_future()
+
+    def end(_: asyncio.Future[bytes]) -> None:
+        if outer.done():
+            return
+        if inner.cancelled():
+            outer.cancel()
+        elif (error := inner.exception()) is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(inner.result() + _throttle_field(charge))
+
+    inner.add_done_callback(end)
+    outer.add_done_callback(lambda _: inner.cancel())
+    return outer
+
+
+def _throttle_field(charge: Charge) -> bytes:
+    """`throttle_time_ms` of a ProduceResponse; a message may be continued by its fields."""
+    return int_field(2, charge.throttle_ms(PRODUCER_BYTE_RATE))
 
 
 def _produce_response(results: Sequence[ProduceResult]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from tidemark.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from tidemark.quotas.entities import QuotaEntity, QuotaFilter
 from tidemark.types import TopicPartition
 
 SETTINGS = {
@@ -146,6 +148,32 @@ def test_a_consumer_in_another_rack_reads_from_the_follower_there(
         asyncio.run(read())
     finally:
         cluster.resume(partition.leader)
+
+
+def test_quotas_throttle_a_named_client_and_tell_it_so(cluster: LocalCluster, admin: Admin) -> None:
+    admin.create_topics([NewTopic("limited", 1, 1)])
+    named = QuotaEntity("ANONYMOUS", "naïve etl")
+    admin.alter_client_quotas({named: {"producer_byte_rate": 100, "consumer_byte_rate": 100}})
+    deadline_s = time.monotonic() + 20
+    while named not in admin.describe_client_quotas([QuotaFilter("client-id")]):
+        assert time.monotonic() < deadline_s
+    with (
+        Producer(cluster.bootstrap_servers, client_id="naïve etl") as producer,
+        Producer(cluster.bootstrap_servers) as other,
+        Consumer(cluster.bootstrap_servers, client_id="naïve etl") as consumer,
+    ):
+        consumer.assign([TopicPartition("limited", 0)])
+        consumer.seek_to_beginning()
+        while not producer.metrics()["produce-throttle-time-max"]:
+            assert time.monotonic() < deadline_s
+            producer.send("limited", b"x" * 1_050).result(10)
+        other.send("limited", b"y" * 3_000).result(10)
+        assert len(consumer.poll(10_000))
+        assert consumer.metrics()["fetch-throttle-time-max"] > 0
+        assert other.metrics()["produce-throttle-time-max"] == 0
+        admin.alter_client_quotas({named: {"producer_byte_rate": None, "consumer_byte_rate": None}})
+    while admin.describe_client_quotas():
+        assert time.monotonic() < deadline_s
 
 
 def test_a_record_too_large_for_its_topic_is_refused(cluster: LocalCluster, admin: Admin) -> None:

@@ -46,8 +46,8 @@ class _Context:
 class VirtualConnections(Connections):
     """Connections to a virtual cluster."""
 
-    def __init__(self, cluster: VirtualCluster, *, request_timeout_ms: int = 30_000) -> None:
-        super().__init__(request_timeout_ms=request_timeout_ms)
+    def __init__(self, cluster: VirtualCluster, **settings: Any) -> None:
+        super().__init__(**settings)
         self.cluster = cluster
 
     async def call(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -29,7 +31,8 @@ from tidemark.errors import (
     UnsupportedVersionError,
 )
 from tidemark.types import Endpoint
-from tidemark.wire.exchange import Exchange
+from tidemark.wire.channel import CLIENT_ID_KEY
+from tidemark.wire.exchange import Exchange, Metadata
 from tidemark.wire.network import open_channel
 
 T = TypeVar("T")
@@ -91,9 +94,10 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
 class _Connection:
     """A channel and its calls that stay open; `under_way` counts requests without an outcome."""
 
-    __slots__ = ("_exchanges", "_methods", "channel", "under_way")
+    __slots__ = ("_call_metadata", "_exchanges", "_methods", "channel", "under_way")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, metadata: Metadata) -> None:
+        self._call_metadata = metadata
         self.channel = open_channel(address, _CHANNEL_OPTIONS)
         self.under_way = 0
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -104,13 +108,16 @@ class _Connection:
         if found is None:
             # No serializers: bytes are sent as they are, and decoding happens in the caller's
             # frame, not in gRPC's callback.
-            found = self._methods[path] = self.channel.unary_unary(path, None, None)
+            found = self.channel.unary_unary(path, None, None)
+            if self._call_metadata is not None:
+                found = partial(found, metadata=self._call_metadata)
+            self._methods[path] = found
         return found
 
     def exchange(self, path: str) -> Exchange:
         found = self._exchanges.get(path)
         if found is None or not found.is_open:
-            found = self._exchanges[path] = Exchange(self.channel, path)
+            found = self._exchanges[path] = Exchange(self.channel, path, self._call_metadata)
         return found
 
     async def close(self) -> None:
@@ -129,8 +136,11 @@ class Connections:
     no other is under way there.
     """
 
-    def __init__(self, *, request_timeout_ms: int = 30_000) -> None:
+    def __init__(self, *, request_timeout_ms: int = 30_000, client_id: str = "") -> None:
         self._request_timeout_ms = request_timeout_ms
+        self._call_metadata: Metadata = None
+        if client_id:
+            self._call_metadata = ((CLIENT_ID_KEY, quote(client_id, safe=" ")),)
         self._connections: dict[str, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = self._is_forked = False
@@ -156,7 +166,7 @@ class Connections:
             raise ClientClosedError("the client is closed")
         found = self._connections.get(address)
         if found is None:
-            found = self._connections[address] = _Connection(address)
+            found = self._connections[address] = _Connection(address, self._call_metadata)
         return found
 
     async def call(

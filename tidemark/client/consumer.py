@@ -47,7 +47,8 @@ class AsyncConsumer(AsyncCloses):
     log was truncated, it goes on where log and position part, unless it is "none". `buffer_bytes`
     bounds the bytes fetched ahead. With `client_rack` it reads from the replica that the leaders'
     `replica.selector.class` names (KIP-392). `check_crcs` has the CRC of each batch compared, also
-    of raw ones. Raises ConfigError for a wrong setting.
+    of raw ones. Quotas of the cluster may be set for `client_id`. Raises ConfigError for a wrong
+    setting.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class AsyncConsumer(AsyncCloses):
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
         client_rack: str = "",
+        client_id: str = "",
         random_seed: int | None = None,
     ) -> None:
         if auto_offset_reset not in _RESETS:
@@ -79,7 +81,7 @@ class AsyncConsumer(AsyncCloses):
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         rng = make_rng(random_seed)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
-        self._connections = Connections(request_timeout_ms=request_timeout_ms)
+        self._connections = Connections(request_timeout_ms=request_timeout_ms, client_id=client_id)
         self._metadata = MetadataCache(
             self._connections,
             bootstrap,
@@ -185,6 +187,10 @@ class AsyncConsumer(AsyncCloses):
         for partition, answer in found.items():
             to = answer or ends[partition]
             self._seek(partition, Position(to.offset, to.leader_epoch) if to else Position(0))
+
+    def metrics(self) -> dict[str, float]:
+        """Times in ms for which brokers throttled this consumer, by Kafka's names."""
+        return self._fetcher.core.throttled.metrics("fetch")
 
     async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record; waits for a look-up that is under way.

@@ -48,7 +48,8 @@ class AsyncProducer(AsyncCloses):
     `buffer_memory` limits the bytes not yet acknowledged; beyond it, sends wait up to
     `max_block_ms`. `delivery_timeout_ms` limits the time of a record from send to acknowledgement,
     retries included. It is at least `linger_ms` + `request_timeout_ms`; None means 120,000, or that
-    sum if it is larger. Raises ConfigError for settings that contradict each other.
+    sum if it is larger. Quotas of the cluster may be set for `client_id`. Raises ConfigError for
+    settings that contradict each other.
 
     - Every record handed over is given out, failed, or still owned.
     - Every delivery has an outcome, within delivery.timeout.ms or close(timeout).
@@ -77,13 +78,13 @@ class AsyncProducer(AsyncCloses):
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
+        client_id: str = "",
         random_seed: int | None = None,
         connect: Callable[..., Connections] = Connections,
     ) -> None:
         _check_settings(acks, enable_idempotence, compression_type)
         max_in_flight = max_in_flight_requests_per_connection
         _check_limits(batch_size, max_request_size, buffer_memory, max_block_ms, max_in_flight)
-        bootstrap = parse_bootstrap_servers(bootstrap_servers)
         self._wall_ms = surroundings().wall_ms
         self._loop_time = asyncio.get_running_loop().time
         self._linger_ms = linger_ms
@@ -99,10 +100,10 @@ class AsyncProducer(AsyncCloses):
         rng = make_rng(random_seed)
         least_ms = min(retry_backoff_ms, retry_backoff_max_ms)
         retry = RetryPolicy(delivery_ms, least_ms, retry_backoff_max_ms)
-        self._connections = connect(request_timeout_ms=request_timeout_ms)
+        self._connections = connect(request_timeout_ms=request_timeout_ms, client_id=client_id)
         self._metadata = MetadataCache(
             self._connections,
-            bootstrap,
+            parse_bootstrap_servers(bootstrap_servers),
             retry=retry,
             rng=rng,
             metadata_max_age_ms=metadata_max_age_ms,
@@ -265,6 +266,10 @@ class AsyncProducer(AsyncCloses):
     def max_block_ms(self) -> float:
         """The longest wait of a send for room or for its topic's metadata."""
         return self._limits.max_block_ms
+
+    def metrics(self) -> dict[str, float]:
+        """Times in ms for which brokers throttled this producer, by Kafka's names."""
+        return self._core.throttled.metrics("produce")
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
         """The partitions of a topic. Raises UnknownTopicOrPartitionError after max.block.ms."""

@@ -23,6 +23,7 @@ from tidemark.client.admission import Admission, Limits, ParkedTable, View
 from tidemark.client.batch import Batch, Stamp, State
 from tidemark.client.delivery import ArrowSend
 from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.client.throttled import ThrottledNodes
 from tidemark.errors import (
     ApiError,
     ClusterAuthorizationFailedError,
@@ -136,7 +137,7 @@ class ProducerCore:
         self.admission = Admission(self.accumulator, view, limits, rng)
         self._requests: dict[ProduceCall, None] = {}
         self._in_flight: dict[int, int] = {}  # requests per node
-        self._muted_until_ms: dict[int, float] = {}  # nodes that asked for a pause (KIP-219)
+        self.throttled = ThrottledNodes()
         self._to_cut: list[Batch] = []
         self._identity = Chore(retry, rng)
         self._refresh = Chore(retry, rng)
@@ -200,7 +201,7 @@ class ProducerCore:
         def has_room(leader: int) -> bool:
             if self._in_flight.get(leader, 0) >= self._limits.max_in_flight:
                 return False
-            return now_ms >= self._muted_until_ms.get(leader, now_ms)
+            return now_ms >= self.throttled.until_ms(leader)
 
         return has_room
 
@@ -240,10 +241,7 @@ class ProducerCore:
     def answered(self, request: ProduceCall, answer: Any, now_ms: float) -> list[Batch]:
         """Takes a ProduceResponse. Returns the batches that failed for good."""
         self._end(request)
-        if answer.throttle_time_ms > 0:
-            until_ms = now_ms + answer.throttle_time_ms
-            muted_ms = self._muted_until_ms.get(request.leader, until_ms)
-            self._muted_until_ms[request.leader] = max(muted_ms, until_ms)  # of answers in flight
+        self.throttled.answered(request.leader, answer.throttle_time_ms, now_ms)
         answers = {(r.topic, r.index): r for r in answer.responses}
         batches = request.open_batches
         for batch in batches:
@@ -394,9 +392,7 @@ class ProducerCore:
             yield request.look_at_ms
         if self.is_empty and not self._wants:
             return
-        for until_ms in self._muted_until_ms.values():
-            if until_ms > now_ms:
-                yield until_ms
+        yield from self.throttled.ends_after(now_ms)
         if self.accumulator.needs_identity and not self._identity.is_under_way:
             yield max(now_ms, self._identity.not_before_ms)
         if not self._refresh.is_under_way and self._wants:

@@ -305,6 +305,10 @@ class Producer(_Face):
 
         return SyncArrowDelivery(self._thread.run(accept()), self._thread)
 
+    def metrics(self) -> dict[str, float]:
+        """Times in ms for which brokers throttled this producer, by Kafka's names."""
+        return self._core.metrics()
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until all records sent before are acknowledged or have failed. Raises
         TimeoutError.
@@ -373,6 +377,10 @@ class Consumer(_Face):
     def seek_to_timestamp(self, timestamps: int | Mapping[TopicPartition, int]) -> None:
         """Moves partitions to the first record at or after a time (ms)."""
         self._thread.run(self._core.seek_to_timestamp(timestamps))
+
+    def metrics(self) -> dict[str, float]:
+        """Times in ms for which brokers throttled this consumer, by Kafka's names."""
+        return self._core.metrics()
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record."""

@@ -289,6 +289,10 @@ class ServerConfig:
     queued_max_request_bytes: int = setting(
         256 << 20, doc="bytes of produce requests under way before new ones wait", at_least=1 << 20
     )
+    quota_window_num: int = setting(
+        11, doc="windows of client quotas: all but one are the burst of a client", at_least=1
+    )
+    quota_window_size_seconds: int = setting(1, doc="length of each of these windows", at_least=1)
     producer_id_expiration_ms: int = setting(
         86_400_000, doc="a silent producer is forgotten", at_least=1
     )

@@ -353,6 +353,10 @@ class _Call:
     def invocation_metadata(self) -> tuple[Any, ...]:
         return self.metadata
 
+    def peer(self) -> str:
+        """The connection that the call came by."""
+        return f"sim:{self.source.name}"
+
     def time_remaining(self) -> float | None:
         if self.deadline_s is None:
             return None
@@ -487,6 +491,7 @@ class _StreamContext:
         self._encode = encode
         self.abort = call.abort
         self.invocation_metadata = call.invocation_metadata
+        self.peer = call.peer
         self.time_remaining = call.time_remaining
 
     async def read(self) -> Any:

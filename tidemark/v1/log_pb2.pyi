@@ -448,7 +448,7 @@ class FetchResponse(_message.Message):
     error_code: _errors_pb2.ErrorCode.ValueType
     error_message: _builtins.str
     throttle_time_ms: _builtins.int
-    """above 0: send nothing to this broker for so long (KIP-219)"""
+    """above 0: send nothing to this broker for so long (KIP-219). Without responses: ask the same again then"""
     session_id: _builtins.int
     """of a follower's call that stays open; 0: every request must name all partitions"""
     @_builtins.property

@@ -8,6 +8,9 @@ FETCH = "/tidemark.v1.Log/Fetch"
 REPLICA_FETCH = "/tidemark.v1.Replication/Fetch"
 REPLICA_FETCH_STREAM = "/tidemark.v1.Replication/FetchStream"
 
+CLIENT_ID_KEY = "tidemark-client-id"
+"""Metadata of a call: the client's client.id, percent-encoded. Quotas and logs name it."""
+
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [

@@ -23,6 +23,9 @@ import grpc.aio
 logger = logging.getLogger(__name__)
 
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
+Metadata = tuple[tuple[str, str], ...] | None
+"""Metadata of a call; None: it has none."""
+
 _UNDER_WAY_MAX = 64  # that a node works on
 _ASKED_MAX = 1024  # that a call takes from its client before it refuses more
 
@@ -36,9 +39,10 @@ class Exchange:
     nobody waits for any more is not sent.
     """
 
-    def __init__(self, channel: Any, path: str) -> None:
+    def __init__(self, channel: Any, path: str, metadata: Metadata = None) -> None:
         # No serializers: requests and answers are bytes.
-        self._call = channel.stream_stream(path, None, None)()
+        begin = channel.stream_stream(path, None, None)
+        self._call = begin() if metadata is None else begin(metadata=metadata)
         self._outgoing: deque[_Outgoing] = deque()  # not written yet
         self._has_outgoing = asyncio.Event()
         self._waiting: deque[asyncio.Future[bytes]] = deque()  # written, not answered yet
@@ -162,18 +166,23 @@ async def answer_each(context: Any, answer: Callable[[Any], Coroutine[Any, Any, 
 Answer = bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]
 
 
-async def answer_in_order(context: Any, answer: Callable[[bytes], Answer]) -> None:
+async def answer_in_order(
+    context: Any, answer: Callable[[bytes], Answer], pause_s: Callable[[], float] | None = None
+) -> None:
     """Serves one exchange: works on up to `_UNDER_WAY_MAX` requests at once and answers in their
     order.
 
     Further requests wait in gRPC's flow control. `answer` returns the answer, or an awaitable of
     it: a future, or a coroutine, which costs a task. Both are cancelled if the call ends first.
+    A request is taken up when `pause_s` is 0; until then, those behind it are not read.
     """
     under_way = _UnderWay()
 
     async def take() -> None:
         try:
             while (request := await context.read()) is not _END:
+                while pause_s is not None and (wait_s := pause_s()) > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(wait_s)
                 under_way.add(_begun(answer, request))
                 if len(under_way.answers) >= _UNDER_WAY_MAX:
                     await under_way.room()

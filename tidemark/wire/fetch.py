@@ -73,6 +73,14 @@ class FetchResponse:
     throttle_time_ms: int = 0
     session_id: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records."""
+        return sum(
+            buffers_of(item.records)[1] + sum(record.ByteSize() for record in item.plain_records)
+            for item in self.responses
+        )
+
 
 _PARTITION_TAG = tag(3, LENGTH_DELIMITED)
 _RECORDS_TAG = tag(11, LENGTH_DELIMITED)

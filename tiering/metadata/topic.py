@@ -258,6 +258,7 @@ def client_settings(client: type[Any], settings: Mapping[str, str], own: str) ->
     parameters = inspect.signature(client).parameters
     defaults: dict[str, Any] = {
         "acks": "all",
+        "client_id": "__remote_log_metadata_client",  # without one, it shares others' default quota
         "linger_ms": 0,
         "auto_offset_reset": "earliest",
         "fetch_max_bytes": _FETCH_BYTES,

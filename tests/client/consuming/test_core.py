@@ -15,6 +15,7 @@ from tidemark.client.errors import (
     CorruptBatchError,
     NoOffsetForPartitionError,
 )
+from tidemark.client.throttled import ThrottledNodes
 from tidemark.errors import (
     ApiError,
     CorruptMessageError,
@@ -279,6 +280,30 @@ def test_a_throttled_client_leaves_the_node_alone_for_so_long() -> None:
     assert fetching.asked() == [(2, [C])]
     fetching.step(after_ms=1)
     assert fetching.asked() == [(2, [C]), (1, [A, B])]
+
+
+def test_a_throttled_answer_without_partitions_is_no_failure_and_is_asked_again() -> None:
+    fetching = Fetching()
+    fetching.assign(A, B)
+    fetching.answer(throttle=3_000)
+    assert not fetching.leaders.is_stale
+    fetching.step(after_ms=2_999)
+    assert fetching.asked() == []
+    fetching.step(after_ms=1)
+    assert fetching.asked() == [(1, [A, B])]
+    times = {"fetch-throttle-time-avg": 3_000, "fetch-throttle-time-max": 3_000}
+    assert fetching.core.throttled.metrics("fetch") == times
+
+
+def test_a_shorter_throttle_time_of_another_answer_does_not_shorten_a_longer_one() -> None:
+    throttled = ThrottledNodes()
+    throttled.answered(1, 3_000, 0.0)
+    throttled.answered(1, 100, 10.0)
+    throttled.answered(1, 0, 20.0)
+    assert throttled.until_ms(1) == 3_000
+    assert throttled.until_ms(2) == 0
+    assert list(throttled.ends_after(2_999)) == [3_000]
+    assert list(throttled.ends_after(3_000)) == []
 
 
 def test_only_what_the_buffer_has_room_for_is_fetched_and_decoding_overlaps() -> None:

@@ -47,6 +47,7 @@ from tidemark.client.errors import (
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.records import RawBatches
 from tidemark.client.retry import is_retriable
+from tidemark.client.throttled import ThrottledNodes
 from tidemark.errors import (
     CorruptMessageError,
     InconsistentTopicIdError,
@@ -78,7 +79,7 @@ class FetchCore:
         self._rng = rng
         self._requests: dict[int, Request] = {}
         self._fetches_of: dict[int, int] = {}  # under way, by node
-        self._muted_until_ms: dict[int, float] = {}  # by node (KIP-219)
+        self.throttled = ThrottledNodes()
         self._cancelled: list[int] = []
         self._last_id = 0
         self._refresh: Refreshing | Resting = Resting()
@@ -166,7 +167,7 @@ class FetchCore:
             return None
         if is_fetch:
             node = node_of(partition, node, now_ms)
-        muted_until_ms = self._muted_until_ms.get(node, 0.0)
+        muted_until_ms = self.throttled.until_ms(node)
         if muted_until_ms > now_ms:
             effects.wake(muted_until_ms)
             return None
@@ -257,8 +258,7 @@ class FetchCore:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if response.throttle_time_ms > 0:
-            self._muted_until_ms[request.node] = now_ms + response.throttle_time_ms
+        self.throttled.answered(request.node, response.throttle_time_ms, now_ms)
         if response.error_code:
             text = f"node {request.node}: {response.error_message}"
             self.failed(request_id, error_of(response.error_code, text), now_ms)
@@ -292,7 +292,7 @@ class FetchCore:
         # A node fills an answer in the order of the request (KIP-74): those that got records are
         # behind the others in the next one.
         for partition in self._unnamed(request, filled):
-            if filled:
+            if filled or response.throttle_time_ms:  # a throttled answer names none
                 self.assignment.enter(partition, Ready())
             else:
                 problem = NetworkError(f"node {request.node} answered without the partition")

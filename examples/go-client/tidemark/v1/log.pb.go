@@ -356,7 +356,7 @@ type FetchResponse struct {
 	ErrorCode      ErrorCode                      `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
 	ErrorMessage   string                         `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	Responses      []*FetchResponse_PartitionData `protobuf:"bytes,3,rep,name=responses,proto3" json:"responses,omitempty"`                                    // in the order of the request
-	ThrottleTimeMs int32                          `protobuf:"varint,4,opt,name=throttle_time_ms,json=throttleTimeMs,proto3" json:"throttle_time_ms,omitempty"` // above 0: send nothing to this broker for so long (KIP-219)
+	ThrottleTimeMs int32                          `protobuf:"varint,4,opt,name=throttle_time_ms,json=throttleTimeMs,proto3" json:"throttle_time_ms,omitempty"` // above 0: send nothing to this broker for so long (KIP-219). Without responses: ask the same again then
 	SessionId      int32                          `protobuf:"varint,5,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`                  // of a follower's call that stays open; 0: every request must name all partitions
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
