@@ -60,7 +60,15 @@ class ThrottleTimes:
 
 
 @dataclass(slots=True)
-class RemoteMetrics(ThrottleTimes):
+class RestoreCounts(ThrottleTimes):
+    """Tries to restore leaders without a log; each also counts as a build of auxiliary state."""
+
+    restore_requests: int = 0
+    restore_errors: int = 0
+
+
+@dataclass(slots=True)
+class RemoteMetrics(RestoreCounts):
     """Counts since the start of the process; bytes are those of log segments alone."""
 
     remote_copy_bytes: int = 0
@@ -120,6 +128,8 @@ OWN_TOTALS = {
     "RemoteFetchTimeouts": "remote_fetch_timeouts",
     "RemoteFetchCorrupt": "remote_fetch_corrupt",
     "RemoteLogManagerTaskErrors": "task_errors",
+    "RemoteLogRestoreRequests": "restore_requests",
+    "RemoteLogRestoreErrors": "restore_errors",
     "RemoteChunkCacheHits": "chunk_cache_hits",
     "RemoteChunkCacheMisses": "chunk_cache_misses",
     "RemoteChunkPrefetches": "chunk_prefetches",

@@ -9,7 +9,7 @@ wait for their turn, which costs nothing; the deadline begins with the turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,14 +18,18 @@ from commitlog.segment.producer_replay import NO_PRODUCERS, producers_after
 from tidemark.config import ServerConfig
 from tidemark.errors import RequestTimedOutError
 from tidemark.types import TopicIdPartition
-from tiering.errors import RemoteResourceNotFoundError, RemoteStorageNotReadyError
+from tiering.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageNotReadyError,
+    plugin_errors_typed,
+)
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.failures import naming
-from tiering.store.manager import IndexType, RemoteStorageManager
+from tiering.store.manager import IndexType, RemoteStorageManager, SegmentListing
 from tiering.tasks import planner, recovery
-from tiering.tasks.unrecorded import UnrecordedSegments
+from tiering.tasks.unrecorded import UnrecordedSegments, UnrecordedSegmentsError
 from tiering.threads import DaemonPool
 
 T = TypeVar("T")
@@ -86,8 +90,7 @@ class RemoteAuxStates:
                 return await self._cut(partition, segment, offset)
             return await self._at_end(segment)
 
-        await self._ready(partition)
-        return await self._in_turn(f"remote state of {partition} before {offset}", work)
+        return await self._in_turn(partition, f"remote state of {partition} before {offset}", work)
 
     async def latest(self, partition: TopicIdPartition) -> RemoteHistory | None:
         """Fetches the latest history; see `RemoteLogManager.latest_history`."""
@@ -96,14 +99,45 @@ class RemoteAuxStates:
             await self._unrecorded.check(partition)
             segments = self._metadata.list_remote_log_segments(partition)
             last = recovery.latest_segment(segments)
+            await self._check_unfinished(partition, recovery.unfinished_above(segments, last))
             if last is None:
                 return None
             state = await self._at_end(last)
             first = recovery.first_offset(segments, state.epochs, last)
             return RemoteHistory(first, last.next_offset, state.epochs, state.producer_snapshot)
 
-        await self._ready(partition)
-        return await self._in_turn(f"the history of {partition} in the tier", work)
+        self._metrics.restore_requests += 1
+        try:
+            what = f"the history of {partition} in the tier"
+            return await self._in_turn(partition, what, work)
+        except BaseException:
+            self._metrics.restore_errors += 1
+            raise
+
+    async def _check_unfinished(
+        self, partition: TopicIdPartition, unfinished: Collection[RemoteLogSegmentMetadata]
+    ) -> None:
+        """Raises UnrecordedSegmentsError if one of the segments is whole in the store.
+
+        Its copy ended, and the record of that was lost, or never written. A log that begins below
+        it would use its offsets again, and its objects would be deleted as an unfinished copy.
+        """
+        storage = self._storage
+        if not unfinished or not isinstance(storage, SegmentListing):
+            return
+        wanted = {segment.id: segment for segment in unfinished}
+
+        def whole() -> list[RemoteLogSegmentMetadata]:
+            with plugin_errors_typed():
+                found = storage.list_segments(partition)
+                return [wanted[stored.id] for stored in found if stored.id in wanted]
+
+        for segment in await self._run(whole):
+            raise UnrecordedSegmentsError(
+                f"the store has the whole segment {segment.id} of {partition} from offset"
+                f" {segment.start_offset} on, and no record that its copy ended: a log that begins"
+                " below it would lose it. Run `tidemark tier rebuild`"
+            )
 
     async def _ready(self, partition: TopicIdPartition) -> None:
         """Waits until the metadata of a partition is read, a moment after it was assigned here.
@@ -118,10 +152,15 @@ class RemoteAuxStates:
         except TimeoutError:
             raise RemoteStorageNotReadyError from None
 
-    async def _in_turn(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Does the work, as one of a bounded number, with the deadline."""
+    async def _in_turn(
+        self, partition: TopicIdPartition, what: str, work: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Does the work when the metadata is read, as one of a bounded number, with the
+        deadline.
+        """
         self._metrics.build_remote_log_aux_state_requests += 1
         try:
+            await self._ready(partition)
             async with self._turns:
                 async with asyncio.timeout(self._timeout_ms / 1000):
                     return await work()

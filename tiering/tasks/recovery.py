@@ -17,11 +17,23 @@ def latest_segment(
     segments: Sequence[RemoteLogSegmentMetadata],
 ) -> RemoteLogSegmentMetadata | None:
     """Returns the last segment of the latest lineage: the newest epoch, and its highest offset."""
-    return max(
-        finished(segments),
-        key=lambda segment: (segment.segment_leader_epochs[-1].epoch, segment.end_offset),
-        default=None,
-    )
+    return max(finished(segments), key=_recency, default=None)
+
+
+def unfinished_above(
+    segments: Sequence[RemoteLogSegmentMetadata], last: RemoteLogSegmentMetadata | None
+) -> list[RemoteLogSegmentMetadata]:
+    """Returns the segments that would be later than `last` if their copies were finished."""
+    return [
+        segment
+        for segment in segments
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        and (last is None or _recency(segment) > _recency(last))
+    ]
+
+
+def _recency(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
+    return segment.segment_leader_epochs[-1].epoch, segment.end_offset
 
 
 def first_offset(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,13 +16,17 @@ from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
 from tidemark.errors import RequestTimedOutError
+from tidemark.types import uuid_to_text
 from tiering.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageNotReadyError,
     RetriableRemoteStorageError,
 )
+from tiering.metadata.cache import RemoteLogMetadataCache
+from tiering.metadata.segments import RemoteLogSegmentId, RemoteLogSegmentState
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.manager import IndexType
+from tiering.tasks.unrecorded import UnrecordedSegmentsError
 
 
 class Hanging(DirectoryRemoteStorageManager):
@@ -156,6 +163,9 @@ def test_metadata_that_is_never_read_is_an_error_to_retry(tmp_path: Path) -> Non
     ):
         with pytest.raises(RemoteStorageNotReadyError):
             asyncio.run(call())
+    report = world.manager.report(world.now_ms)
+    assert report["BuildRemoteLogAuxStateErrorsTotal"] == 2
+    assert report["RemoteLogRestoreErrorsTotal"] == report["RemoteLogRestoreRequestsTotal"] == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("plug-in"), SystemExit(3), KeyError("x")])
@@ -179,3 +189,56 @@ def test_whatever_a_store_raises_for_a_follower_or_a_restore_is_an_error_to_retr
     ):
         with pytest.raises(RetriableRemoteStorageError, match="remote segment"):
             asyncio.run(call())
+
+
+def test_a_whole_segment_whose_copy_has_no_end_on_record_is_not_left_out_of_a_restore(
+    tmp_path: Path,
+) -> None:
+    """The log would begin below it and use its offsets again."""
+    old = World(tmp_path, local_retention_bytes=1)
+    old.lead()
+    old.produce_segment()
+    old.produce_segment()
+    old.produce(1)
+    asyncio.run(old.once())
+    history = old.metadata.history
+    first, last = sorted(history.caches.pop(PARTITION).segments(), key=lambda s: s.start_offset)
+    history.caches[PARTITION] = cache = RemoteLogMetadataCache()
+    leader = World(tmp_path, broker_id=2, history=history)
+    leader.lead(1)
+
+    cache.restore(replace(last, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED))
+    old.storage.delete_log_segment_data(first)
+    with pytest.raises(UnrecordedSegmentsError, match="tidemark tier rebuild"):
+        asyncio.run(leader.manager.latest_history(PARTITION))
+    old.storage.delete_log_segment_data(last)
+    assert asyncio.run(leader.manager.latest_history(PARTITION)) is None
+
+
+def test_an_unfinished_copy_below_the_end_of_the_tier_holds_back_no_restore(
+    tmp_path: Path,
+) -> None:
+    old = World(tmp_path, local_retention_bytes=1)
+    old.lead()
+    old.produce_segment()
+    old.produce_segment()
+    old.produce(1)
+    asyncio.run(old.once())
+    cache = old.metadata.history.caches[PARTITION]
+    first = min(cache.segments(), key=lambda s: s.start_offset)
+    begun = RemoteLogSegmentId(PARTITION, UUID(int=99))
+    cache.restore(
+        replace(
+            first,
+            remote_log_segment_id=begun,
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+            custom_metadata=None,
+        )
+    )
+    for name in (tmp_path / "tier").rglob(f"*{uuid_to_text(first.id)}*"):
+        shutil.copy(name, str(name).replace(uuid_to_text(first.id), uuid_to_text(UUID(int=99))))
+    leader = World(tmp_path, broker_id=2, history=old.metadata.history)
+    leader.lead(1)
+    found = asyncio.run(leader.manager.latest_history(PARTITION))
+    assert found is not None
+    assert (found.log_start_offset, found.next_offset) == (0, 40)
