@@ -5,6 +5,7 @@ the latter with its whole lineage, log start and producers. It stays so when it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,18 @@ class DyingPlan(CrashPlan):
         return super().before(operation, name)
 
 
-@pytest.mark.parametrize("keep", ["nothing", "random", "everything"])
-def test_the_power_fails_at_any_point(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+def die_anywhere(
+    work: Callable[[Directory, Ack], None],
+    check_after: Callable[[Directory, list[str], object], None],
+    keep: Keep,
+    monkeypatch: pytest.MonkeyPatch,
+) -> set[str]:
+    """Ends the work at each of its points in turn, and checks what the disk then has; returns the
+    points.
+    """
     points: list[str] = []
     whole: Any = CrashingDirectory(MemoryDirectory(), CrashPlan(None, points))
-    restart(whole, lambda _: None)
+    work(whole, lambda _: None)
     for number, point in enumerate(points):
         plan = DyingPlan(point)
 
@@ -149,6 +157,70 @@ def test_the_power_fails_at_any_point(keep: Keep, monkeypatch: pytest.MonkeyPatc
         disk, acks = MemoryDirectory("memory", seed=number), list[str]()
         dying: Any = CrashingDirectory(disk, plan)
         with pytest.raises(Died):
-            restart(dying, acks.append)
+            work(dying, acks.append)
         disk.crash(keep=keep)
-        check(disk, acks, point)
+        check_after(disk, acks, point)
+    return set(points)
+
+
+@pytest.mark.parametrize("keep", ["nothing", "random", "everything"])
+def test_the_power_fails_at_any_point(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_anywhere(restart, check, keep, monkeypatch)
+
+
+def restore(directory: Directory, ack: Ack) -> None:
+    """A leader without a record is restored from the tier, and goes on in its own epoch."""
+    manager, log = open_all(directory)
+    manager.checkpoint_existence()
+    ack("empty")
+    restored(log)
+    ack("restored")
+    log.append_as_leader(of_producer(log), 7, NOW_MS)
+    log.flush()
+    ack("appended")
+    manager.close(True)
+
+
+def of_producer(log: Log) -> bytes:
+    """The next batch of the producer that the snapshot names."""
+    records = [Record(0, NOW_MS, None, b"after the restore")]
+    return encode_batch(
+        records, producer_id=7, producer_epoch=0, base_sequence=log.log_end_offset - 58
+    )
+
+
+def restored(log: Log) -> None:
+    rebuild_from_remote(log, LINEAGE, snapshot(), 100, NOW_MS, log_start_offset=4)
+    log.epochs.assign(7, 100)
+    log.update_high_watermark(100)
+
+
+def check_restored(directory: Directory, acks: list[str], what: object) -> None:
+    """Asserts that the leader is empty, so that it is restored again, or whole."""
+    manager, log = open_all(directory)
+    found = state(log)
+    if found[1] == 0:
+        assert found == (0, 0, ()), what
+        assert "restored" not in acks, what
+        restored(log)
+    assert log.log_start_offset == 4, what
+    assert log.local_log_start_offset == 100, what
+    assert log.epochs.entries()[:3] == LINEAGE, what
+    end = log.log_end_offset
+    assert end == 101 if "appended" in acks else end in (100, 101), what
+    assert log.producers.producers[7].last_sequence == end - 59, what
+    log.append_as_leader(of_producer(log), 8, NOW_MS)
+    log.validate()
+    manager.close(True)
+    manager, log = open_all(directory)
+    assert (log.log_start_offset, log.log_end_offset) == (4, end + 1), what
+    manager.close(True)
+
+
+@pytest.mark.parametrize("keep", ["nothing", "random", "everything"])
+def test_a_restore_that_ends_at_any_point_is_done_again_or_whole(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kill the disk keeps everything, of a power failure less."""
+    reached = die_anywhere(restore, check_restored, keep, monkeypatch)
+    assert {"rename:restart:1", "remove:restart:1"} <= reached

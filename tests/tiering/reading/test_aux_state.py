@@ -14,6 +14,7 @@ import pytest
 
 from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION
+from tests.tiering.metadata.test_manager_contract import Broker, FakeTopic
 from tests.tiering.world import World
 from tidemark.errors import RequestTimedOutError
 from tidemark.types import uuid_to_text
@@ -24,6 +25,7 @@ from tiering.errors import (
 )
 from tiering.metadata.cache import RemoteLogMetadataCache
 from tiering.metadata.segments import RemoteLogSegmentId, RemoteLogSegmentState
+from tiering.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.manager import IndexType
 from tiering.tasks.unrecorded import UnrecordedSegmentsError
@@ -242,3 +244,40 @@ def test_an_unfinished_copy_below_the_end_of_the_tier_holds_back_no_restore(
     found = asyncio.run(leader.manager.latest_history(PARTITION))
     assert found is not None
     assert (found.log_start_offset, found.next_offset) == (0, 40)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_lagging_metadata_topic_is_waited_for(tmp_path: Path, restores: bool) -> None:
+    """With the real manager of the topic: its reader does not get on, then it does."""
+    broker = Broker()
+    topic = FakeTopic(broker)
+
+    async def main() -> None:
+        old = World(tmp_path, metadata=TopicBasedRemoteLogMetadataManager(FakeTopic(broker)))
+        await old.metadata.start()
+        old.lead()
+        while not old.metadata.is_ready(PARTITION):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        old.produce_segment()
+        old.produce(1)
+        await old.once()
+        new = World(tmp_path, broker_id=2, metadata=TopicBasedRemoteLogMetadataManager(topic))
+        await new.metadata.start()
+        topic.hold = True
+        if restores:
+            new.lead(1)
+            asked = asyncio.ensure_future(new.manager.latest_history(PARTITION))
+        else:
+            new.follow()
+            asked = asyncio.ensure_future(new.manager.fetch_aux_state(PARTITION, 0, 20))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not asked.done()
+        topic.hold = False
+        found: Any = await asked
+        assert found is not None
+        assert (found.next_offset if restores else found.start_offset) == 20
+        for world in (old, new):
+            await world.metadata.close()
+
+    asyncio.run(main())
