@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 REFUSED_WAIT_MS = 30_000
 """Wait after an error that may last; it doubles with each one."""
 REFUSED_WAIT_MAX_MS = 3_600_000
+PASS_S = 30.0
+"""Time after which a pass begins no other copy: retention comes after the copies of a pass. The
+next one begins at once."""
 
 
 class Copier:
@@ -132,15 +135,20 @@ class Copier:
         """
         copies: deque[asyncio.Future[None]] = deque()
         hosted.copy_failed = False
+        until_s = asyncio.get_running_loop().time() + PASS_S
         try:
             for segment in candidates:
                 if len(copies) >= self._concurrency:
                     await copies[0]
                     copies.popleft()
                 if self._may_copy(hosted):
-                    await self._throttle(hosted, segment.size_bytes)
+                    await self._throttle(hosted, until_s)
                 if hosted.copy_failed or not self._may_copy(hosted):
                     break
+                if asyncio.get_running_loop().time() >= until_s:
+                    hosted.nudged.set()
+                    break
+                self._quota.record(segment.size_bytes, asyncio.get_running_loop().time())
                 before = copies[-1] if copies else None
                 copies.append(asyncio.ensure_future(self._copy_segment(hosted, segment, before)))
             for copy in copies:
@@ -152,19 +160,19 @@ class Copier:
         finally:
             await asyncio.gather(*copies, return_exceptions=True)
 
-    async def _throttle(self, hosted: TieredPartition, size_bytes: int) -> None:
-        """Waits for the quota of copies, while the partition is led."""
+    async def _throttle(self, hosted: TieredPartition, until_s: float) -> None:
+        """Waits for the quota of copies while the partition is led, at most until `until_s`."""
         now_s = asyncio.get_running_loop().time
         began_s, throttled = now_s(), False
-        while (wait_s := self._quota.throttle_s(now_s())) > 0 and not hosted.retired.is_set():
+        while (wait_s := self._quota.throttle_s(now_s())) > 0 and now_s() < until_s:
+            if hosted.retired.is_set():
+                break
             throttled = True
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout_at(min(now_s() + wait_s, until_s)):
                     await hosted.retired.wait()
         if throttled:
             self._quota.throttle_time.add(now_s() - began_s)
-        if not hosted.retired.is_set():
-            self._quota.record(size_bytes, now_s())
 
     def _may_copy(self, hosted: TieredPartition) -> bool:
         return (

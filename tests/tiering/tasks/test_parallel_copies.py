@@ -17,8 +17,9 @@ from tests.tiering.tasks.test_remover import Inline
 from tests.tiering.world import World
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiering.tasks.copier import REFUSED_WAIT_MS
+from tiering.tasks.copier import PASS_S, REFUSED_WAIT_MS
 from tiering.tasks.partition import SegmentFiles
+from tiering.tasks.quota import RateQuota
 
 SETTLED_S = 1.0
 
@@ -218,3 +219,44 @@ def test_one_at_a_time_is_a_setting(tmp_path: Path) -> None:
 
     play(scenario)
     assert gated.finished() == [0, 20, 40, 60]
+
+
+def test_a_long_backlog_does_not_hold_back_retention(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, at_once=1)
+    world = gated.world
+
+    async def scenario() -> None:
+        passing = await gated.passing()
+        await asyncio.sleep(PASS_S)
+        await gated.let(0)
+        assert passing.done() and gated.begun == [0]
+        assert world.log.local_log_start_offset == 20
+        assert world.manager._hosted[PARTITION].nudged.is_set(), "the next pass begins at once"
+        passing = await gated.passing()
+        await gated.let(20, 40, 60)
+        assert passing.done() and gated.recorded() == [0, 20, 40, 60]
+
+    play(scenario)
+
+
+def test_copies_that_wait_for_their_quota_do_not_hold_back_retention(tmp_path: Path) -> None:
+    gated = Gated(tmp_path)
+    world = gated.world
+    quota = world.manager._copier._quota = RateQuota(1, 11, 1)
+
+    async def scenario() -> None:
+        passing = await gated.passing()
+        await gated.let(0)
+        world.log.increment_log_start_offset(20)
+        waits_s = quota.throttle_s(asyncio.get_running_loop().time())
+        await asyncio.sleep(PASS_S)
+        assert waits_s > PASS_S and passing.done()
+        assert gated.begun == [0] and world.tier_logs() == [], "it lay below the log start"
+        assert quota.throttle_time.count == 1
+        passing = await gated.passing()
+        await asyncio.sleep(waits_s - PASS_S - 3 * SETTLED_S)
+        assert gated.begun == [0], "what was not begun is not charged, nor forgiven"
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+
+    play(scenario)
