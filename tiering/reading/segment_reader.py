@@ -280,7 +280,7 @@ class SegmentReader:
                 continue
             share = 1 - ahead / (2 + 2 * self._prefetch_requests)
             room = self._chunks.room_ahead(self._chunk_bytes, share)
-            if room >= min(len(missing), self._run_max // _SHORTENED_MOST):
+            if room >= min(len(missing), max(1, self._run_max // _SHORTENED_MOST)):
                 self._metrics.chunk_prefetches += 1
                 self._start(segment, missing[:room])
         return beyond

@@ -154,3 +154,24 @@ def test_requests_far_ahead_of_one_reader_leave_room_for_the_next_one_of_another
 
     asyncio.run(scenario())
     assert begun == [2, 1]
+
+
+def test_a_request_ahead_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
+    """Half of the cache has room for the chunk that was asked for, and for one ahead."""
+    chunk = MIB // 4
+    cold = Cold(
+        tmp_path,
+        1,
+        40,
+        remote_log_reader_chunk_bytes=chunk,
+        remote_log_reader_chunk_cache_total_size_bytes=5 * chunk,
+        remote_log_reader_prefetch_chunks=4,
+    )
+    ((partition, log),) = cold.logs.items()
+
+    async def scenario() -> None:
+        await cold.manager.read(partition, log, 0, 2 * BATCH_BYTES)
+        await cold.manager.stop()
+
+    asyncio.run(scenario())
+    assert cold.manager.metrics.chunk_prefetches == 1
