@@ -28,6 +28,7 @@ from node.membership.lifecycle import BrokerLifecycle
 from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
 from node.quotas.clients import ClientQuotas
+from node.quotas.replication import FOLLOWER, LEADER, ReplicationThrottle
 from node.replication.client import GrpcReplicationClient
 from node.replication.hosting import Hosting
 from node.replication.isr import IsrKeeper
@@ -166,6 +167,7 @@ class BrokerServer:
                 self._tier_reads,
                 clock,
                 selects_closest=self._config.selects_closest_replica,
+                throttle=self._replication_throttle(LEADER),
             ),
             OffsetFinder(self.partitions, self._tier, timeout_ms),
             RecordDeleter(self.partitions),
@@ -183,6 +185,8 @@ class BrokerServer:
                 lambda: self._cluster.settings.follower_fetch_last_tiered_offset_enable,
             )
 
+        throttle = self._replication_throttle(FOLLOWER)
+
         def make(endpoint: Endpoint) -> ReplicaFetcher:
             return ReplicaFetcher(
                 self._config,
@@ -192,9 +196,15 @@ class BrokerServer:
                 bootstrap,
                 self._on_fatal,
                 clock,
+                throttle,
             )
 
         return ReplicaFetchers(make)
+
+    def _replication_throttle(self, side: str) -> ReplicationThrottle:
+        throttle = ReplicationThrottle(side, self._config)
+        self._cluster.subscribe(throttle.reconfigure)
+        return throttle
 
     def _directory_failed(self, directory: LogDirectory) -> None:
         """Takes the partitions of a failed directory offline and reports it to the controller.

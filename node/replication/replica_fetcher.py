@@ -23,6 +23,7 @@ from commitlog.log.continuity import check_begun
 from commitlog.types import CorruptLogError
 from node.membership.identity import BrokerIdentity
 from node.partition.hosted import HostedPartition
+from node.quotas.replication import ReplicationThrottle
 from node.replication import follower_log
 from node.replication.client import ReplicationClient
 from node.replication.tier_bootstrap import TierBootstrap, leader_offset
@@ -83,8 +84,10 @@ class ReplicaFetcher:
         bootstrap: TierBootstrap | None,
         on_fatal: Callable[[FatalError], None],
         clock: Clock,
+        throttle: ReplicationThrottle | None = None,
     ) -> None:
         self._clock = clock
+        self._throttle = throttle
         self._config = config
         self._identity = identity
         self._cluster_id = cluster_id
@@ -310,6 +313,7 @@ class ReplicaFetcher:
             elif code == ErrorCode.NONE:
                 follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
                 item.retry_at, item.failures = 0.0, 0
+                self._hold_back(item, answer)
             elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
                 self._aside(item, self._find_range(item), _State.TRUNCATING)
@@ -322,6 +326,19 @@ class ReplicaFetcher:
             raise
         except TidemarkError as error:
             self._failed(item, error)
+
+    def _hold_back(self, item: _FollowedPartition, answer: FetchPartitionData) -> None:
+        """Has a throttled replica that is not in sync wait until its rate is kept (KIP-73)."""
+        hosted, throttle = item.hosted, self._throttle
+        if throttle is None or hosted.log.log_end_offset >= answer.high_watermark:
+            return
+        if throttle.holds(hosted.config, hosted.topic_partition.partition):
+            now_s = asyncio.get_running_loop().time()
+            throttle.record(len(answer.payload), now_s)
+            wait_s = throttle.wait_s(now_s)
+            if wait_s > 0:
+                item.retry_at = now_s + wait_s
+                self._rest(item)
 
     def _failed(self, item: _FollowedPartition, error: TidemarkError | OSError) -> None:
         """Tries again after a pause. Damage in the own log stays: the replica is given up."""

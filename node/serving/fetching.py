@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from commitlog.types import CorruptLogError, FetchResult, TransactionsUncheckedError
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
+from node.quotas.replication import ReplicationThrottle
 from node.replication.isr import IsrKeeper
 from node.runtime.clock import Clock
 from node.serving.closest_replica import closest_replica
@@ -81,12 +82,14 @@ class FetchHandler:
         clock: Clock,
         *,
         selects_closest: bool = False,
+        throttle: ReplicationThrottle | None = None,
     ) -> None:
         self.selects_closest = selects_closest
         self._partitions = partitions
         self._isr = isr
         self._remote = remote
         self._clock = clock
+        self._throttle = throttle
 
     async def fetch(self, params: FetchParams, context: FetchContext) -> list[FetchPartitionData]:
         """Returns the context's answers: one per partition, in order; in a session, the news."""
@@ -184,12 +187,12 @@ class FetchHandler:
                 found.answer_now = True
                 set_positions(answer, hosted)
                 return
-        if replica is not None and acknowledge:
-            self._isr.on_follower_fetch(
-                hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
-            )
-        if replica is not None and replica.node_id not in core.isr:
-            context.look_again(item)  # it may join the ISR without another record
+        throttle = None
+        if replica is not None:
+            throttle = self._heard_of(replica, context, item, hosted, acknowledge)
+        if throttle is not None and throttle.wait_s(self._clock.mono_ms() / 1000) > 0:
+            set_positions(answer, hosted)
+            return
         limit = _read_limit(hosted, params)
         room = params.max_bytes - found.size_bytes
         if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
@@ -208,9 +211,33 @@ class FetchHandler:
             if result.records:
                 _fill(answer, hosted, params, item, result, found)
             found.size_bytes += len(result.records)
+            if throttle is not None:
+                throttle.record(len(result.records), self._clock.mono_ms() / 1000)
         elif item.fetch_offset < limit:
             context.look_again(item)  # the next answer has room for it
         set_positions(answer, hosted)
+
+    def _heard_of(
+        self,
+        replica: FetchingReplica,
+        context: FetchContext,
+        item: FetchPartition,
+        hosted: HostedPartition,
+        acknowledge: bool,
+    ) -> ReplicationThrottle | None:
+        """Takes the acknowledgement of a follower. Returns the throttle that it is held to, which
+        one in the ISR never is."""
+        if acknowledge:
+            self._isr.on_follower_fetch(
+                hosted, replica, item.fetch_offset, item.log_start_offset, self._clock.mono_ms()
+            )
+        if replica.node_id in hosted.core.isr:
+            return None
+        context.look_again(item)  # it may join the ISR without another record
+        throttle, partition = self._throttle, hosted.topic_partition.partition
+        if throttle is None or not throttle.holds(hosted.config, partition):
+            return None
+        return throttle
 
     def _beyond_local(
         self,

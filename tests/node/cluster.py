@@ -19,6 +19,7 @@ from node.membership.identity import BrokerIdentity
 from node.partition.cluster_view import ClusterView
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
+from node.quotas.replication import FOLLOWER, LEADER, ReplicationThrottle
 from node.replication.hosting import Hosting
 from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
@@ -93,6 +94,7 @@ class Node:
         self.isr = IsrKeeper(self.identity, self.partitions, cluster.controller, self.clock)
         self.assignments = DirectoryAssignments(self.identity, cluster.controller)
         self.reads = TierReads(tier, 500, 30_000)
+        self.follower_throttle = self._throttle(FOLLOWER)
         self.hosting = Hosting(
             self.config,
             self.view,
@@ -112,6 +114,7 @@ class Node:
                 self.reads,
                 self.clock,
                 selects_closest=self.config.selects_closest_replica,
+                throttle=self._throttle(LEADER),
             ),
             OffsetFinder(self.partitions, tier),
             RecordDeleter(self.partitions),
@@ -142,7 +145,13 @@ class Node:
             None if tier is None else TierBootstrap(tier, 1000, self._last_tiered_offset),
             self.fatal.append,
             self.clock,
+            self.follower_throttle,
         )
+
+    def _throttle(self, side: str) -> ReplicationThrottle:
+        throttle = ReplicationThrottle(side, self.config)
+        self.view.subscribe(throttle.reconfigure)
+        return throttle
 
     def _last_tiered_offset(self) -> bool:
         return self.view.settings.follower_fetch_last_tiered_offset_enable

@@ -36,12 +36,20 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
     one_of: tuple[str, ...] | None = None,
+    matching: str | None = None,
 ) -> Any:
     """A field of a settings class; without a default the setting is required.
 
-    A tuple is written as a comma-separated list.
+    A tuple is written as a comma-separated list. Its items, or the text, have to match the regular
+    expression `matching`.
     """
-    metadata = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
+    metadata = {
+        "doc": doc,
+        "at_least": at_least,
+        "at_most": at_most,
+        "one_of": one_of,
+        "matching": matching,
+    }
     if default is _MISSING:
         return dataclasses.field(metadata=metadata, kw_only=True)
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
@@ -103,7 +111,10 @@ def convert(key: str, field: dataclasses.Field[Any], kind: Any, text: str) -> An
         raise ConfigError(f"{key}={text!r} is above the greatest allowed value {high}")
     choices = field.metadata["one_of"]
     items = value if isinstance(value, tuple) else (value,)
+    pattern = field.metadata["matching"]
     for item in items:
+        if pattern is not None and not re.fullmatch(pattern, item):
+            raise ConfigError(f"{key}={text!r}: {item!r} is not {field.metadata['doc']}")
         if choices is not None and item not in choices:
             raise ConfigError(f"{key}={text!r}: {item!r} is none of {', '.join(choices)}")
         if items.count(item) > 1:

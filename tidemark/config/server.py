@@ -293,6 +293,18 @@ class ServerConfig:
         11, doc="windows of client quotas: all but one are the burst of a client", at_least=1
     )
     quota_window_size_seconds: int = setting(1, doc="length of each of these windows", at_least=1)
+    leader_replication_throttled_rate: int = setting(
+        2**63 - 1, doc="bytes a second that throttled replicas here send to followers", at_least=1
+    )
+    follower_replication_throttled_rate: int = setting(
+        2**63 - 1, doc="bytes a second that throttled replicas here fetch", at_least=1
+    )
+    replication_quota_window_num: int = setting(
+        11, doc="windows over which the rate of throttled replicas is measured", at_least=1
+    )
+    replication_quota_window_size_seconds: int = setting(
+        1, doc="length of each of these windows", at_least=1
+    )
     producer_id_expiration_ms: int = setting(
         86_400_000, doc="a silent producer is forgotten", at_least=1
     )

@@ -38,6 +38,7 @@ _SYNONYMS = {
     "local.retention.ms": "log.local.retention.ms",
     "local.retention.bytes": "log.local.retention.bytes",
 }
+_REPLICA = r"\*|\d+:\d+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,14 @@ class TopicConfig:
     )
     local_retention_bytes: int = setting(
         -2, doc="size limit of local segments; -2: as retention.bytes", at_least=-2
+    )
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        (),
+        doc="partition:broker of leaders that send at the throttled rate; *: all",
+        matching=_REPLICA,
+    )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        (), doc="partition:broker of followers that fetch at that rate; *: all", matching=_REPLICA
     )
 
     @property
@@ -228,6 +237,8 @@ def synonym_of(topic_key: str) -> str:
 _OF_BROKERS = frozenset(
     {
         "follower.fetch.last.tiered.offset.enable",
+        "follower.replication.throttled.rate",
+        "leader.replication.throttled.rate",
         "log.cleaner.backoff.ms",
         "log.cleaner.dedupe.buffer.size",
         "log.cleaner.io.buffer.load.factor",
