@@ -17,6 +17,7 @@ from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.manager.manager import LogManager
 from node.membership.lifecycle import BrokerLifecycle
+from node.partition.cluster_view import ClusterView
 from node.runtime.tasks import spawn
 from node.serving.fetch_session import FetchPartition, SessionlessFetch
 from node.serving.fetching import FetchParams
@@ -26,6 +27,7 @@ from tests import virtual_time
 from tests.inline import Inline
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
 from tests.quorum.controller.scenario import CLUSTER_ID, Scenario, controller_config
+from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import ApiError, ErrorCode, code_of
 from tidemark.records import iter_batches
 from tidemark.types import TopicPartition, random_uuid
@@ -75,6 +77,7 @@ class JbodNode(Node):
             directories,
             self.config,
             now_ms=self.clock.wall_ms,
+            topic_config=self.cluster.config_of(self.config),
             known_replica=self.cluster.replica_of(self.node_id),
             directory_failed=on_failure,
         )
@@ -150,6 +153,12 @@ class JbodCluster(Cluster):
 
     def name(self, partition: int) -> TopicPartition:
         return TopicPartition(TOPIC, partition)
+
+    def config_of(self, config: ServerConfig) -> Callable[[str], TopicConfig]:
+        """Settings of topics in the present image, by which a node opens its logs."""
+        view = ClusterView(config)
+        view.on_metadata_update(MetadataDelta(EMPTY_IMAGE), self.image)
+        return view.topic_config
 
     def replica_of(
         self, node_id: int
