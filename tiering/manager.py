@@ -189,6 +189,23 @@ class RemoteLogManager:
         if hosted is not None:
             hosted.nudged.set()
 
+    def tiering_switched(self, partition: TopicIdPartition) -> None:
+        """Begins a pass of a partition whose tiering may have been switched off or on (KIP-950).
+
+        Where it is on, the metadata is read to its present end first: what is known here may have
+        been deleted while it was off.
+        """
+        hosted = self._hosted.get(partition)
+        if hosted is None:
+            return
+        if hosted.log.config.remote_storage_enable:
+            leads = hosted.is_leader
+            self._metadata.on_stop_partitions([partition])
+            self._metadata.on_partition_leadership_changes(
+                [partition] if leads else [], [] if leads else [partition]
+            )
+        hosted.nudged.set()
+
     async def read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int
     ) -> memoryview:

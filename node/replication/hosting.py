@@ -57,6 +57,8 @@ class TierFollower(Histories, Protocol):
 
     def segment_copyable(self, partition: TopicIdPartition) -> None: ...
 
+    def tiering_switched(self, partition: TopicIdPartition) -> None: ...
+
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool
     ) -> None: ...
@@ -489,7 +491,8 @@ class Hosting:
             # A smaller min.insync.replicas may let the high watermark advance.
             if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
                 hosted.committed()
-            if config.remote_storage_enable != before.remote_storage_enable:
+            switched = config.remote_storage_enable != before.remote_storage_enable
+            if switched or config.remote_log_delete_on_disable:  # off and on may come at once
                 self._tiering_switched(hosted)
             if config.has_tier and not before.has_tier:
                 if hosted.is_leader and not hosted.core.restoring:
@@ -504,7 +507,7 @@ class Hosting:
         if not hosted.config.remote_storage_enable and not hosted.core.restoring:
             hosted.drop_tiered_part()
         if self._tier is not None:
-            self._tier.segment_copyable(hosted.core.identity)
+            self._tier.tiering_switched(hosted.core.identity)
 
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""

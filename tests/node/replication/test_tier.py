@@ -33,7 +33,7 @@ class FakeTier:
         self.throttle_s = 0.0
         self.read_calls = 0
         self.failing = 0
-        self.nudges = 0
+        self.nudges = self.switches = 0
         self.aborted: list[AbortedTransaction] = []
 
     def archive(self, log: Log, now_ms: int) -> None:
@@ -61,6 +61,9 @@ class FakeTier:
 
     def segment_copyable(self, partition: TopicIdPartition) -> None:
         self.nudges += 1
+
+    def tiering_switched(self, partition: TopicIdPartition) -> None:
+        self.switches += 1
 
     async def stop_partitions(
         self, partitions: Collection[TopicIdPartition], delete_remote: bool

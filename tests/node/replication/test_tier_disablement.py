@@ -10,22 +10,25 @@ from tests.node.replication.test_tier import FakeTier, tiered
 from tidemark.errors import ErrorCode
 from tidemark.v1 import metadata_pb2 as records_pb
 
+OFF, ON = ("remote.storage.enable", "false"), ("remote.storage.enable", "true")
 
-def configure(cluster: Cluster, **settings: str) -> None:
+
+def configure(cluster: Cluster, *settings: tuple[str, str]) -> None:
+    """Publishes settings in one update."""
     cluster.publish(
         *(
             records_pb.MetadataRecord(
                 config=records_pb.ConfigRecord(
-                    resource_type=2, resource_name=TOPIC, name=name.replace("_", "."), value=value
+                    resource_type=2, resource_name=TOPIC, name=name, value=value
                 )
             )
-            for name, value in settings.items()
+            for name, value in settings
         )
     )
 
 
 def switch_off(cluster: Cluster) -> None:
-    configure(cluster, remote_log_delete_on_disable="true", remote_storage_enable="false")
+    configure(cluster, ("remote.log.delete.on.disable", "true"), OFF)
 
 
 def starts(cluster: Cluster) -> dict[int, tuple[int, int]]:
@@ -44,10 +47,10 @@ def test_every_log_begins_on_its_disk_and_offsets_below_are_out_of_range() -> No
         assert starts(cluster)[1] == (0, 5)
         waiting = asyncio.ensure_future(cluster.nodes[1].fetch(6, max_wait_ms=60_000))
         await asyncio.sleep(0.1)
-        nudges = tier.nudges
+        switches = tier.switches
         switch_off(cluster)
         assert starts(cluster)[1] == (5, 5)
-        assert tier.nudges > nudges, "the tier's pass begins at once"
+        assert tier.switches > switches, "the tier's pass begins at once"
         assert cluster.nodes[1].hosted().log.highest_remote_offset == -1
         below = await cluster.nodes[1].fetch(3)
         assert below.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -99,8 +102,27 @@ def test_switched_on_again_nothing_is_taken_for_copied() -> None:
         switch_off(cluster)
         log = cluster.nodes[1].hosted().log
         log.highest_remote_offset = 4  # a copy that was under way has ended
-        configure(cluster, remote_storage_enable="true")
+        configure(cluster, ON)
         assert log.highest_remote_offset == -1
+        await cluster.stop()
+
+    virtual_time.run(main())
+
+
+def test_off_and_on_again_in_one_update_are_noticed() -> None:
+    """The leader may have had them in two, and have deleted in between."""
+
+    async def main() -> None:
+        tier = FakeTier()
+        cluster = Cluster(tier)
+        cluster.start(1, 2)
+        await tiered(cluster, tier)
+        log = cluster.nodes[1].hosted().log
+        assert (log.highest_remote_offset, log.log_start_offset) == (4, 0)
+        switches = tier.switches
+        configure(cluster, ("remote.log.delete.on.disable", "true"), OFF, ON)
+        assert (log.highest_remote_offset, log.log_start_offset) == (-1, 0)
+        assert tier.switches > switches
         await cluster.stop()
 
     virtual_time.run(main())

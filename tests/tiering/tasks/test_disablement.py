@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.tiering.builders import FINISHED, PARTITION, STARTED, segment
+from tests.tiering.builders import DELETED, DELETING, FINISHED, PARTITION, STARTED, segment
+from tests.tiering.metadata.test_manager_contract import Broker, FakeTopic, ready
 from tests.tiering.world import World
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiering.metadata.codec import encode
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiering.tasks.expirer import DANGLING_GRACE_MS
 
 
@@ -158,3 +161,44 @@ def test_a_copy_that_was_to_be_continued_goes_too(tmp_path: Path) -> None:
     switch(world, on=False)
     asyncio.run(world.once())
     assert (world.states(), world.tier_logs()) == ([], [])
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_switched_on_again_a_replica_whose_metadata_lag_takes_nothing_deleted_for_copied(
+    tmp_path: Path, leads: bool
+) -> None:
+    async def scenario() -> None:
+        broker = Broker(partitions=1)
+        topic = FakeTopic(broker)
+        world = World(tmp_path, metadata=TopicBasedRemoteLogMetadataManager(topic))
+        for _ in range(3):
+            world.produce_segment()
+        copies = [segment(start, start + 19, start + 1, e0=start) for start in (0, 20, 40)]
+        for one in copies:
+            for record in (replace(one, state=STARTED), one.update(FINISHED, 1, 1)):
+                broker.append(0, encode(record))
+        world.follow()
+        await world.metadata.start()
+        await ready(world.metadata)
+        await world.once()
+        assert world.log.highest_remote_offset == 59
+        topic.hold = True
+        for state in (DELETING, DELETED):
+            broker.append(0, encode(copies[2].update(state, 2, 1)))
+        switch(world, on=False)
+        switch(world, on=True)
+        world.manager.tiering_switched(PARTITION)
+        if leads:
+            world.lead(epoch=1)
+        for _ in range(100):
+            await world.once()
+            await asyncio.sleep(0)
+        assert world.log.local_log_start_offset == 0
+        topic.hold = False
+        await ready(world.metadata)
+        world.follow()
+        await world.once()
+        assert (world.log.highest_remote_offset, world.log.local_log_start_offset) == (39, 40)
+        await world.metadata.close()
+
+    asyncio.run(scenario())
