@@ -365,7 +365,8 @@ class ReplicaFetcher:
             finally:
                 item.state = _State.FETCHING
                 self._changed.set()
-                self._interrupt_soon()
+                if item.retry_at <= asyncio.get_running_loop().time():
+                    self._interrupt_soon()
 
         task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
         self._side_tasks.add(task)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from node.replication.replica_fetcher import ReplicaFetcher
 from tests import virtual_time
 from tests.node.cluster import Cluster, Link
 from tests.node.replication.test_tier import FakeTier
@@ -88,6 +89,31 @@ def test_many_partitions_from_the_tier_hold_back_no_other(monkeypatch: pytest.Mo
             await asyncio.sleep(0.01)
             fetcher._interrupt_soon()
         assert cluster.nodes[3].hosted().log.log_end_offset == 3
+        await cluster.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_tier_that_fails_ends_no_parked_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition is delayed, so there is nothing to fetch sooner."""
+    ended: list[float] = []
+    end = ReplicaFetcher._interrupt_soon
+
+    def noting(fetcher: ReplicaFetcher) -> None:
+        ended.append(asyncio.get_running_loop().time())
+        end(fetcher)
+
+    async def main() -> None:
+        tier = SlowTier()
+        cluster = Cluster(tier)
+        await with_an_idle_partition(cluster, tier)
+        monkeypatch.setattr(ReplicaFetcher, "_interrupt_soon", noting)
+        tier.failing = 3
+        add_broker_3(cluster)
+        await asyncio.sleep(20)
+        assert cluster.nodes[3].hosted().log.log_end_offset == 3
+        assert len(tier.asked) == 4
+        assert len(ended) == 1
         await cluster.stop()
 
     virtual_time.run(main())
