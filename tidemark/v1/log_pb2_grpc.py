@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class LogStub:
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     def __init__(self, channel):
@@ -75,7 +75,7 @@ class LogStub:
 
 class LogServicer:
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     def Produce(self, request, context):
@@ -177,7 +177,7 @@ def add_LogServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Log:
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     @staticmethod

@@ -35,7 +35,7 @@ GRPC_VERSION: str
 
 class LogStub:
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     @_typing.overload
@@ -64,7 +64,7 @@ class LogStub:
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -89,7 +89,7 @@ class LogAsyncStub(LogStub):
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-    InitProducerId, which any broker answers.
+    InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
     """
 
     @_abc_1.abstractmethod

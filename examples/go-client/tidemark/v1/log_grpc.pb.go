@@ -41,7 +41,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-// InitProducerId, which any broker answers.
+// InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
 type LogClient interface {
 	// Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
 	// whole or not at all. The partitions of a request succeed and fail one by one.
@@ -147,7 +147,7 @@ func (c *logClient) DeleteRecords(ctx context.Context, in *DeleteRecordsRequest,
 // for forward compatibility.
 //
 // For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
-// InitProducerId, which any broker answers.
+// InitProducerId, which any broker answers, and in a Fetch with a rack_id, which a follower answers, too.
 type LogServer interface {
 	// Appends records, and answers when as many replicas have them as `acks` says. The records of one partition are appended
 	// whole or not at all. The partitions of a request succeed and fail one by one.
