@@ -27,6 +27,7 @@ from tiering.metadata.history import MetadataHistory
 from tiering.metadata.memory import MemoryHistory
 from tiering.metadata.segments import (
     RemoteLogMetadata,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
@@ -241,6 +242,25 @@ def test_a_live_topic_gets_its_lost_records_and_no_election(world: World, plan: 
     cluster.records = cluster.records[:3]  # the second segment is begun, the later ones are lost
     rebuild(cluster, plan)
     assert len(cluster.records) == 8 and cluster.elections == 1
+
+
+def test_a_segment_whose_first_record_alone_was_lost_is_recorded_again(
+    world: World, plan: TopicPlan
+) -> None:
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    del cluster.records[2]  # the begin of the second segment: nodes refuse its end
+    history = MetadataHistory()
+    for record in cluster.records:
+        history.apply(encode(record))
+    assert len(history.refused) == 1
+    written: list[RemoteLogMetadata] = []
+    Rebuilder(cluster, written.extend, Settings(timeout_s=0)).run(plan, history)
+    for record in written:
+        history.apply(encode(record))
+    assert len(written) == 2 and len(history.refused) == 1
+    states = [one.state for one in history.partitions[PARTITION].segments()]
+    assert states == [RemoteLogSegmentState.COPY_SEGMENT_FINISHED] * 4
 
 
 def test_a_deleted_segment_is_not_recorded_again(world: World, plan: TopicPlan) -> None:

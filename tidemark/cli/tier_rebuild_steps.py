@@ -107,8 +107,8 @@ def missing_records(
     records: list[RemoteLogMetadata] = []
     for segment in plan.recorded:
         known = history.find(plan.partition, segment.id)
-        if known is None and segment.id in history.segment_ids:
-            continue  # deleted
+        if known is None and history.is_deleted(plan.partition, segment.id):
+            continue
         if known is not None and known.state is not State.COPY_SEGMENT_STARTED:
             continue
         if known is None:

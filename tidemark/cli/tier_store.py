@@ -88,7 +88,7 @@ def gc(
         bool,
         typer.Option(
             "--unrecorded",
-            help="Delete objects of segments that no record names, too: of lost metadata, maybe.",
+            help="Delete objects whose first record is not there, too: of lost metadata, maybe.",
         ),
     ] = False,
 ) -> None:

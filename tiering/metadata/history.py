@@ -1,7 +1,7 @@
 """MetadataHistory: the fold of all of `__remote_log_metadata`, for tools that look at a whole tier.
 
 A node keeps the partitions it is assigned. A tool keeps all of them, and also which segments were
-ever recorded. So it tells a segment that was deleted from one that no record names. Pure.
+deleted. So it tells a deleted segment from one whose first record was lost. Pure.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class MetadataHistory:
         self.partitions: dict[TopicIdPartition, RemoteLogMetadataCache] = {}
         self.segment_ids: set[UUID] = set()
         """Ids of all segments that a record names, deleted ones included."""
+        self.deleted_ids: set[UUID] = set()
+        """Ids of segments whose end a record states. Others may be missing because the topic lost
+        the record of their begin, by an unclean election.
+        """
         self.refused: list[str] = []
         """Reasons of records that every node passes over."""
         self.is_complete = True
@@ -52,6 +56,8 @@ class MetadataHistory:
             return
         if isinstance(record, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate):
             self.segment_ids.add(record.remote_log_segment_id.id)
+            if record.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+                self.deleted_ids.add(record.remote_log_segment_id.id)
         partition = record.topic_id_partition
         cache = self.partitions.setdefault(partition, RemoteLogMetadataCache())
         try:
@@ -60,9 +66,18 @@ class MetadataHistory:
             self.refused.append(str(error))
 
     def find(self, partition: TopicIdPartition, identity: UUID) -> RemoteLogSegmentMetadata | None:
-        """Returns a segment in any state, None if it was deleted or never recorded."""
+        """Returns a segment in any state, None if it was deleted or its begin is not on record."""
         cache = self.partitions.get(partition)
         return None if cache is None else cache.get(identity)
+
+    def is_deleted(self, partition: TopicIdPartition, identity: UUID) -> bool:
+        """Returns whether a record states the end of the segment, or it is named and its partition
+        is being deleted.
+        """
+        cache = self.partitions.get(partition)
+        if cache is not None and cache.partition_delete is not None:
+            return identity in self.segment_ids and cache.get(identity) is None
+        return identity in self.deleted_ids
 
     def of_topic(
         self, topic: str | None, number: int | None = None

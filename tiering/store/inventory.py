@@ -1,9 +1,9 @@
 """The inventory of a tier: objects of the store against the metadata that names them (pure).
 
 The objects are listed before the metadata is read. A copy records COPY_SEGMENT_STARTED before its
-upload, so the metadata names every object that the list has and that is wanted. An object that no
-record ever named is more likely to be of lost metadata than of no use. It counts as unknown, not as
-garbage (RULES.md I10).
+upload, so the metadata has the begin of every object that the list has and that is wanted. Without
+a begin, and without an end, an object is more likely to be of lost metadata than of no use. It
+counts as unknown, not as garbage (RULES.md I10).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Kind(Enum):
 
     ORPHAN = "the segment was deleted"
     UNFINISHED = "an unfinished upload that nobody continues"
-    UNRECORDED = "no record names the segment"
+    UNRECORDED = "no record has the segment's begin"
     FOREIGN = "no record names the partition"
 
 
@@ -117,11 +117,11 @@ def leftovers(
 def _kind(stored: StoredObject, name: ObjectName, history: MetadataHistory) -> Kind | None:
     if name.partition not in history.partitions:
         return Kind.FOREIGN
-    if name.segment_id not in history.segment_ids:
-        return Kind.UNRECORDED
     is_unfinished = name.is_temporary or stored.upload_id is not None
     segment = history.find(name.partition, name.segment_id)
     if segment is None:
+        if not history.is_deleted(name.partition, name.segment_id):
+            return Kind.UNRECORDED
         return Kind.UNFINISHED if is_unfinished else Kind.ORPHAN
     if is_unfinished and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
         return Kind.UNFINISHED

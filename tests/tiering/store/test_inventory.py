@@ -8,11 +8,13 @@ import secrets
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from crc32c import crc32c
 
+from commitlog.disk.os_files import OsDirectory
 from tests.minio_fixture import ObjectStore
 from tests.tiering.builders import (
     DELETED,
@@ -325,3 +327,62 @@ def test_a_bucket_is_listed_with_its_unfinished_uploads_and_cleaned(
         listing.remove(one)
         listing.remove(one)
     assert list(listing.objects()) == []
+
+
+@pytest.mark.parametrize("left", [[FINISHED], [DELETING], [FINISHED, DELETING]])
+def test_a_segment_whose_first_record_was_lost_is_not_taken_for_deleted(
+    left: list[RemoteLogSegmentState],
+) -> None:
+    """An unclean election of the metadata topic may lose a begin and keep later records."""
+    whole, cut = segment(0, 9, 1, state=STARTED), segment(10, 19, 2, state=STARTED)
+    history = MetadataHistory()
+    record_all(history, whole, FINISHED)
+    for state in left:
+        history.apply(encode(cut.update(state, 6_000, 1)))
+    assert len(history.refused) == len(left) and history.is_complete
+    stored = [StoredObject(key_of(cut), 1, 1), StoredObject(key_of(cut) + ".tmp", 1, 1)]
+    assert {one.kind for one in leftovers(stored, history, older_than_ms=2)} == {Kind.UNRECORDED}
+    history.apply(encode(cut.update(DELETED, 6_000, 1)))
+    kinds = [one.kind for one in leftovers(stored, history, older_than_ms=2)]
+    assert kinds == [Kind.ORPHAN, Kind.UNFINISHED]
+
+
+def test_the_collector_never_chooses_what_a_copy_under_way_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists the objects at any moment of the copies, and reads the metadata at any later one."""
+    world = World(tmp_path)
+    listed: list[set[StoredObject]] = []
+    chosen: list[tuple[str, Kind]] = []
+
+    def look() -> None:
+        if (tmp_path / "tier").exists():
+            listed.append(set(DirectoryListing(tmp_path / "tier").objects()))
+        found = leftovers(set().union(*listed), history_of(world), older_than_ms=1 << 60)
+        chosen.extend((one.stored.key, one.kind) for one in found)
+
+    def watch(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            look()
+            result = original(*arguments)
+            look()
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("rename", "remove", "fsync"):
+        watch(OsDirectory, name)
+    world.lead()
+    for _ in range(2):
+        world.produce_segment()
+    world.produce(1)
+    asyncio.run(world.once())
+    look()
+    assert world.tier_logs() == [0, 20]
+    seen = {Path(one.key).suffix for one in set().union(*listed)}
+    assert seen == {".tmp", ".log", ".sidecar"}
+    # The names of before a rename are left over once the end is on record, and nothing else is.
+    assert {(Path(key).suffix, kind) for key, kind in chosen} == {(".tmp", Kind.UNFINISHED)}
+    assert findings(world, None) == []
