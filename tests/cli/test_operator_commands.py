@@ -174,9 +174,11 @@ def test_moves_by_hand_and_their_mistakes(admin: FakeAdmin) -> None:
 def test_cancel_stops_what_is_under_way_and_nothing_else(admin: FakeAdmin) -> None:
     moving = PartitionReassignment((4, 5), (5,), ())
     admin.under_way = {TopicPartition("t", n): moving for n in (0, 1)}
-    assert "cancelled the reassignment of t-1" in call("reassign", "cancel", "t-1", "t-7")
+    assert "cancelled the reassignment of t-1" in call(
+        "reassign", "cancel", "t-1", "t-7", "--preserve-throttles"
+    )
     assert admin.calls == [("reassign", {TopicPartition("t", 1): None})]
-    assert json.loads(call("reassign", "cancel", "--all", "--json")) == {
+    assert json.loads(call("reassign", "cancel", "--all", "--json", "--preserve-throttles")) == {
         "cancelled": ["t-0", "t-1"]
     }
     admin.under_way = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli import log_dir_moves
+from tidemark.cli import log_dir_moves, throttles
 from tidemark.cli.output import json_of, print_json, read_text
 from tidemark.cli.session import Session, progress, with_session
 from tidemark.errors import ConfigError, ReplicaNotAvailableError, RequestTimedOutError
@@ -38,6 +38,9 @@ PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="A plan as `generate` writes it, or Kafka's tool.")
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the moves are done.")]
+PreserveThrottles = Annotated[
+    bool, typer.Option("--preserve-throttles", help="Leave throttles of replication as they are.")
+]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait at most.", min=0)]
 
 
@@ -100,6 +103,14 @@ def execute(
         Path | None, typer.Option(help="Write the present assignment here, as a plan.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")] = False,
+    throttle: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes a second that each broker sends, and fetches, for the moves; `verify` "
+            "removes the limit when they are done.",
+            min=1,
+        ),
+    ] = None,
     wait: Wait = False,
     timeout: Timeout = 3600,
 ) -> None:
@@ -118,11 +129,15 @@ def execute(
         if rollback is not None:
             text = json.dumps(plan_document(before), indent=1)
             _write(rollback, text + "\n")
+        if throttle is not None and not dry_run:
+            throttles.begin(admin, before, wanted, throttle)
         if not dry_run:
             _begin(admin, wanted, log_dirs)
         _show_moves(session, before, wanted, dry_run=dry_run)
         if wait and not dry_run:
             _wait(admin, wanted, log_dirs, timeout)
+            if throttle is not None:
+                throttles.end(admin, wanted)
 
 
 @app.command("verify")
@@ -133,8 +148,12 @@ def verify(
     plan: PlanFile = None,
     wait: Wait = False,
     timeout: Timeout = 3600,
+    preserve_throttles: PreserveThrottles = False,
 ) -> None:
-    """Tell how far a plan is; exit status 1 unless all of it is done."""
+    """Tell how far a plan is; exit status 1 unless all of it is done.
+
+    When it is, throttles of replication are removed.
+    """
 
     wanted, log_dirs = _plan_of(moves, plan)
     with session.admin() as admin:
@@ -144,6 +163,8 @@ def verify(
         for replica, state in log_dir_moves.states_of(admin, log_dirs).items():
             if state != "complete" and states[replica.topic_partition] == "complete":
                 states[replica.topic_partition] = f"replica {replica.broker_id} {state}"
+        if not preserve_throttles and all(state == "complete" for state in states.values()):
+            throttles.end(admin, wanted)
     session.show(
         {str(partition): state for partition, state in states.items()},
         ("PARTITION", "STATE"),
@@ -160,6 +181,7 @@ def cancel(
     partitions: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION]...")] = None,
     plan: PlanFile = None,
     all_: Annotated[bool, typer.Option("--all", help="Whatever is under way.")] = False,
+    preserve_throttles: PreserveThrottles = False,
 ) -> None:
     """Stop moves under way and go back to the replicas of before."""
     from tidemark.cli.reassignment import parse_partition, parse_plan
@@ -173,6 +195,8 @@ def cancel(
         under_way = admin.list_partition_reassignments(None if all_ else list(named))
         if under_way:
             admin.alter_partition_reassignments(dict.fromkeys(under_way))
+            if not preserve_throttles:
+                throttles.end(admin, under_way)
     cancelled = sorted(under_way)
     session.tell(
         {"cancelled": [str(partition) for partition in cancelled]},
