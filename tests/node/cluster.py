@@ -105,6 +105,7 @@ class Node:
             self.assignments,
             tier,
             self.clock,
+            cluster.pool,
         )
         self.handlers = RequestHandlers(
             ProduceHandler(self.partitions, self.clock),
@@ -275,8 +276,9 @@ class Link:
 class Cluster:
     """Brokers 1, 2, 3 and their metadata."""
 
-    def __init__(self, tier: Any = None) -> None:
+    def __init__(self, tier: Any = None, pool: Any = None) -> None:
         self.tier = tier
+        self.pool = pool  # None: new logs are made durable on the loop
         self.disks: dict[int, MemoryDirectory] = {}
         self.nodes: dict[int, Node] = {}
         self.cut: set[tuple[int, int]] = set()
