@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from typer.testing import CliRunner
 
+from commitlog.disk.os_files import OsDirectory
 from quorum.image import LeaderRecoveryState
 from quorum.services.admin_answers import describe_topics
 from tests.quorum.controller.scenario import Scenario, controller_config
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
+from tidemark.cli import tier_rebuild
+from tidemark.cli.main import app
+from tidemark.cli.session import Session
 from tidemark.cli.tier_rebuild_steps import Rebuilder, Settings, obstacles
 from tidemark.client import decoding as client_decoding
 from tidemark.client.admin import _creatable
@@ -32,6 +41,7 @@ from tiering.metadata.segments import (
     RemotePartitionDeleteState,
 )
 from tiering.reading.aux_state import RemoteHistory
+from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.listing import DirectoryListing
 from tiering.store.recovered import read_segments
 from tiering.tasks.rebuild import TopicPlan, plan_partition
@@ -321,3 +331,69 @@ def test_a_second_copy_and_another_lineage_do_not_hold_a_leader_back(
     cluster = NewCluster(world)
     rebuild(cluster, plan)
     check(cluster, plan, world)
+
+
+@pytest.fixture
+def command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command on a copy of the tier and a fresh cluster."""
+    shutil.copytree(world.path / "tier", tmp_path / "tier")
+    return Command(tmp_path, monkeypatch)
+
+
+class Command:
+    def __init__(self, path: Path, patch: pytest.MonkeyPatch) -> None:
+        self.tier = path / "tier"
+        storage = DirectoryRemoteStorageManager(OsDirectory(self.tier))
+        self.cluster = NewCluster(World(path, storage=storage, history=MemoryHistory()))
+        self.config = path / "server.properties"
+        self.config.write_text(
+            "process.roles=broker\nnode.id=9\ncontroller.quorum.voters=1@127.0.0.1:1\n"
+            f"controller.listener.names=CONTROLLER\nlog.dirs={path}/unused\n"
+            f"remote.log.storage.manager.class.name=directory\nrsm.config.dir={self.tier}\n"
+        )
+        patch.setattr(Session, "admin", lambda _: nullcontext(self.cluster))
+        patch.setattr(tier_rebuild, "_history", lambda *_: self.cluster.history())
+        patch.setattr(tier_rebuild, "_writer", lambda *_: self.cluster.records.extend)
+
+    def __call__(self, *arguments: str, exit_code: int = 0) -> Any:
+        options = ["-c", str(self.config), "--json", "--timeout", "1"]
+        result = CliRunner().invoke(app, ["tier", "rebuild", *options, *arguments])
+        assert result.exit_code == exit_code, (result.output, result.exception)
+        return json.loads(result.stdout) if result.stdout else None
+
+    def lose(self, start: int) -> None:
+        (log,) = self.tier.rglob(f"{start:020d}-*.log")
+        log.unlink()
+        log.with_suffix(".sidecar").unlink()
+
+
+def test_a_hole_stops_the_command_until_its_records_are_given_up(command: Command) -> None:
+    command.lose(20)
+    (topic,) = command(exit_code=1)["topics"]
+    hole = {"start": 20, "end": 40, "reason": "no segment has these offsets"}
+    assert topic["state"] == "planned" and topic["partitions"][3]["holes"] == [hole]
+    assert command.cluster.list_topics() == [] and command.cluster.records == []
+    (topic,) = command("--accept-holes", exit_code=1)["topics"]
+    assert topic["state"] == "rebuilt"
+    (first, end) = (topic["partitions"][3][key] for key in ("first_offset", "next_offset"))
+    assert (first, end) == (40, 80)
+    assert len(command.cluster.records) == 6  # the segment below the hole, too
+
+
+def test_the_number_of_partitions_and_the_settings_of_a_new_topic_are_as_given(
+    command: Command,
+) -> None:
+    name = PARTITION.topic
+    command("--partitions", f"{name}=3", exit_code=1)
+    command("--partitions", name, exit_code=1)
+    command("--partitions", f"{name}=x", exit_code=1)
+    command("--topic-config", "remote.storage.enable=false", exit_code=1)
+    assert command.cluster.list_topics() == []
+    given = ["retention.ms=1000", f"{name}:retention.ms=2000", "other:retention.bytes=5"]
+    options = [text for one in given for text in ("--topic-config", one)]
+    (topic,) = command("--partitions", f"{name}=6", *options)["topics"]
+    assert [one["next_offset"] for one in topic["partitions"]] == [0, 0, 0, 80, 0, 0]
+    (listed,) = command.cluster.list_topics()
+    assert listed.num_partitions == 6
+    configs = dict(command.cluster.scenario.image.topic_configs(name))
+    assert (configs["retention.ms"], configs["retention.bytes"]) == ("2000", "-1")
