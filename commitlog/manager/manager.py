@@ -202,9 +202,10 @@ class LogManager:
 
         A clean close flushes the logs, num.recovery.threads.per.data.dir of a directory at a time.
         Then it writes the checkpoints that changed, and last the marker with `broker_epoch`. A
-        directory that is offline, or goes offline meanwhile, gets no marker. Nor does one with a
-        log that failed to open, and so was perhaps never recovered.
+        directory that is offline or full, or becomes so meanwhile, gets no marker. Nor does one
+        with a log that failed to open, and so was perhaps never recovered.
         """
+        unclean: set[LogDirectory] = set()
         of_directory: dict[LogDirectory, list[Log]] = {}
         for log in self.logs():
             home = self._registry.directory_of(log.topic_partition)
@@ -214,29 +215,37 @@ class LogManager:
         try:
             work_off(
                 list(of_directory.values()),
-                lambda log: self._close(log, clean),
+                lambda log: self._close(log, clean, unclean),
                 threads,
                 "log-closing",
             )
             if clean:
-                self._write_recovery_points()
-                self.checkpoint_log_start_offsets()
-                self.checkpoint_high_watermarks()
-                for directory in self.online_directories:
-                    if self._registry.has_unopened(directory):
-                        continue
-                    try:
-                        CleanShutdown(directory).write(broker_epoch)
-                    except LogDirectoryOfflineError as error:
-                        logger.error("%s", error)
+                self._mark_clean(broker_epoch, unclean)
         finally:
             self._release()
 
-    def _close(self, log: Log, clean: bool) -> None:
+    def _mark_clean(self, broker_epoch: int, unclean: set[LogDirectory]) -> None:
+        for directory in self.online_directories:
+            try:
+                for name in (
+                    RECOVERY_POINT_CHECKPOINT,
+                    HIGH_WATERMARK_CHECKPOINT,
+                    LOG_START_OFFSET_CHECKPOINT,
+                ):
+                    self.checkpoints.write(name, [directory])
+                if directory not in unclean and not self._registry.has_unopened(directory):
+                    CleanShutdown(directory).write(broker_epoch)
+            except StorageError as error:
+                logger.error("%s is recovered at the next start: %s", directory.path, error)
+
+    def _close(self, log: Log, clean: bool, unclean: set[LogDirectory]) -> None:
         try:
             log.close(clean)
-        except LogDirectoryOfflineError as error:
+        except StorageError as error:
             logger.error("%s is not closed cleanly: %s", log.topic_partition, error)
+            home = self._registry.directory_of(log.topic_partition)
+            assert home is not None, "an open log has a directory"
+            unclean.add(home)
             log.close(clean=False)
 
     def _release(self) -> None:

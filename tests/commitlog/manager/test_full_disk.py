@@ -97,3 +97,29 @@ def test_of_several_logs_that_wait_one_is_told(caplog: pytest.LogCaptureFixture)
     logs.open()
     check(logs)
     assert len([r for r in caplog.records if "waits for space" in r.message]) == 1
+
+
+def test_a_stop_in_order_on_a_full_disk_is_one_that_is_recovered_from() -> None:
+    """It raised, so the process ended with a traceback and other logs were not closed."""
+    full, roomy = MemoryDirectory("full"), MemoryDirectory("roomy")
+    logs = manager(full, roomy)
+    logs.open()
+    homes = {}
+    for partition, topic_id in zip(PARTITIONS, IDS, strict=True):
+        log = logs.get_or_create(partition, topic_id, config(index_interval_bytes=1))
+        for _ in range(40):
+            log.append_as_leader(batch(3), 1, NOW)
+        homes[partition] = logs.directory_of(partition)
+    full.set_capacity(full.disk.used_bytes)
+    logs.close(clean=True, broker_epoch=7)
+    markers = [directory.exists(".kafka_cleanshutdown") for directory in (full, roomy)]
+    assert markers == [False, True]
+
+    full.set_capacity(1 << 30)
+    again = manager(full, roomy)
+    again.open()
+    for partition in PARTITIONS:
+        found = again.get(partition)
+        assert found is not None
+        assert offsets_of(found) == list(range(120))
+    again.close()
