@@ -224,6 +224,9 @@ class Copier:
         """
         if segment.txn_index.has_entries:  # nobody compares the copy with its batches later
             await check_transactions(hosted.log, segment.base_offset, segment.base_offset + 1)
+        if segment.next_offset <= hosted.log.log_start_offset:  # since the pass began
+            await _finished(before)
+            return
         files = SegmentFiles.of(segment, hosted.lineage(), hosted.log.log_start_offset)
         metadata = await self._started(hosted, segment, files)
         try:

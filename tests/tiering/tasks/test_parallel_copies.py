@@ -260,3 +260,20 @@ def test_copies_that_wait_for_their_quota_do_not_hold_back_retention(tmp_path: P
         await asyncio.gather(passing, return_exceptions=True)
 
     play(scenario)
+
+
+def test_records_deleted_during_a_pass_are_not_copied_and_hold_back_nothing(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, at_once=1)
+    world = gated.world
+
+    async def scenario() -> None:
+        world.epoch = 1
+        world.log.epochs.assign(1, world.log.log_end_offset)
+        passing = await gated.passing()
+        world.log.increment_log_start_offset(45)
+        await gated.let(0, 40, 60)
+        await passing
+
+    play(scenario)
+    assert gated.begun == [0, 40, 60] and world.tier_logs() == [40, 60]
+    assert world.manager.copy_lag(PARTITION) == (0, 0)
