@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import urllib3
-from minio.error import MinioException
+from minio.error import MinioException, S3Error
 
 from tidemark.config import ServerConfig
 from tidemark.errors import ConfigError
@@ -97,9 +97,14 @@ class S3Listing:
             if stored.upload_id is None:
                 self._client.remove_object(self._settings.bucket, stored.key)
             else:
-                self._client._abort_multipart_upload(
-                    self._settings.bucket, stored.key, stored.upload_id
-                )
+                self._abort(stored.key, stored.upload_id)
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        try:
+            self._client._abort_multipart_upload(self._settings.bucket, key, upload_id)
+        except S3Error as error:
+            if error.code != "NoSuchUpload":  # it was completed or ended meanwhile
+                raise
 
 
 def open_store(

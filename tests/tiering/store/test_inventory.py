@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from crc32c import crc32c
+from minio.error import S3Error
 
 from commitlog.disk.os_files import OsDirectory
 from tests.minio_fixture import ObjectStore
@@ -39,7 +40,7 @@ from tiering.store.inventory import (
     lineage_gaps,
     parse_key,
 )
-from tiering.store.listing import DirectoryListing, open_store
+from tiering.store.listing import DirectoryListing, S3Listing, open_store
 from tiering.store.manager import (
     LOG_SUFFIX,
     SIDECAR_SUFFIX,
@@ -48,6 +49,7 @@ from tiering.store.manager import (
     partition_directory,
 )
 from tiering.store.objects import fetch_table
+from tiering.store.s3 import S3Settings
 from tiering.store.sidecar import Part, pin_of_table
 from tiering.store.verifying import verify_coverage, verify_segment
 
@@ -327,6 +329,21 @@ def test_a_bucket_is_listed_with_its_unfinished_uploads_and_cleaned(
         listing.remove(one)
         listing.remove(one)
     assert list(listing.objects()) == []
+
+
+def test_an_upload_that_was_completed_or_ended_meanwhile_is_no_error() -> None:
+    class Client:
+        code = "NoSuchUpload"
+
+        def _abort_multipart_upload(self, *_: str) -> None:
+            raise S3Error(None, self.code, "gone", "", "", "")  # type: ignore[arg-type]
+
+    upload, client = StoredObject(key_of(segment(0, 9, 1)), 0, 1, "id"), Client()
+    listing = S3Listing(S3Settings(bucket="b"), client)
+    listing.remove(upload)
+    client.code = "AccessDenied"
+    with pytest.raises(RemoteStorageError, match="AccessDenied"):
+        listing.remove(upload)
 
 
 @pytest.mark.parametrize("left", [[FINISHED], [DELETING], [FINISHED, DELETING]])
