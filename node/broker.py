@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from uuid import UUID
 
@@ -119,7 +118,6 @@ class BrokerServer:
             self._assignments,
             self._tier,
             clock,
-            ThreadPoolExecutor(1, "new-logs"),
         )
         self._background = BackgroundWork(config, self._logs, self.partitions, isr, clock, on_fatal)
         self._mover = DirectoryMover(

@@ -70,7 +70,6 @@ class MemoryDisk:
         self.lost_changes = 0
         self.torn_appends = 0
         self.fsyncs = 0
-        self.on_fsync: Callable[[], object] = lambda: None
         self.now_ms = 0
         self.failing_fsyncs: list[str] = []
         self.failing_reads: list[str] = []
@@ -237,7 +236,6 @@ class MemoryFile:
     def fsync(self) -> None:
         node = self._use()
         self._disk.fsyncs += 1
-        self._disk.on_fsync()
         if self._sync_failed or self._disk.matches(self._disk.failing_fsyncs, self._name):
             self._sync_failed = True
             raise fsync_failed(self._name, "Input/output error")
@@ -375,7 +373,6 @@ class MemoryDirectory:
 
     def fsync(self) -> None:
         self.disk.fsyncs += 1
-        self.disk.on_fsync()
         if self.disk.matches(self.disk.failing_fsyncs, self._path):
             raise fsync_failed(self._path, "Input/output error")
         self._node.journal.clear()

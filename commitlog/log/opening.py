@@ -34,14 +34,12 @@ def open_log(
     clean: bool = False,
     producer_expiration_ms: int = _DAY_MS,
     events: LogEvents[Log] = UNTRACKED,
-    flushes: bool = True,
 ) -> Log:
     """Opens the log in `directory`, or creates one; recovers it unless `clean`.
 
     `recovery_point` (None: unknown, see `commitlog.log.loader`), `log_start_offset` and
     `high_watermark` come from the checkpoints. Raises StorageError, InconsistentTopicIdError if the
-    files belong to another topic, and the errors of `commitlog.log.claims`. `flushes`: a log that
-    is new, or was recovered, is durable on return.
+    files belong to another topic, and the errors of `commitlog.log.claims`.
     """
     topic_id = check_topic_id(directory, topic_partition, topic_id)
     restart = Restart.read(directory)
@@ -82,8 +80,7 @@ def open_log(
         durability.names_synced = 1
     else:
         durability.recovery_point = min(recovery_point or 0, end)
-        if flushes:
-            log.flush()
+        log.flush()
     log.changed = events.unread
     return log
 

@@ -17,7 +17,7 @@ themselves belong to the event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -47,12 +47,10 @@ from commitlog.manager.registry import LogListener, LogRegistry
 from commitlog.moves.directory_moves import DirectoryMoves
 from commitlog.moves.future_log import MOVES_FILE
 from tidemark.config import ServerConfig, TopicConfig, server_defaults
-from tidemark.errors import FatalError, StorageError
+from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, random_uuid, uuid_to_text
 
 logger = logging.getLogger(__name__)
-
-_CHECKPOINTS = (HIGH_WATERMARK_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, RECOVERY_POINT_CHECKPOINT)
 
 
 class LogManager:
@@ -98,7 +96,6 @@ class LogManager:
         self._flushes = FlushPasses(self.changes)
         self._deleted = DeletedLogs(self._registry)
         self._other_logs = set(self.directories)  # those that got or lost logs, or may have
-        self._new: dict[TopicPartition, Log] = {}  # made, and not durable yet
         self.moves = DirectoryMoves(
             self._registry, self.checkpoints, known_replica, self._remove_later
         )
@@ -288,12 +285,10 @@ class LogManager:
         may_hold_data: bool = False,
         is_placed: bool = True,
         leader_epoch: int = -1,
-        durable: bool = True,
     ) -> Log:
         """Returns the log of a partition and applies `config`.
 
-        If there is none, makes one, in the `assigned` directory if that is online. One that is
-        not `durable` takes no record before `unsaved` is done.
+        If there is none, makes a durable one, in the `assigned` directory if that is online.
         `may_hold_data`: the metadata counts on this replica's records, so it must not come back
         empty (KIP-858). If it does not, a log that is damaged is set aside as stray, and the new
         one is copied from the leader. `is_placed`: the metadata has, or had, a directory for the
@@ -334,83 +329,34 @@ class LogManager:
             may_hold_data=may_hold_data,
             homes=(*self._registry.homes(), *self.moves.destinations()),
         )
-        return self._make(home, topic_partition, topic_id, config, durable)
-
-    def _make(
-        self,
-        home: LogDirectory,
-        topic_partition: TopicPartition,
-        topic_id: UUID | None,
-        config: TopicConfig,
-        durable: bool,
-    ) -> Log:
         self.checkpoints.forget(home, topic_partition)
         log = open_log(
             home.subdirectory(str(topic_partition)),
             topic_partition,
             config,
+            topic_id=topic_id,
             now_ms=self._now_ms(),
             producer_expiration_ms=self._producer_expiration_ms,
             events=self.checkpoints,
-            flushes=False,
         )
-        log.topic_id = topic_id
-        if durable:
-            _make_durable(log)
-            home.fsync()
-        else:
-            self._new[topic_partition] = log
+        home.fsync()
         self._registry.add(log, home)
         self._other_logs.add(home)
         self.moves.forget(topic_partition)
         return log
 
-    def is_new(self, topic_partition: TopicPartition) -> bool:
-        """Returns whether a log was made since the last call of `unsaved`."""
-        return topic_partition in self._new
-
-    def unsaved(self) -> Callable[[], dict[TopicPartition, StorageError]] | None:
-        """Returns work that makes durable which logs were made, deleted or set aside since the
-        last call; None if none were. Any thread may do it. It precedes the use of new logs, since
-        no checkpoint names them before. It returns the new logs that failed in a directory that is
-        online: of a full disk, above all.
+    def checkpoint_existence(self) -> None:
+        """Writes which logs were made, deleted or set aside since the last call. Call it before new
+        logs are used.
         """
         directories, self._other_logs = self._other_logs, set()
-        new, self._new = tuple(self._new.values()), {}
-        if not directories and not new:
-            return None
-        return lambda: self._save(new, directories)
-
-    def _save(
-        self, new: Sequence[Log], directories: Set[LogDirectory]
-    ) -> dict[TopicPartition, StorageError]:
-        failed: dict[TopicPartition, StorageError] = {}
-        for log in new:
-            try:
-                _make_durable(log)
-            except LogDirectoryOfflineError:
-                continue  # `directory_failed` reports it
-            except FatalError:
-                raise
-            except StorageError as error:
-                failed[log.topic_partition] = error
-        for directory in directories:
-            with suppress(LogDirectoryOfflineError):
-                directory.fsync()
-        try:
-            # All three: no entry of a deleted log waits for a new one of its name (`forget`).
-            for name in _CHECKPOINTS:
-                self.checkpoints.write(name, directories)
-        except FatalError:
-            raise
-        except (StorageError, OSError) as error:
-            logger.error("new logs are in a checkpoint only with its next write: %s", error)
-        return failed
+        if directories:
+            self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, directories)
 
     def _never_was(self, topic_partition: TopicPartition) -> bool:
         """Returns whether this node certainly never had a log of the partition, or deleted it.
 
-        A log is durable and named in a checkpoint before it is used (`unsaved`). So
+        A log is durable and named in a checkpoint before it is used (`checkpoint_existence`). So
         neither a crash nor the removal of its directory makes it unknown. All directories are
         online and have none. Each had its checkpoint at the start: a directory that was emptied,
         or is new, has none.
@@ -473,16 +419,15 @@ class LogManager:
         self.checkpoints.forget(home, topic_partition)
         self._registry.forget_failed(topic_partition)
 
-    def delete(self, topic_partition: TopicPartition, *, durable: bool = True) -> None:
+    def delete(self, topic_partition: TopicPartition) -> None:
         """Deletes a log: renames it at once, and removes its files after file.delete.delay.ms
-        (`purge_deleted`). If it is not `durable`, the log may come back after a crash, as a stray,
-        until `unsaved` is done.
+        (`purge_deleted`).
         """
         log = self.get(topic_partition)
         self.forget_lost(topic_partition)
         if log is not None:
             due_ms = self._now_ms() + log.config.file_delete_delay_ms
-            home, name = self._take_out(topic_partition, DELETE_SUFFIX, durable=durable)
+            home, name = self._take_out(topic_partition, DELETE_SUFFIX)
             self._deleted.add(due_ms, home, name)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
@@ -490,21 +435,17 @@ class LogManager:
         if self.get(topic_partition) is not None:
             self._take_out(topic_partition, STRAY_SUFFIX)
 
-    def _take_out(
-        self, topic_partition: TopicPartition, suffix: str, *, durable: bool = True
-    ) -> tuple[LogDirectory, str]:
+    def _take_out(self, topic_partition: TopicPartition, suffix: str) -> tuple[LogDirectory, str]:
         self.moves.cancel(topic_partition)
         self.moves.forget(topic_partition)
         home = self._registry.remove(topic_partition)
         self._other_logs.add(home)
         name = unique_name(topic_partition, random_uuid().hex, suffix)
-        # Without the sync the log may come back after a crash, under a deleted topic. In a failed
-        # directory it may come back with the directory. It is set aside then.
+        # Without the sync the log would come back after a crash, under a deleted topic. In a failed
+        # directory it may come back with the directory: it is set aside then.
         with suppress(LogDirectoryOfflineError):
             home.rename(str(topic_partition), name)
-            if durable:
-                home.fsync()
-        self._new.pop(topic_partition, None)
+            home.fsync()
         return home, name
 
     def _remove_later(self, directory: LogDirectory, name: str) -> None:
@@ -542,9 +483,3 @@ class LogManager:
 
     def _write_recovery_points(self) -> None:
         self.checkpoints.write(RECOVERY_POINT_CHECKPOINT, self.directories)
-
-
-def _make_durable(log: Log) -> None:
-    if log.topic_id is not None:
-        PartitionMetadata(log.topic_id).write(log.directory)
-    log.flush()

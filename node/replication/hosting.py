@@ -3,16 +3,14 @@
 The metadata is the only authority. `on_metadata_update(delta, image)` brings every changed
 partition to the state of the image: its log is created or deleted, its role set, its fetcher
 assigned. The update runs to its end without waiting, so a request sees the state before it or after
-it. A replica whose log is new is hosted when the log is durable (`node.replication.new_logs`).
-Requests are served by `node.serving`, on the partitions of the registry.
+it. Requests are served by `node.serving`, on the partitions of the registry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
@@ -28,7 +26,6 @@ from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.full_disk import ReplicasWithoutSpace, is_full
 from node.replication.isr import IsrKeeper
-from node.replication.new_logs import NewLogs
 from node.replication.replica_fetcher import ReplicaFetchers
 from node.replication.tier_restore import Histories, TierRestore
 from node.runtime.clock import Clock
@@ -82,9 +79,7 @@ class Hosting:
         assignments: DirectoryAssignments,
         tier: TierFollower | None,
         clock: Clock,
-        pool: Executor | None = None,
     ) -> None:
-        """`pool` has one thread, in which new logs are made durable."""
         self._config = config
         self._cluster = cluster
         self._logs = logs
@@ -96,7 +91,6 @@ class Hosting:
         self._clock = clock
         self._saw_image = False
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
-        self._new_logs = NewLogs(logs, self._opened, pool, partitions.fatal)
         self._restore = TierRestore(config, clock, partitions.fatal)
         self._given_up: set[TopicIdPartition] = set()
         self._no_log: dict[TopicIdPartition, UUID | None] = {}  # and where the metadata notes it
@@ -121,7 +115,7 @@ class Hosting:
         if not self._saw_image:
             self._saw_image = True
             self._set_strays_aside(image)
-        self._new_logs.save()
+        self._checkpoint_existence()
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
         """Renames logs that the image does not assign here (strays). Called once, with the first
@@ -145,7 +139,6 @@ class Hosting:
         registration: PartitionRegistration,
         leaders: dict[TopicIdPartition, tuple[Log, int]],
         followers: dict[TopicIdPartition, Log],
-        made: Log | StorageError | None = None,
     ) -> None:
         if self._config.node_id not in registration.replicas:
             self._stop(identity)
@@ -154,10 +147,8 @@ class Hosting:
         if hosted is not None and hosted.topic_id != identity.topic_id:
             self._stop(hosted.core.identity, topic_deleted=True)
             hosted = None
-        if identity.topic_partition in self._new_logs:
-            return  # `_opened` applies the image of then
         try:
-            hosted = hosted or self._host(identity, registration, made)
+            hosted = hosted or self._host(identity, registration)
         except FatalError:
             raise
         except (StorageError, OSError) as error:
@@ -168,8 +159,6 @@ class Hosting:
                 return
             logger.error("%s is offline: %s", identity.topic_partition, error)
             self._report_lost(identity, registration, error)
-            return
-        if hosted is None:
             return
         self._report_directory(identity, registration)
         if hosted.offline:
@@ -206,67 +195,42 @@ class Hosting:
         leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
         followers: dict[TopicIdPartition, Log] = {}
         self._reconcile(identity, registration, leaders, followers)
+        self._checkpoint_existence()
         if self._tier is not None and (leaders or followers):
             self._tier.on_leadership_change(leaders, followers)
-        self._new_logs.save()
-        return identity.topic_partition not in self._partitions.offline
+        return self._partitions.find(identity.topic_partition) is not None
 
-    def _opened(
-        self, names: Sequence[TopicPartition], failed: Mapping[TopicPartition, StorageError]
-    ) -> None:
-        """Applies the newest image to partitions whose logs were durably made or deleted. Those
-        in `failed` count as logs that could not be made.
-        """
-        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
-        followers: dict[TopicIdPartition, Log] = {}
-        for name in names:
-            topic = self._cluster.image.topics.get(name.topic)
-            registration = self._known(name)
-            made = self._logs.get(name)
-            is_wanted = (
-                topic is not None
-                and registration is not None
-                and self._config.node_id in registration.replicas
-                and made is not None
-                and made.topic_id == topic.topic_id
-            )
-            if made is not None and (name in failed or not is_wanted):
-                self._logs.delete(name, durable=False)
-                if not is_wanted:
-                    self._new_logs.add(name)  # for its namesake, once the deletion is durable
-                    continue
-            if topic is not None and registration is not None:
-                identity = TopicIdPartition(topic.topic_id, name.topic, name.partition)
-                self._reconcile(identity, registration, leaders, followers, failed.get(name, made))
-        if self._tier is not None and (leaders or followers):
-            self._tier.on_leadership_change(leaders, followers)
+    def _checkpoint_existence(self) -> None:
+        """Has a checkpoint name the logs that there are, before a new one takes a record."""
+        try:
+            self._logs.checkpoint_existence()
+        except FatalError:
+            raise
+        except (StorageError, OSError) as error:
+            logger.error("new logs are in a checkpoint only with its next write: %s", error)
 
     def _host(
-        self,
-        identity: TopicIdPartition,
-        registration: PartitionRegistration,
-        made: Log | StorageError | None,
-    ) -> HostedPartition | None:
-        """Opens the log of a replica and registers the partition. If there is no log, creates one;
-        then the partition is registered when it is durable. Raises if the log cannot be opened.
-        """
-        if isinstance(made, StorageError):
-            raise made
+        self, identity: TopicIdPartition, registration: PartitionRegistration
+    ) -> HostedPartition:
+        """Opens or creates the log of a replica and registers the partition. Raises if the log
+        cannot be opened."""
         config = self._cluster.topic_config(identity.topic)
-        log = made or self._log_of(identity, registration, config)
-        log.config = config
-        self._partitions.offline.pop(identity.topic_partition, None)
-        self._given_up.discard(identity)
-        self._no_log.pop(identity, None)
-        if self._logs.is_new(identity.topic_partition):
-            self._new_logs.add(identity.topic_partition)
-            return None
         core = Partition(
             identity=identity,
             node_id=self._config.node_id,
             brokers=self._cluster.brokers,
             min_insync_replicas=config.min_insync_replicas,
             lag_max_ms=self._config.replica_lag_time_max_ms,
+        )
+        assigned = registration.directory_of(self._config.node_id)
+        log = self._logs.get_or_create(
+            identity.topic_partition,
+            identity.topic_id,
+            config,
+            assigned=None if assigned == LOST_DIRECTORY else assigned,
+            may_hold_data=self._may_hold_data(identity, registration),
+            is_placed=assigned is not None,
+            leader_epoch=registration.leader_epoch,
         )
         if config.remote_storage_enable and self._tier is None:
             logger.error(
@@ -285,22 +249,10 @@ class Hosting:
         )
         core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
         self._partitions.add(hosted)
+        self._partitions.offline.pop(identity.topic_partition, None)
+        self._given_up.discard(identity)
+        self._no_log.pop(identity, None)
         return hosted
-
-    def _log_of(
-        self, identity: TopicIdPartition, registration: PartitionRegistration, config: TopicConfig
-    ) -> Log:
-        assigned = registration.directory_of(self._config.node_id)
-        return self._logs.get_or_create(
-            identity.topic_partition,
-            identity.topic_id,
-            config,
-            assigned=None if assigned == LOST_DIRECTORY else assigned,
-            may_hold_data=self._may_hold_data(identity, registration),
-            is_placed=assigned is not None,
-            leader_epoch=registration.leader_epoch,
-            durable=False,
-        )
 
     def _may_hold_data(
         self, identity: TopicIdPartition, registration: PartitionRegistration
@@ -482,8 +434,7 @@ class Hosting:
         self._fetchers.unfollow(identity.topic_partition)
         hosted.stop()
         self._leave_tier(identity, delete_remote=topic_deleted and led)
-        self._logs.delete(identity.topic_partition, durable=False)
-        self._new_logs.add(identity.topic_partition)  # a namesake waits until that is durable
+        self._logs.delete(identity.topic_partition)
 
     def _leave_tier(self, identity: TopicIdPartition, *, delete_remote: bool) -> None:
         if self._tier is not None:
@@ -560,7 +511,6 @@ class Hosting:
 
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""
-        await self._new_logs.stop()
         await self._fetchers.stop()
         await self._restore.stop()
         await self._without_space.stop()

@@ -105,7 +105,6 @@ class Node:
             self.assignments,
             tier,
             self.clock,
-            cluster.pool,
         )
         self.handlers = RequestHandlers(
             ProduceHandler(self.partitions, self.clock),
@@ -276,9 +275,8 @@ class Link:
 class Cluster:
     """Brokers 1, 2, 3 and their metadata."""
 
-    def __init__(self, tier: Any = None, pool: Any = None) -> None:
+    def __init__(self, tier: Any = None) -> None:
         self.tier = tier
-        self.pool = pool  # None: new logs are made durable on the loop
         self.disks: dict[int, MemoryDirectory] = {}
         self.nodes: dict[int, Node] = {}
         self.cut: set[tuple[int, int]] = set()
