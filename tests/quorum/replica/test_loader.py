@@ -45,6 +45,13 @@ def values(seed: int, count: int) -> list[bytes]:
     return [r.encode_record(record) for record in History(random.Random(seed)).records(count)]
 
 
+def values_of_one_level(seed: int, count: int) -> list[bytes]:
+    """As `values`, without changes of feature levels: each of them asks for a snapshot at once."""
+    records = History(random.Random(seed)).records(2 * count)
+    kept = [r.encode_record(record) for record in records if not record.HasField("feature_level")]
+    return kept[:count]
+
+
 def test_publishers_hear_of_every_change_in_order_and_late_ones_get_all() -> None:
     async def main() -> None:
         quorum = FakeQuorum(auto_commit=False)
@@ -294,7 +301,7 @@ def test_snapshots_are_written_by_time_and_a_failed_one_is_tried_again() -> None
         loader = MetadataLoader(raft, config, clock)
         raft.register(loader)
         raft.fail_snapshots = True
-        history = values(7, 40)
+        history = values_of_one_level(7, 40)
         for value in history[:20]:
             quorum.append([value])
             await asyncio.sleep(0.1)
