@@ -86,11 +86,12 @@ def test_the_cluster_to_play_with_answers_as_printed(tmp_path: Path) -> None:
     text = replaced(
         block("A cluster to play with", "bash"), {"/tmp/tidemark": tmp_path / "tidemark"}
     )
-    dev, create, produce, consume, describe, dump = commands(text)
+    dev, create, produce, consume, consume_near, describe, dump = commands(text)
     with running(dev, tmp_path) as servers:
         run(create, tmp_path, servers)
         run(produce, tmp_path, servers)
-        assert run(consume, tmp_path, servers) == '{"hello": "tide"}\n'
+        for from_here in (consume, consume_near):
+            assert run(from_here, tmp_path, servers) == '{"hello": "tide"}\n'
         assert "LeaderId:" in run(describe, tmp_path, servers)
         assert '{"hello": "tide"}' in run(dump, tmp_path, servers)
 
