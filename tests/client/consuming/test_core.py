@@ -372,6 +372,24 @@ def test_damage_that_the_node_reports_is_raised_and_fetched_again() -> None:
     assert len(fetching.poll()) == 1
 
 
+@pytest.mark.parametrize("code", [ErrorCode.CORRUPT_MESSAGE, 12345])
+def test_a_refusal_behind_fetched_batches_is_told_to_a_reader_that_gets_there(code: int) -> None:
+    """It was told seconds later, when its cause had long been gone."""
+    fetching = Fetching()
+    fetching.assign(A)
+    first, second = (fetching.logs[A].append(1) for _ in range(2))
+    fetching.answer(filled(A, [first]))
+    for _ in range(3):
+        fetching.answer(failing(A, code))
+        assert fetching.error(got_nothing=True) is None
+        fetching.step(after_ms=2_000)
+    assert offsets(fetching.poll()) == [(0, 0)]
+    fetching.answer(filled(A, [second]))
+    assert offsets(fetching.poll()) == [(0, 1)], "the cause was gone before the reader came"
+    fetching.answer(failing(A, code))
+    assert fetching.error() is not None, "the reader is there"
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_aborted_transactions_count_for_read_committed_only(level: int) -> None:
     fetching = Fetching(isolation_level=level)

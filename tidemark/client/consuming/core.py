@@ -450,8 +450,6 @@ class FetchCore:
         ) and self._is_recreated(partition, target):
             recreated = TopicRecreatedError(topic_partition, target.offset)
             self._reset_by_policy(partition, recreated, now_ms, until_seek=True)
-        elif isinstance(error, CorruptMessageError):
-            self.assignment.halt(partition, error, until_seek=False)
         else:
             self._failed(partition, request.node, error, now_ms)
 
@@ -509,9 +507,13 @@ class FetchCore:
     def _failed(
         self, partition: AssignedPartition, node: int | None, error: BaseException, now_ms: float
     ) -> None:
-        """Delays the next request after a retriable error; passes any other to the reader."""
-        if is_retriable(error):
-            assert isinstance(error, TidemarkError)
+        """Delays the next request after a retriable error; passes any other to the reader.
+
+        A refusal passes to a reader that has got there: behind fetched batches the request is
+        repeated, since the cause may be gone when they are read.
+        """
+        is_told = isinstance(error, CorruptMessageError) or not is_retriable(error)
+        if isinstance(error, TidemarkError) and (not is_told or partition.buffered):
             self._retry(partition, node, error, now_ms)
             return
         if not isinstance(error, TidemarkError):
