@@ -509,8 +509,8 @@ class FetchCore:
     ) -> None:
         """Delays the next request after a retriable error; passes any other to the reader.
 
-        A refusal passes to a reader that has got there: behind fetched batches the request is
-        repeated, since the cause may be gone when they are read.
+        A refusal passes to a reader that has got there. Behind fetched batches the request is
+        repeated: the cause may be gone when they are read.
         """
         is_told = isinstance(error, CorruptMessageError) or not is_retriable(error)
         if isinstance(error, TidemarkError) and (not is_told or partition.buffered):
