@@ -341,12 +341,11 @@ def make_tier(
 ) -> RemoteLogManager | None:
     """The remote log manager as configured; None if remote.log.storage.system.enable is false.
 
-    Its cache is in the first usable log directory: no directory is made in place of a missing disk.
+    Its caches are in the first usable log directory; none is made in place of a missing disk.
     """
     if not config.remote_log_storage_system_enable:
         return None
     from tiering.metadata.topic_based import create_metadata_manager
-    from tiering.reading.index_cache import DIRECTORY_NAME
     from tiering.store.factory import create_storage_manager
 
     _, endpoint = next(iter(config.broker_listeners().items()))
@@ -357,6 +356,6 @@ def make_tier(
         create_metadata_manager(config, own.address, storage.first_usable(config)),
         clock.wall_ms,
         cluster=cluster,
-        cache_directory=storage.first_usable(config).subdirectory(DIRECTORY_NAME),
+        cache_directory=storage.first_usable(config),
         on_fatal=on_fatal,
     )

@@ -36,7 +36,6 @@ from tiering.metrics import (
     total_lag,
 )
 from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates, RemoteHistory
-from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
 from tiering.reading.reader import RemoteReader
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
@@ -80,15 +79,8 @@ class RemoteLogManager:
         self._running = False
         self.metrics = metrics = RemoteMetrics()
         self._meter = RemoteMeter(metrics)
-        if cache_directory is None:
-            cache_directory = open_directory(config.log_dirs[0]).subdirectory(DIRECTORY_NAME)
-        self._index_cache = RemoteIndexCache(
-            cache_directory,
-            config.remote_log_index_file_cache_total_size_bytes,
-            storage,
-            metrics,
-        )
-        self._reader = RemoteReader(config, storage, metadata, self._index_cache, metrics)
+        caches = cache_directory or open_directory(config.log_dirs[0])
+        self._reader = RemoteReader(config, storage, metadata, caches, metrics)
         self._aux_states = RemoteAuxStates(config, storage, metadata, metrics)
         self._uploads = uploads = Uploads(
             storage, config.remote_log_manager_copier_thread_pool_size

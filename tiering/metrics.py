@@ -68,7 +68,18 @@ class RestoreCounts(ThrottleTimes):
 
 
 @dataclass(slots=True)
-class RemoteMetrics(RestoreCounts):
+class CacheCounts(RestoreCounts):
+    """Uses of the caches of remote logs and of their indexes."""
+
+    chunk_cache_hits: int = 0
+    chunk_cache_misses: int = 0
+    chunk_disk_cache_hits: int = 0
+    chunk_prefetches: int = 0
+    index_cache_refetches: int = 0
+
+
+@dataclass(slots=True)
+class RemoteMetrics(CacheCounts):
     """Counts since the start of the process; bytes are those of log segments alone."""
 
     remote_copy_bytes: int = 0
@@ -87,10 +98,6 @@ class RemoteMetrics(RestoreCounts):
     build_remote_log_aux_state_requests: int = 0
     build_remote_log_aux_state_errors: int = 0
     reader_pending_tasks: int = 0
-    chunk_cache_hits: int = 0
-    chunk_cache_misses: int = 0
-    chunk_prefetches: int = 0
-    index_cache_refetches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,7 @@ OWN_TOTALS = {
     "RemoteLogRestoreErrors": "restore_errors",
     "RemoteChunkCacheHits": "chunk_cache_hits",
     "RemoteChunkCacheMisses": "chunk_cache_misses",
+    "RemoteChunkDiskCacheHits": "chunk_disk_cache_hits",
     "RemoteChunkPrefetches": "chunk_prefetches",
     "RemoteIndexCacheRefetches": "index_cache_refetches",
 }

@@ -387,6 +387,9 @@ class ServerConfig:
     remote_log_reader_chunk_cache_total_size_bytes: int = setting(
         128 << 20, doc="memory for chunks read from the remote storage", at_least=1 << 20
     )
+    remote_log_reader_chunk_cache_disk_size_bytes: int = setting(
+        0, doc="disk for chunks read from the remote storage; 0: none", at_least=0
+    )
     remote_log_reader_prefetch_chunks: int = setting(
         2, doc="chunks read ahead of a sequential reader", at_least=0, at_most=64
     )

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from commitlog.disk.files import Directory
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction, TimestampOffset
 from tidemark.config import ServerConfig
@@ -32,8 +33,9 @@ from tiering.errors import (
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.metrics import RemoteMetrics
+from tiering.reading.disk_cache import DiskChunkCache
 from tiering.reading.failures import Failures
-from tiering.reading.index_cache import RemoteIndexCache
+from tiering.reading.index_cache import DIRECTORY_NAME, RemoteIndexCache
 from tiering.reading.places import FairPlaces
 from tiering.reading.segment_reader import SegmentReader
 from tiering.reading.transactions import RemoteTransactions
@@ -49,14 +51,16 @@ def lineage(log: Log) -> tuple[EpochEntry, ...]:
 
 
 class RemoteReader:
-    """All reads of one node's tier; used on one event loop."""
+    """All reads of one node's tier; used on one event loop. Its caches on disk are directories in
+    `directory`.
+    """
 
     def __init__(
         self,
         config: ServerConfig,
         storage: RemoteStorageManager,
         metadata: RemoteLogMetadataManager,
-        index_cache: RemoteIndexCache,
+        directory: Directory,
         metrics: RemoteMetrics,
     ) -> None:
         self._storage = storage
@@ -66,7 +70,15 @@ class RemoteReader:
         self._pending_max = config.remote_log_reader_max_pending_tasks
         self._reading = 0
         self._look_ups = FairPlaces(max(1, self._pending_max // 2), self._pending_max)
-        self.segments = SegmentReader(config, storage, index_cache, metrics)
+        on_disk = DiskChunkCache(
+            *(directory, config.remote_log_reader_chunk_cache_disk_size_bytes, storage, metrics)
+        )
+        index_cache = RemoteIndexCache(
+            directory.subdirectory(DIRECTORY_NAME),
+            config.remote_log_index_file_cache_total_size_bytes,
+            *(storage, metrics),
+        )
+        self.segments = SegmentReader(config, on_disk, index_cache, metrics)
         self._failures = Failures(metrics)
         self._transactions = RemoteTransactions(storage, metadata, self.segments.run)
 

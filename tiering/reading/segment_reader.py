@@ -23,12 +23,12 @@ from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.metrics import RemoteMetrics
 from tiering.reading.calls import StorageCalls
 from tiering.reading.chunk_cache import ChunkCache, retrieve
+from tiering.reading.disk_cache import DiskChunkCache
 from tiering.reading.failures import naming
 from tiering.reading.fetch_quota import FetchQuota
 from tiering.reading.index_cache import CheckedIndexes, RemoteIndexCache
 from tiering.reading.order import checked_extent, damaged
 from tiering.reading.remote_indexes import RemoteIndexes
-from tiering.store.manager import RemoteStorageManager
 from tiering.store.sidecar import CHUNK_BYTES
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ class SegmentReader:
     def __init__(
         self,
         config: ServerConfig,
-        storage: RemoteStorageManager,
+        on_disk: DiskChunkCache,
         index_cache: RemoteIndexCache,
         metrics: RemoteMetrics,
     ) -> None:
-        self._storage = storage
+        self._on_disk = on_disk
         self._index_cache = index_cache
         self._metrics = metrics
         self.quota = FetchQuota(config, metrics)
@@ -288,6 +288,7 @@ class SegmentReader:
     def forget(self, segment: RemoteLogSegmentMetadata) -> None:
         """Drops the cached parts of a segment that was deleted."""
         self._chunks.drop(segment.id)
+        self._on_disk.drop(segment.id)
         self._index_cache.remove(segment.id)
 
     def _numbers(self, start: int, end: int) -> range:
@@ -326,13 +327,11 @@ class SegmentReader:
         start = number * self._chunk_bytes
         end = min(start + count * self._chunk_bytes, segment.segment_size_bytes)
         first, last = table.aligned(start, end)
-        self.quota.record(last - first)
+        missing, end_of_missing = self._on_disk.missing(segment, table, first, last)
+        self.quota.record(end_of_missing - missing)
 
         def fetch() -> list[bytes]:
-            content = self._storage.fetch_log_segment(segment, first, last)
-            if len(content) != last - first:
-                raise damaged(segment, first + len(content), "the object ends there")
-            table.check_log(first, content)
+            content = self._on_disk.fetch(segment, table, first, last)
             edges = range(start - first, end - first, self._chunk_bytes)
             return [content[at : min(at + self._chunk_bytes, end - first)] for at in edges]
 

@@ -234,7 +234,7 @@ def test_no_flipped_byte_of_an_object_or_its_sidecar_is_served(tmp_path: Path) -
             damaged = bytearray(whole)
             damaged[at] ^= 1 << at % 8
             middle.write_bytes(damaged)
-            for cached in (tmp_path / "cache-1").iterdir():
+            for cached in (tmp_path / "cache-1" / "remote-log-index-cache").iterdir():
                 cached.unlink()
             assert read_once(world) is None, (suffix, at)
             assert world.manager.metrics.remote_fetch_corrupt == 1
@@ -245,7 +245,7 @@ def test_no_flipped_byte_of_an_object_or_its_sidecar_is_served(tmp_path: Path) -
 def test_a_flipped_byte_of_a_cached_index_is_fetched_again(tmp_path: Path) -> None:
     world = tiered(tmp_path)
     wanted = read_once(world)
-    (cached,) = (tmp_path / "cache-1").iterdir()
+    (cached,) = (tmp_path / "cache-1" / "remote-log-index-cache").iterdir()
     whole = cached.read_bytes()
     for at in range(len(whole)):
         damaged = bytearray(whole)
@@ -278,7 +278,7 @@ def test_what_the_transport_damaged_once_is_fetched_again_and_served(tmp_path: P
     world = tiered(tmp_path)
     wanted = read_once(world)
     for name in ("fetch_log_segment", "fetch_sidecar"):
-        for cached in (tmp_path / "cache-1").iterdir():
+        for cached in (tmp_path / "cache-1" / "remote-log-index-cache").iterdir():
             cached.unlink()
         fetch = getattr(world.storage, name)
         wrong = WrongOnce(fetch)

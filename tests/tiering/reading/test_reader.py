@@ -373,7 +373,7 @@ def test_the_index_cache_survives_a_restart_and_repairs_itself(tmp_path: Path) -
     world, storage = tiered_world(tmp_path)
     asyncio.run(world.read_all(0, 40))
     assert storage.index_fetches == 2
-    cache = tmp_path / "cache-1"
+    cache = tmp_path / "cache-1" / "remote-log-index-cache"
     names = sorted(path.name for path in cache.iterdir())
     assert [name.partition("_")[0] for name in names] == ["0", "20"]
     (cache / names[0]).write_bytes(b"torn!")
