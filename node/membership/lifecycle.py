@@ -214,6 +214,7 @@ class BrokerLifecycle:
             ],
             previous_broker_epoch=self.previous_broker_epoch,
             features=ranges_to_wire(),
+            locked_log_dirs=not self.registered.is_set(),
         )
         advertised = config.advertised_endpoints()
         for name in config.broker_listeners():

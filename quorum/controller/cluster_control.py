@@ -87,6 +87,19 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> Brok
     return broker
 
 
+def _is_same_place(before: BrokerRegistration, broker: BrokerRegistration) -> bool:
+    """Whether both have the same log directories and addresses, so that one of two alone runs.
+
+    A copy of a disk has the same directory ids, but is reached elsewhere.
+    """
+    directories = set(broker.log_dirs)
+    return (
+        bool(directories)
+        and directories <= set(before.log_dirs)
+        and broker.endpoints == before.endpoints
+    )
+
+
 @dataclass(slots=True)
 class BrokerControl:
     """Generates the records of brokers' registrations and heartbeats."""
@@ -112,7 +125,7 @@ class BrokerControl:
         The same incarnation registering again keeps its epoch and state. Raises
         InconsistentClusterIdError, InvalidRegistrationError, and UnsupportedVersionError for a
         broker too old for the cluster. Raises DuplicateBrokerRegistrationError while the session of
-        another incarnation lasts.
+        another incarnation lasts. But it has ended if this one holds the locks of its directories.
         """
         if request.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
@@ -135,7 +148,8 @@ class BrokerControl:
             gone = set(before.log_dirs) - set(broker.log_dirs)
             moved = self._directories_left(rules, before, gone)
         elif before is not None:
-            if self.sessions.is_live(broker.broker_id, now_ms):
+            took_over = request.locked_log_dirs and _is_same_place(before, broker)
+            if self.sessions.is_live(broker.broker_id, now_ms) and not took_over:
                 raise DuplicateBrokerRegistrationError(
                     f"another broker {broker.broker_id} is alive; if it was this one, it is "
                     f"forgotten within {self.sessions.timeout_ms} ms"

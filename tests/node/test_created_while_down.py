@@ -221,3 +221,19 @@ async def is_lost_until_it_is_back(cluster: JbodCluster, disk: MemoryDirectory) 
     await cluster.boot(1)
     await cluster.until(lambda: cluster.of(0).leader == 1)
     await cluster.nothing_acknowledged_is_lost(0)
+
+
+def test_a_crashed_leader_that_starts_again_at_once_is_in_service_before_its_session_ends() -> None:
+    async def test(cluster: JbodCluster) -> None:
+        await cluster.boot(1, 2)
+        cluster.create((1, 2), min_insync_replicas="1")
+        await cluster.load(0, 5)
+        now = asyncio.get_running_loop().time
+        stopped_at = now()
+        await cluster.stop_node(1, clean=False)
+        await cluster.boot(1)
+        await cluster.until(lambda: set(cluster.of(0).isr) == {1, 2})
+        assert now() - stopped_at < cluster.scenario.config.broker_session_timeout_ms / 1000 / 2
+        await cluster.nothing_acknowledged_is_lost(0)
+
+    run(test, "a", elr=False)

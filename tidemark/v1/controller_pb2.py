@@ -26,7 +26,7 @@ from tidemark.v1 import common_pb2 as tidemark_dot_v1_dot_common__pb2
 from tidemark.v1 import errors_pb2 as tidemark_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctidemark/v1/controller.proto\x12\x0btidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\"\xec\x01\n\x15RegisterBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12(\n\tlisteners\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x10\n\x08log_dirs\x18\x06 \x03(\x0c\x12\x1d\n\x15previous_broker_epoch\x18\x07 \x01(\x03\x12+\n\x08\x66\x65\x61tures\x18\x08 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"q\n\x16RegisterBrokerResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"\xa8\x01\n\x16\x42rokerHeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x1f\n\x17\x63urrent_metadata_offset\x18\x03 \x01(\x03\x12\x12\n\nwant_fence\x18\x04 \x01(\x08\x12\x16\n\x0ewant_shut_down\x18\x05 \x01(\x08\x12\x18\n\x10offline_log_dirs\x18\x06 \x03(\x0c\"\x9f\x01\n\x17\x42rokerHeartbeatResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x14\n\x0cis_caught_up\x18\x03 \x01(\x08\x12\x11\n\tis_fenced\x18\x04 \x01(\x08\x12\x18\n\x10should_shut_down\x18\x05 \x01(\x08\"\x8a\x03\n\x15\x41lterPartitionRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x44\n\npartitions\x18\x03 \x03(\x0b\x32\x30.tidemark.v1.AlterPartitionRequest.PartitionData\x1a\xc9\x01\n\rPartitionData\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12?\n\x07new_isr\x18\x04 \x03(\x0b\x32..tidemark.v1.AlterPartitionRequest.BrokerState\x12\x17\n\x0fpartition_epoch\x18\x05 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x06 \x01(\x05\x1a\x36\n\x0b\x42rokerState\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\xb3\x03\n\x16\x41lterPartitionResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x45\n\npartitions\x18\x03 \x03(\x0b\x32\x31.tidemark.v1.AlterPartitionResponse.PartitionData\x1a\x8e\x02\n\rPartitionData\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12*\n\nerror_code\x18\x03 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x08 \x01(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\t \x03(\x05\x12\x16\n\x0elast_known_elr\x18\n \x03(\x05\"E\n\x1a\x41llocateProducerIdsRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\x94\x01\n\x1b\x41llocateProducerIdsResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x19\n\x11producer_id_start\x18\x03 \x01(\x03\x12\x17\n\x0fproducer_id_len\x18\x04 \x01(\x05\"\xa8\x02\n\x1b\x41ssignReplicasToDirsRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12G\n\x0b\x64irectories\x18\x03 \x03(\x0b\x32\x32.tidemark.v1.AssignReplicasToDirsRequest.Directory\x1a_\n\tDirectory\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x46\n\npartitions\x18\x02 \x03(\x0b\x32\x32.tidemark.v1.AssignReplicasToDirsRequest.Partition\x1a\x36\n\tPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\"\x8e\x02\n\x1c\x41ssignReplicasToDirsResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12G\n\npartitions\x18\x03 \x03(\x0b\x32\x33.tidemark.v1.AssignReplicasToDirsResponse.Partition\x1a\x62\n\tPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12*\n\nerror_code\x18\x03 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\"\xb5\x01\n\x19RegisterControllerRequest\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12(\n\tlisteners\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12+\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"_\n\x1aRegisterControllerResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t2\xde\x04\n\nController\x12Y\n\x0eRegisterBroker\x12\".tidemark.v1.RegisterBrokerRequest\x1a#.tidemark.v1.RegisterBrokerResponse\x12\\\n\x0f\x42rokerHeartbeat\x12#.tidemark.v1.BrokerHeartbeatRequest\x1a$.tidemark.v1.BrokerHeartbeatResponse\x12Y\n\x0e\x41lterPartition\x12\".tidemark.v1.AlterPartitionRequest\x1a#.tidemark.v1.AlterPartitionResponse\x12h\n\x13\x41llocateProducerIds\x12\'.tidemark.v1.AllocateProducerIdsRequest\x1a(.tidemark.v1.AllocateProducerIdsResponse\x12k\n\x14\x41ssignReplicasToDirs\x12(.tidemark.v1.AssignReplicasToDirsRequest\x1a).tidemark.v1.AssignReplicasToDirsResponse\x12\x65\n\x12RegisterController\x12&.tidemark.v1.RegisterControllerRequest\x1a\'.tidemark.v1.RegisterControllerResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctidemark/v1/controller.proto\x12\x0btidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\"\x85\x02\n\x15RegisterBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12(\n\tlisteners\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x10\n\x08log_dirs\x18\x06 \x03(\x0c\x12\x1d\n\x15previous_broker_epoch\x18\x07 \x01(\x03\x12+\n\x08\x66\x65\x61tures\x18\x08 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\x12\x17\n\x0flocked_log_dirs\x18\t \x01(\x08\"q\n\x16RegisterBrokerResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"\xa8\x01\n\x16\x42rokerHeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x1f\n\x17\x63urrent_metadata_offset\x18\x03 \x01(\x03\x12\x12\n\nwant_fence\x18\x04 \x01(\x08\x12\x16\n\x0ewant_shut_down\x18\x05 \x01(\x08\x12\x18\n\x10offline_log_dirs\x18\x06 \x03(\x0c\"\x9f\x01\n\x17\x42rokerHeartbeatResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x14\n\x0cis_caught_up\x18\x03 \x01(\x08\x12\x11\n\tis_fenced\x18\x04 \x01(\x08\x12\x18\n\x10should_shut_down\x18\x05 \x01(\x08\"\x8a\x03\n\x15\x41lterPartitionRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x44\n\npartitions\x18\x03 \x03(\x0b\x32\x30.tidemark.v1.AlterPartitionRequest.PartitionData\x1a\xc9\x01\n\rPartitionData\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12?\n\x07new_isr\x18\x04 \x03(\x0b\x32..tidemark.v1.AlterPartitionRequest.BrokerState\x12\x17\n\x0fpartition_epoch\x18\x05 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x06 \x01(\x05\x1a\x36\n\x0b\x42rokerState\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\xb3\x03\n\x16\x41lterPartitionResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x45\n\npartitions\x18\x03 \x03(\x0b\x32\x31.tidemark.v1.AlterPartitionResponse.PartitionData\x1a\x8e\x02\n\rPartitionData\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12*\n\nerror_code\x18\x03 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x0b\n\x03isr\x18\x06 \x03(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x08 \x01(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\t \x03(\x05\x12\x16\n\x0elast_known_elr\x18\n \x03(\x05\"E\n\x1a\x41llocateProducerIdsRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\x94\x01\n\x1b\x41llocateProducerIdsResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x19\n\x11producer_id_start\x18\x03 \x01(\x03\x12\x17\n\x0fproducer_id_len\x18\x04 \x01(\x05\"\xa8\x02\n\x1b\x41ssignReplicasToDirsRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12G\n\x0b\x64irectories\x18\x03 \x03(\x0b\x32\x32.tidemark.v1.AssignReplicasToDirsRequest.Directory\x1a_\n\tDirectory\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x46\n\npartitions\x18\x02 \x03(\x0b\x32\x32.tidemark.v1.AssignReplicasToDirsRequest.Partition\x1a\x36\n\tPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\"\x8e\x02\n\x1c\x41ssignReplicasToDirsResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12G\n\npartitions\x18\x03 \x03(\x0b\x32\x33.tidemark.v1.AssignReplicasToDirsResponse.Partition\x1a\x62\n\tPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x17\n\x0fpartition_index\x18\x02 \x01(\x05\x12*\n\nerror_code\x18\x03 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\"\xb5\x01\n\x19RegisterControllerRequest\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12(\n\tlisteners\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12+\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"_\n\x1aRegisterControllerResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t2\xde\x04\n\nController\x12Y\n\x0eRegisterBroker\x12\".tidemark.v1.RegisterBrokerRequest\x1a#.tidemark.v1.RegisterBrokerResponse\x12\\\n\x0f\x42rokerHeartbeat\x12#.tidemark.v1.BrokerHeartbeatRequest\x1a$.tidemark.v1.BrokerHeartbeatResponse\x12Y\n\x0e\x41lterPartition\x12\".tidemark.v1.AlterPartitionRequest\x1a#.tidemark.v1.AlterPartitionResponse\x12h\n\x13\x41llocateProducerIds\x12\'.tidemark.v1.AllocateProducerIdsRequest\x1a(.tidemark.v1.AllocateProducerIdsResponse\x12k\n\x14\x41ssignReplicasToDirs\x12(.tidemark.v1.AssignReplicasToDirsRequest\x1a).tidemark.v1.AssignReplicasToDirsResponse\x12\x65\n\x12RegisterController\x12&.tidemark.v1.RegisterControllerRequest\x1a\'.tidemark.v1.RegisterControllerResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,41 +35,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\026tidemark/v1;tidemarkv1'
   _globals['_REGISTERBROKERREQUEST']._serialized_start=98
-  _globals['_REGISTERBROKERREQUEST']._serialized_end=334
-  _globals['_REGISTERBROKERRESPONSE']._serialized_start=336
-  _globals['_REGISTERBROKERRESPONSE']._serialized_end=449
-  _globals['_BROKERHEARTBEATREQUEST']._serialized_start=452
-  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=620
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=623
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=782
-  _globals['_ALTERPARTITIONREQUEST']._serialized_start=785
-  _globals['_ALTERPARTITIONREQUEST']._serialized_end=1179
-  _globals['_ALTERPARTITIONREQUEST_PARTITIONDATA']._serialized_start=922
-  _globals['_ALTERPARTITIONREQUEST_PARTITIONDATA']._serialized_end=1123
-  _globals['_ALTERPARTITIONREQUEST_BROKERSTATE']._serialized_start=1125
-  _globals['_ALTERPARTITIONREQUEST_BROKERSTATE']._serialized_end=1179
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=1182
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=1617
-  _globals['_ALTERPARTITIONRESPONSE_PARTITIONDATA']._serialized_start=1347
-  _globals['_ALTERPARTITIONRESPONSE_PARTITIONDATA']._serialized_end=1617
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=1619
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=1688
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=1691
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1839
-  _globals['_ASSIGNREPLICASTODIRSREQUEST']._serialized_start=1842
-  _globals['_ASSIGNREPLICASTODIRSREQUEST']._serialized_end=2138
-  _globals['_ASSIGNREPLICASTODIRSREQUEST_DIRECTORY']._serialized_start=1987
-  _globals['_ASSIGNREPLICASTODIRSREQUEST_DIRECTORY']._serialized_end=2082
-  _globals['_ASSIGNREPLICASTODIRSREQUEST_PARTITION']._serialized_start=2084
-  _globals['_ASSIGNREPLICASTODIRSREQUEST_PARTITION']._serialized_end=2138
-  _globals['_ASSIGNREPLICASTODIRSRESPONSE']._serialized_start=2141
-  _globals['_ASSIGNREPLICASTODIRSRESPONSE']._serialized_end=2411
-  _globals['_ASSIGNREPLICASTODIRSRESPONSE_PARTITION']._serialized_start=2313
-  _globals['_ASSIGNREPLICASTODIRSRESPONSE_PARTITION']._serialized_end=2411
-  _globals['_REGISTERCONTROLLERREQUEST']._serialized_start=2414
-  _globals['_REGISTERCONTROLLERREQUEST']._serialized_end=2595
-  _globals['_REGISTERCONTROLLERRESPONSE']._serialized_start=2597
-  _globals['_REGISTERCONTROLLERRESPONSE']._serialized_end=2692
-  _globals['_CONTROLLER']._serialized_start=2695
-  _globals['_CONTROLLER']._serialized_end=3301
+  _globals['_REGISTERBROKERREQUEST']._serialized_end=359
+  _globals['_REGISTERBROKERRESPONSE']._serialized_start=361
+  _globals['_REGISTERBROKERRESPONSE']._serialized_end=474
+  _globals['_BROKERHEARTBEATREQUEST']._serialized_start=477
+  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=645
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=648
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=807
+  _globals['_ALTERPARTITIONREQUEST']._serialized_start=810
+  _globals['_ALTERPARTITIONREQUEST']._serialized_end=1204
+  _globals['_ALTERPARTITIONREQUEST_PARTITIONDATA']._serialized_start=947
+  _globals['_ALTERPARTITIONREQUEST_PARTITIONDATA']._serialized_end=1148
+  _globals['_ALTERPARTITIONREQUEST_BROKERSTATE']._serialized_start=1150
+  _globals['_ALTERPARTITIONREQUEST_BROKERSTATE']._serialized_end=1204
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=1207
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=1642
+  _globals['_ALTERPARTITIONRESPONSE_PARTITIONDATA']._serialized_start=1372
+  _globals['_ALTERPARTITIONRESPONSE_PARTITIONDATA']._serialized_end=1642
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=1644
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=1713
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=1716
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1864
+  _globals['_ASSIGNREPLICASTODIRSREQUEST']._serialized_start=1867
+  _globals['_ASSIGNREPLICASTODIRSREQUEST']._serialized_end=2163
+  _globals['_ASSIGNREPLICASTODIRSREQUEST_DIRECTORY']._serialized_start=2012
+  _globals['_ASSIGNREPLICASTODIRSREQUEST_DIRECTORY']._serialized_end=2107
+  _globals['_ASSIGNREPLICASTODIRSREQUEST_PARTITION']._serialized_start=2109
+  _globals['_ASSIGNREPLICASTODIRSREQUEST_PARTITION']._serialized_end=2163
+  _globals['_ASSIGNREPLICASTODIRSRESPONSE']._serialized_start=2166
+  _globals['_ASSIGNREPLICASTODIRSRESPONSE']._serialized_end=2436
+  _globals['_ASSIGNREPLICASTODIRSRESPONSE_PARTITION']._serialized_start=2338
+  _globals['_ASSIGNREPLICASTODIRSRESPONSE_PARTITION']._serialized_end=2436
+  _globals['_REGISTERCONTROLLERREQUEST']._serialized_start=2439
+  _globals['_REGISTERCONTROLLERREQUEST']._serialized_end=2620
+  _globals['_REGISTERCONTROLLERRESPONSE']._serialized_start=2622
+  _globals['_REGISTERCONTROLLERRESPONSE']._serialized_end=2717
+  _globals['_CONTROLLER']._serialized_start=2720
+  _globals['_CONTROLLER']._serialized_end=3326
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class RegisterBrokerRequest(_message.Message):
     LOG_DIRS_FIELD_NUMBER: _builtins.int
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    LOCKED_LOG_DIRS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     cluster_id: _builtins.str
     incarnation_id: _builtins.bytes
@@ -40,6 +41,8 @@ class RegisterBrokerRequest(_message.Message):
     """empty: none"""
     previous_broker_epoch: _builtins.int
     """from the clean-shutdown marker; -1: unclean"""
+    locked_log_dirs: _builtins.bool
+    """a new process, which has just taken the locks of log_dirs"""
     @_builtins.property
     def listeners(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]: ...
     @_builtins.property
@@ -61,10 +64,11 @@ class RegisterBrokerRequest(_message.Message):
         log_dirs: _abc.Iterable[_builtins.bytes] | None = ...,
         previous_broker_epoch: _builtins.int = ...,
         features: _abc.Iterable[_common_pb2.FeatureRange] | None = ...,
+        locked_log_dirs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "features", b"features", "incarnation_id", b"incarnation_id", "listeners", b"listeners", "log_dirs", b"log_dirs", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "features", b"features", "incarnation_id", b"incarnation_id", "listeners", b"listeners", "locked_log_dirs", b"locked_log_dirs", "log_dirs", b"log_dirs", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,6 +142,8 @@ class Scenario:
         previous_epoch: int = -1,
         features: dict[str, tuple[int, int]] | None = None,
         log_dirs: tuple[UUID, ...] = (),
+        locked: bool = False,
+        port: int = 9_000,
     ) -> int:
         """Registers a broker; returns its epoch."""
         request = controller_pb2.RegisterBrokerRequest(
@@ -150,13 +152,14 @@ class Scenario:
             incarnation_id=UUID(int=broker_id * 1_000 + incarnation).bytes,
             rack=rack,
             previous_broker_epoch=previous_epoch,
+            locked_log_dirs=locked,
         )
         if features is None:
             request.features.extend(ranges_to_wire())
         for name, (low, high) in (features or {}).items():
             request.features.add(name=name, min_level=low, max_level=high)
         request.log_dirs.extend(directory.bytes for directory in log_dirs)
-        request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=9_000 + broker_id)
+        request.listeners.add(name="PLAINTEXT", host="127.0.0.1", port=port + broker_id)
         response = self.ask(request)
         self.epochs[broker_id] = response.broker_epoch
         return response.broker_epoch

@@ -74,6 +74,31 @@ def test_another_incarnation_waits_for_the_end_of_the_session() -> None:
     assert s.image.brokers[1].fenced
 
 
+def test_a_new_process_that_holds_the_directories_of_the_earlier_one_does_not_wait() -> None:
+    """It was refused for the rest of the session, nine seconds by default, after each crash."""
+    s = Scenario()
+    first, second, third = (UUID(int=1_000 + number) for number in range(3))
+    s.start_brokers(2)
+    s.register(1, log_dirs=(first, second))
+    s.heartbeat(1)
+    s.create("t", (1, 2))
+    epoch = s.epochs[1]
+    for wrong in (
+        {"locked": False, "log_dirs": (first, second)},  # it lost its registration to another
+        {"log_dirs": (first, third)},  # the other directory may be in use
+        {"log_dirs": (first, second), "port": 9_500},  # a copy of the disk, at another place
+        {"log_dirs": ()},
+    ):
+        with pytest.raises(DuplicateBrokerRegistrationError):
+            s.register(1, incarnation=2, **{"locked": True, **wrong})  # type: ignore[arg-type]
+    assert s.register(1, incarnation=2, log_dirs=(first, second), locked=True) > epoch
+    assert (s.partition("t").isr, s.partition("t").leader) == ((2,), 2)
+    with pytest.raises(StaleBrokerEpochError):
+        s.heartbeat(1, epoch=epoch)
+    s.heartbeat(1)
+    assert s.register(1, incarnation=3, log_dirs=(first,), locked=True) > epoch
+
+
 def test_a_new_incarnation_loses_the_places_the_old_one_held() -> None:
     s = Scenario()
     s.start_brokers(1, 2)
