@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_NEVER_MS = 0
+_NEVER_MS = -(2**62)  # long before any time: a monotonic clock may begin at 0 with the machine
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class ReplicaState:
         """Records a fetch that arrived while the leader's log ended at `end`."""
         if fetch_offset >= end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
-        elif fetch_offset >= self.leader_end_at_last_fetch and self.last_fetch_ms:
+        elif fetch_offset >= self.leader_end_at_last_fetch and self.last_fetch_ms != _NEVER_MS:
             self.last_caught_up_ms = max(self.last_caught_up_ms, self.last_fetch_ms)
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset

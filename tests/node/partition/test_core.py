@@ -98,6 +98,31 @@ def test_nothing_is_committed_while_others_are_eligible_whatever_the_minimum_is_
     leader.core.check_enough_replicas()
 
 
+def test_a_replica_that_never_was_caught_up_holds_back_nothing_after_a_boot() -> None:
+    """The monotonic clock begins at 0 there: "never" is not a time shortly before."""
+    leader = Leader(isr=(1, 2), end=10)
+    core = leader.core
+    leader.now_ms = 1_000
+    core.apply(Registration((1, 2, 3), (1, 2), 1, 6, 8), 10, leader.now_ms)
+    leader.fetch(3, 4)  # far behind
+    assert not core.remotes[3].is_caught_up(10, leader.now_ms, LAG_MS)
+    assert leader.fetch(2, 10)
+    assert core.high_watermark == 10
+
+
+def test_a_replica_that_left_the_isr_is_not_caught_up_after_a_boot() -> None:
+    leader = Leader(end=10)
+    leader.now_ms = 1_000
+    leader.core.apply(Registration((1, 2, 3), (1, 2), 1, 5, 8), 10, leader.now_ms)
+    assert not leader.core.remotes[3].is_caught_up(10, leader.now_ms, LAG_MS)
+    leader.fetch(3, 4)
+    leader.fetch(3, 5)
+    assert not leader.core.remotes[3].is_caught_up(10, leader.now_ms, LAG_MS)
+    leader.append(12)
+    leader.fetch(3, 10)  # the end at its last fetch
+    assert leader.core.remotes[3].is_caught_up(12, leader.now_ms, LAG_MS)
+
+
 def test_the_watermark_never_goes_back() -> None:
     leader = Leader()
     leader.append(10)
