@@ -293,7 +293,8 @@ class Partition:
     def maybe_recover(self) -> IsrProposal | None:
         """Proposes the end of the recovery after an unclean election (KIP-704).
 
-        Opening the log is all the recovery it needs, so a new leader proposes this at once.
+        Opening the log is all the recovery it needs, so a new leader proposes this at once. A
+        refused proposal is made again: until it is accepted, no replica joins the ISR.
         """
         if self.role is not Role.LEADER or self.pending is not None or not self.recovering:
             return None
@@ -322,10 +323,11 @@ class Partition:
         """Whether the passing of time can change nothing here.
 
         While every replica is at the leader's end, none can lag, and none holds back the high
-        watermark.
+        watermark. The end of a recovery may have to be proposed again.
         """
         return self.role is not Role.LEADER or (
             self.pending is None
+            and not self.recovering
             and all(s.log_end_offset == self.log_end_offset for s in self.remotes.values())
         )
 

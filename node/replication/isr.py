@@ -78,7 +78,7 @@ class IsrKeeper:
         if fetch_offset != core.log_end_offset:
             self.watched.add(hosted)
         if replica.node_id not in core.isr:
-            self.submit(core.maybe_expand_isr(replica.node_id))
+            self.submit(core.maybe_recover() or core.maybe_expand_isr(replica.node_id))
         if moved:
             hosted.committed()
 
@@ -100,7 +100,7 @@ class IsrKeeper:
             proposal = hosted.core.maybe_shrink_isr(now_ms)
             if proposal is not None:
                 logger.info("%s: ISR shrinks to %s", hosted.topic_partition, proposal.new_isr)
-            self.submit(proposal)
+            self.submit(proposal or hosted.core.maybe_recover())
             if hosted.core.maybe_advance_high_watermark(now_ms):
                 hosted.committed()
             if hosted.core.is_settled:

@@ -11,10 +11,13 @@ from uuid import UUID
 
 from node.partition.core import IsrProposal
 from node.replication.isr import PARTITIONS_PER_REQUEST_MAX, IsrKeeper
+from tests.node.cluster import Cluster
+from tests.node.replication.test_replication import scenario
 from tests.virtual_time import run
-from tidemark.errors import RequestTimedOutError
+from tidemark.errors import ErrorCode, RequestTimedOutError
 from tidemark.types import TopicIdPartition
 from tidemark.v1 import controller_pb2 as pb
+from tidemark.v1 import metadata_pb2 as records_pb
 
 TOPIC = UUID(int=7)
 
@@ -81,3 +84,57 @@ def test_a_request_that_failed_is_repeated_after_the_others() -> None:
     assert len(requests[0]) == PARTITIONS_PER_REQUEST_MAX
     assert sorted(index for request in requests[1:] for index in request) == list(range(2_500))
     assert requests[1][0] == PARTITIONS_PER_REQUEST_MAX
+
+
+def recover(refusals: int, *, silent: bool) -> None:
+    """A leader of an unclean election ends its recovery although the controller refuses it."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1, 2))
+        asked: list[Any] = []
+
+        async def alter(request: Any) -> Any:
+            (item,) = request.partitions
+            asked.append(item)
+            code = ErrorCode.INELIGIBLE_REPLICA if len(asked) <= refusals else ErrorCode.NONE
+            now = cluster.partition
+            response = pb.AlterPartitionResponse()
+            answer = response.partitions.add(
+                topic_id=item.topic_id,
+                error_code=int(code),
+                leader_id=1,
+                leader_epoch=now.leader_epoch,
+                partition_epoch=now.partition_epoch + 1,
+            )
+            answer.isr.extend(member.broker_id for member in item.new_isr)
+            return response
+
+        cluster.controller.handlers["AlterPartition"] = alter
+        if silent:
+            cluster.cut.add((2, 1))
+        change = records_pb.PartitionChangeRecord(
+            partition_id=0, topic_id=cluster.topic_id.bytes, leader=1, leader_recovery_state=1
+        )
+        change.isr.ids.append(1)
+        cluster.publish(records_pb.MetadataRecord(partition_change=change))
+        core = cluster.nodes[1].hosted().core
+        assert core.recovering
+        for _ in range(3):
+            await asyncio.sleep(2)
+            if silent:
+                cluster.nodes[1].isr.shrink()
+        await asyncio.sleep(2)
+        assert not core.recovering
+        recoveries = [item for item in asked if [m.broker_id for m in item.new_isr] == [1]]
+        assert len(recoveries) == refusals + 1
+        assert silent or core.isr == {1, 2}, "then others join"
+
+    scenario(test, nodes=(1, 2))
+
+
+def test_the_end_of_a_recovery_is_proposed_again_where_it_was_refused() -> None:
+    recover(1, silent=False)
+
+
+def test_the_end_of_a_recovery_is_proposed_again_where_no_follower_fetches() -> None:
+    recover(2, silent=True)
