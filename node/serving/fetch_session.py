@@ -12,6 +12,10 @@ A partition is read in three cases:
 - Its log moved or its ISR shrank since the last read.
 - It has more to do: bytes beyond the response's limit, or a follower outside of the ISR.
 
+After an answer with records, an error or a diverging epoch a partition is not read before a request
+names it. The next request may have been sent before the follower had that answer. A request that
+comes behind a parked one ends its wait.
+
 No pass goes over all partitions. One is answered if it has news: records, an error, a diverging
 epoch, or another high watermark or log start than in its last answer.
 """
@@ -22,7 +26,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from node.partition.hosted import HostedPartition, Wakeable
 from node.partition.replica_state import Pulse
@@ -81,8 +85,8 @@ class FetchContext(Protocol):
         loop's time is `until`.
         """
 
-    def has_commits_to_tell(self) -> bool:
-        """Whether an advanced high watermark ends the fetch."""
+    def ends_now(self) -> bool:
+        """Whether an advanced high watermark, or a request behind it, ends the fetch."""
         ...
 
     def answers(self) -> list[FetchPartitionData]:
@@ -136,7 +140,7 @@ class SessionlessFetch:
             for waiters in sets:
                 waiters.discard(waiter)
 
-    def has_commits_to_tell(self) -> bool:
+    def ends_now(self) -> bool:
         return False
 
     def answers(self) -> list[FetchPartitionData]:
@@ -185,6 +189,8 @@ class FetchSession:
     _answers: dict[TopicPartition, FetchPartitionData] = field(default_factory=dict)
     _sent: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
+    _told: set[TopicPartition] = field(default_factory=set)  # not read until they are named again
+    behind: asyncio.Future[Any] | None = None  # done when another request follows
 
     def begin(
         self,
@@ -206,6 +212,7 @@ class FetchSession:
         for item in named:
             self._wanted[item.key] = item
             self._moved[item.key] = None
+            self._told.discard(item.key)
 
     def asked_at(self, now_ms: int) -> None:
         self.pulse.last_request_ms = now_ms
@@ -213,7 +220,8 @@ class FetchSession:
     def take(self) -> list[FetchPartition]:
         """The partitions to read now."""
         moved, self._moved = self._moved, {}
-        return [self._wanted[key] for key in moved if key in self._wanted]
+        told, wanted = self._told, self._wanted
+        return [wanted[key] for key in moved if key in wanted and key not in told]
 
     def look_again(self, item: FetchPartition) -> None:
         """Includes the partition in the next `take`, without ending `wait` for it."""
@@ -236,18 +244,23 @@ class FetchSession:
         hosted.core.remotes[self._replica.node_id].pulse = self.pulse
 
     async def wait(self, until: float, also: Sequence[OrderedSet[Wakeable]] = ()) -> None:
-        """Waits until a partition's log moves, or the loop's time is `until`. A follower reads
-        nothing of the tier, so `also` is empty.
+        """Waits until a partition's log moves, another request follows, or the loop's time is
+        `until`. A follower reads nothing of the tier, so `also` is empty.
         """
-        if not self._moved:
+        behind = self.behind
+        if not self._moved and not self._is_followed:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             handle = loop.call_at(until, self._wake)
+            if behind is not None:
+                behind.add_done_callback(self._next_came)
             try:
                 await self._waiter
             finally:
                 handle.cancel()
                 self._waiter = None
+                if behind is not None:
+                    behind.remove_done_callback(self._next_came)
         self._mark_again()
 
     def _mark_again(self) -> None:
@@ -255,11 +268,21 @@ class FetchSession:
             self._moved[item.key] = None
         self._again.clear()
 
-    def has_commits_to_tell(self) -> bool:
-        return self.tells_commits and any(
-            self._sent.get(key) != positions_of(watch.hosted)
-            for key in self._committed
-            if (watch := self._commits.get(key)) is not None
+    @property
+    def _is_followed(self) -> bool:
+        return self.behind is not None and self.behind.done()
+
+    def _next_came(self, _: asyncio.Future[Any]) -> None:
+        self._wake()
+
+    def ends_now(self) -> bool:
+        return self._is_followed or (
+            self.tells_commits
+            and any(
+                key not in self._told and self._sent.get(key) != positions_of(watch.hosted)
+                for key in self._committed
+                if (watch := self._commits.get(key)) is not None
+            )
         )
 
     def answers(self) -> list[FetchPartitionData]:
@@ -272,6 +295,8 @@ class FetchSession:
             if watch is None:
                 continue
             watch.hosted.commit_waiters.add(watch)
+            if key in self._told:
+                continue
             answer = looked_at.get(key)
             if answer is None and self._sent.get(key) != positions_of(watch.hosted):
                 looked_at[key] = answer = FetchPartitionData(key.topic, key.partition)
@@ -282,9 +307,12 @@ class FetchSession:
     def _is_news(self, key: TopicPartition, answer: FetchPartitionData) -> bool:
         if answer.error_code:
             self._sent.pop(key, None)
+            self._told.add(key)
             return True
         positions = (answer.high_watermark, answer.log_start_offset)
         news = bool(answer.records) or answer.diverging_epoch is not None
+        if news:
+            self._told.add(key)
         if self._sent.get(key) != positions:
             self._sent[key] = positions
             news = True
@@ -307,6 +335,7 @@ class FetchSession:
         self._wanted.pop(key, None)
         self._moved.pop(key, None)
         self._sent.pop(key, None)
+        self._told.discard(key)
         self._unwatch(key)
 
     def _unwatch(self, key: TopicPartition) -> None:

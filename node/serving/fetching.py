@@ -109,7 +109,7 @@ class FetchHandler:
             enough = found.size_bytes >= (
                 max(1, params.min_bytes) if found.waits_for_tier else params.min_bytes
             )
-            answers = found.answer_now or enough or context.has_commits_to_tell()
+            answers = found.answer_now or enough or context.ends_now()
             if answers or loop.time() >= deadline:
                 return context.answers()
             if all(read.outcome is None for read in found.reads):

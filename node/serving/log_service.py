@@ -39,7 +39,7 @@ from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_o
 from tidemark.quotas.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
-from tidemark.wire.exchange import Answer, answer_each, answer_in_order
+from tidemark.wire.exchange import Answer, answer_in_order, answer_until_next
 from tidemark.wire.primitives import int_field
 
 logger = logging.getLogger(__name__)
@@ -275,7 +275,12 @@ class LogService:
     async def replica_fetch_stream(self, requests: Any, context: Context) -> None:
         """Answers a follower's fetches one after another, in one session."""
         session = FetchSession(tells_commits=self._handlers.fetch.selects_closest)
-        work = answer_each(context, lambda request: self.replica_fetch(request, context, session))
+
+        def answer(request: Any, behind: asyncio.Future[Any]) -> Coroutine[Any, Any, bytes]:
+            session.behind = behind
+            return self.replica_fetch(request, context, session)
+
+        work = answer_until_next(context, answer)
         try:
             await self._until_stopped(context, work)
         finally:

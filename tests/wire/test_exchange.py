@@ -12,17 +12,21 @@ import pytest
 
 from tests.virtual_time import run
 from tidemark import wire
-from tidemark.wire.exchange import _ASKED_MAX, Exchange, answer_in_order
+from tidemark.wire.exchange import _ASKED_MAX, Exchange, answer_in_order, answer_until_next
 
 Answer = Callable[[bytes], bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]]
 
 
-def with_exchange(answer: Answer, scenario: Callable[[Exchange], Awaitable[None]]) -> None:
+def with_exchange(
+    answer: Any,
+    scenario: Callable[[Exchange], Awaitable[None]],
+    serving: Callable[..., Awaitable[None]] = answer_in_order,
+) -> None:
     """Runs `scenario` with an exchange; a real server answers it by `answer`."""
 
     async def main() -> None:
         async def serve(requests: Any, context: Any) -> None:
-            await answer_in_order(context, answer)
+            await serving(context, answer)
 
         server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
         handlers = {"Ask": grpc.stream_stream_rpc_method_handler(serve)}
@@ -65,6 +69,38 @@ def test_answers_come_in_the_order_of_the_requests_however_long_each_takes() -> 
 
     with_exchange(answer, scenario)
     assert done == [str(number).encode() for number in [*range(50), 99]]
+
+
+def test_an_answer_learns_of_the_request_behind_it_and_of_the_end_of_the_call() -> None:
+    answered: list[bytes] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: bytes, behind: asyncio.Future[Any]) -> bytes:
+        if request == b"last":
+            begun.set()
+            try:
+                await asyncio.wait((behind,))
+            finally:
+                ended.set()
+        elif request == b"parked":
+            await asyncio.wait((behind,))
+        answered.append(request)
+        return request
+
+    async def scenario(exchange: Exchange) -> None:
+        parked = asyncio.ensure_future(exchange.ask(b"parked", 30))
+        await asyncio.sleep(0)
+        assert await exchange.ask(b"next", 30) == b"next"
+        assert parked.done()
+        assert answered == [b"parked", b"next"], "one after the other"
+        parked = asyncio.ensure_future(exchange.ask(b"last", 30))
+        await begun.wait()
+        exchange.close()
+        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait((parked,))
+        assert isinstance(parked.exception(), grpc.aio.AioRpcError)
+
+    with_exchange(answer, scenario, answer_until_next)
 
 
 def test_more_requests_than_may_be_worked_on_at_once_wait_and_are_answered() -> None:

@@ -5,7 +5,8 @@ size. A message on an open call costs a third of that (scripts/bench produce_raw
 requests, produce and followers' fetches, therefore use such a call, with the messages of the unary
 method. As on a connection of Kafka's, answers come in the order of the requests.
 
-`Exchange` is the requesting side, `answer_in_order` and `answer_each` are the answering side.
+`Exchange` is the requesting side, `answer_in_order`, `answer_each` and
+`answer_until_next` are the answering side.
 Importing this module imports gRPC.
 """
 
@@ -161,6 +162,24 @@ async def answer_each(context: Any, answer: Callable[[Any], Coroutine[Any, Any, 
     """Serves one exchange whose requests come one at a time."""
     while (request := await context.read()) is not _END:
         await context.write(await answer(request))
+
+
+async def answer_until_next(
+    context: Any, answer: Callable[[Any, asyncio.Future[Any]], Coroutine[Any, Any, bytes]]
+) -> None:
+    """Serves one exchange one request after the other, and reads one request ahead.
+
+    `answer` also takes a future, which is done when the next request is there or the call ends. An
+    answer that waits for news need not wait any longer then.
+    """
+    behind = asyncio.ensure_future(context.read())
+    try:
+        while (request := await behind) is not _END:
+            behind = asyncio.ensure_future(context.read())
+            await context.write(await answer(request, behind))
+    finally:
+        if not behind.cancel() and not behind.cancelled():
+            behind.exception()  # the call ended, which the answer may have noticed first
 
 
 Answer = bytes | asyncio.Future[bytes] | Coroutine[Any, Any, bytes]

@@ -119,6 +119,58 @@ def test_an_answer_tells_what_is_new_and_what_had_no_room_comes_with_the_next() 
     scenario(test, nodes=(1, 2))
 
 
+def test_what_was_answered_is_not_read_again_before_it_is_named() -> None:
+    """A request may be on its way before the follower has the answer to the one before."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1, 2))
+        leader = cluster.nodes[1]
+        await leader.produce("a")
+        cluster.cut |= {(2, 1)}
+        replica, session = FetchingReplica(2, cluster.nodes[2].broker_epoch), FetchSession()
+        session.begin(replica, 0, [FetchPartition(TOPIC, 0, 0, 1 << 20)], [])
+        (answer,) = await told(cluster, session)
+        assert values_of(answer.payload) == ["a"]
+        await leader.produce("b", acks=1)
+        session.begin(replica, session.id, [], [])
+        assert await told(cluster, session) == [], "it would be read at the offset of before"
+        cluster.change(isr=(1,))
+        leader.hosted().core.maybe_advance_high_watermark(leader.clock.mono_ms())
+        leader.hosted().committed()
+        session.begin(replica, session.id, [], [])
+        assert await told(cluster, session) == [], "nor is its high watermark"
+        session.begin(replica, session.id, [FetchPartition(TOPIC, 0, 1, 1 << 20)], [])
+        (answer,) = await told(cluster, session)
+        assert (values_of(answer.payload), answer.high_watermark) == (["b"], 2)
+
+    scenario(test, nodes=(1, 2))
+
+
+def test_a_request_behind_a_parked_one_ends_its_wait_and_no_later_one() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1, 2))
+        await cluster.settle()
+        cluster.cut |= {(2, 1)}
+        loop = asyncio.get_running_loop()
+        replica, session = FetchingReplica(2, cluster.nodes[2].broker_epoch), FetchSession()
+        session.begin(replica, 0, [FetchPartition(TOPIC, 0, 0, 1 << 20)], [])
+        await told(cluster, session)
+        session.behind = loop.create_future()
+        began = loop.time()
+        loop.call_later(0.03, session.behind.set_result, None)
+        session.begin(replica, session.id, [], [])
+        assert await told(cluster, session) == []
+        assert round(loop.time() - began, 3) == 0.03
+        assert await told(cluster, session) == [], "one that has another behind it waits not at all"
+        assert round(loop.time() - began, 3) == 0.03
+        session.behind = loop.create_future()
+        session.begin(replica, session.id, [], [])
+        await told(cluster, session)
+        assert round(loop.time() - began, 3) == 0.13
+
+    scenario(test, nodes=(1, 2))
+
+
 def test_a_record_after_a_long_idle_time_takes_nobody_out_of_the_isr() -> None:
     """The followers' calls continue all the time, although they no longer name an idle
     partition."""
