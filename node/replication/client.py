@@ -41,7 +41,9 @@ T = TypeVar("T")
 class ReplicationClient(Protocol):
     """A follower's calls to one peer; all raise NetworkError if the peer cannot be reached."""
 
-    async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse: ...
+    async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
+        """Sends a request behind those under way; their answers come in the same order."""
+        ...
 
     async def list_offset(
         self, request: pb.ListOffsetsRequest, timeout_ms: int
@@ -77,13 +79,14 @@ class GrpcReplicationClient:
         )
 
     async def fetch(self, request: pb.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
-        if self._fetches is None or not self._fetches.is_open:
-            self._fetches = Exchange(self._channel, REPLICA_FETCH_STREAM)
+        fetches = self._fetches
+        if fetches is None or not fetches.is_open:
+            fetches = self._fetches = Exchange(self._channel, REPLICA_FETCH_STREAM)
         try:
-            ask = self._fetches.ask(request.SerializeToString(), timeout_ms / 1000)
+            ask = fetches.ask(request.SerializeToString(), timeout_ms / 1000)
             return decode_fetch_response(await self._mapped(ask))
         except (NetworkError, asyncio.CancelledError):
-            self._fetches.close()  # the leader must stop working on an abandoned fetch
+            fetches.close()  # the leader must stop working on an abandoned fetch
             raise
 
     async def list_offset(

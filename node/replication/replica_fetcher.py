@@ -1,23 +1,22 @@
-"""Follower fetchers: one task per peer, with all partitions that the peer leads in one long poll.
+"""Follower fetchers: one per peer, with all partitions that the peer leads in one long poll.
 
-A peer that keeps a session (`node.serving.fetch_session`) is sent only partitions that are new,
-moved, or were in its last answer. Otherwise each request names all of them.
-
-A partition is Fetching, Truncating or BuildingRemoteLogAux. The latter two mean asking the leader
-where to continue: the offset is out of range, or in the tier. After an error it is delayed; while
-the tier fails, for longer and longer (remote.log.manager.task.retry.backoff.max.ms). An answer
-counts only while the partition is followed in the leader epoch of the request; a late one is
-dropped. The divergence check is part of each fetch (`last_fetched_epoch`, KIP-595), so no separate
+`fetcher_core.FetcherCore` has the states of the partitions and the session (KIP-227). The fetcher
+sends its requests, applies answers to the logs, and finds out where to fetch from where the core
+says so. The divergence check is part of each fetch (`last_fetched_epoch`, KIP-595), so no separate
 truncation phase is needed.
+
+A request that becomes due while another one is parked is sent behind it: the leader ends the wait
+of the first. No fetch is cancelled, and a change of the metadata names only what it changed.
+
+A partition whose log cannot take the answer fails alone (Kafka's FailedPartitionsCount). The next
+change of its metadata has it fetched again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 
 from commitlog.log.continuity import check_begun
 from commitlog.types import CorruptLogError
@@ -26,11 +25,14 @@ from node.partition.hosted import HostedPartition
 from node.quotas.replication import ReplicationThrottle
 from node.replication import follower_log
 from node.replication.client import ReplicationClient
+from node.replication.fetcher_core import Command, FetcherCore, FetchPlan, Followed, FollowerState
+from node.replication.full_disk import is_full
 from node.replication.tier_bootstrap import TierBootstrap, leader_offset
 from node.runtime.clock import Clock
-from node.runtime.tasks import spawn
+from node.runtime.tasks import cancel_all, spawn
 from tidemark.config import ServerConfig
 from tidemark.errors import (
+    CorruptMessageError,
     ErrorCode,
     FatalError,
     InvalidFetchSessionEpochError,
@@ -45,35 +47,16 @@ from tidemark.wire import FetchPartitionData, FetchResponse
 
 logger = logging.getLogger(__name__)
 
-_GRAIN_S = 0.001  # due within this counts as due now
-_GATHER_S = 0.005  # of partitions that may be fetched again, before a parked fetch ends for them
+FAILED_PARTITIONS_COUNT = (
+    "kafka.server:type=ReplicaFetcherManager,name=FailedPartitionsCount,clientId=Replica"
+)
+_FETCHES_MAX = 2  # tasks; each sends a request and applies its answer
 
-
-class _State(enum.Enum):
-    """State of a follower, by the names of Kafka's ReplicaState and of KIP-405."""
-
-    FETCHING = "Fetching"
-    TRUNCATING = "Truncating"
-    BUILDING_REMOTE_LOG_AUX = "BuildingRemoteLogAux"
-
-
-@dataclass(slots=True)
-class _FollowedPartition:
-    """One partition of a fetcher. `epoch` is the leader epoch in which it is followed."""
-
-    hosted: HostedPartition
-    epoch: int
-    retry_at: float = 0.0  # the loop's time; 0: now
-    failures: int = 0  # of the way from the tier, since the last append
-    state: _State = _State.FETCHING
-
-    @property
-    def is_busy(self) -> bool:
-        return self.state is not _State.FETCHING
+Item = Followed[HostedPartition]
 
 
 class ReplicaFetcher:
-    """Fetches from one peer, in one task."""
+    """Fetches from one peer."""
 
     def __init__(
         self,
@@ -94,199 +77,111 @@ class ReplicaFetcher:
         self.client = client
         self._bootstrap = bootstrap
         self._on_fatal = on_fatal
-        self._followed: dict[TopicPartition, _FollowedPartition] = {}
-        self._session_id = 0
-        self._in_session: dict[TopicPartition, _FollowedPartition] = {}
-        self._unsent: dict[
-            TopicPartition, _FollowedPartition
-        ] = {}  # for the session's next request
-        self._resting: dict[TopicPartition, _FollowedPartition] = {}  # delayed or busy: not fetched
-        self._leaving: set[TopicPartition] = set()  # the session may have to drop them
-        self._changed = asyncio.Event()
+        self._core = FetcherCore[HostedPartition](
+            config.replica_fetch_backoff_ms / 1000,
+            config.remote_log_manager_task_retry_backoff_max_ms / 1000,
+        )
         self._side_tasks: set[asyncio.Task[None]] = set()
-        self._fetch: asyncio.Task[FetchResponse] | None = None
-        self._ended_early = False  # the last fetch, for partitions that may be fetched again
-        self._task: asyncio.Task[None] | None = None
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
-        return tuple(self._followed)
+        return self._core.partitions
+
+    @property
+    def failed_partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(self._core.failed)
 
     def follow(self, hosted: HostedPartition) -> None:
         """Follows the partition in its current leader epoch; no change if it does already."""
-        key = hosted.topic_partition
-        known = self._followed.get(key)
-        if known is not None and known.hosted is hosted and known.epoch == hosted.core.leader_epoch:
-            return
-        self._followed[key] = self._unsent[key] = _FollowedPartition(
-            hosted, hosted.core.leader_epoch
-        )
-        self._resting.pop(key, None)
-        self._interrupt()
+        if self._core.follow(hosted.topic_partition, hosted, hosted.core.leader_epoch):
+            self._look()
 
     def unfollow(self, topic_partition: TopicPartition) -> None:
-        if self._followed.pop(topic_partition, None) is not None:
-            self._unsent.pop(topic_partition, None)
-            self._resting.pop(topic_partition, None)
-            self._leaving.add(topic_partition)
-            self._changed.set()
-
-    def start(self) -> None:
-        self._task = spawn("fetcher", self._run(), self._on_fatal)
+        self._core.unfollow(topic_partition)
 
     async def stop(self) -> None:
-        tasks = [t for t in (self._task, *self._side_tasks) if t is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancel_all(*self._fetches, *self._side_tasks)
         await self.client.close()
 
-    def _interrupt(self) -> None:
-        """Cancels a parked fetch, so that the next one includes a new partition."""
-        self._changed.set()
-        if self._fetch is not None and not self._fetch.done():
-            self._fetch.cancel()
+    # --- fetches -------------------------------------------------------------------------------
 
-    def _interrupt_soon(self) -> None:
-        """Ends a fetch that is parked, for partitions that may be fetched again.
+    def _look(self) -> None:
+        """Has a task look for the next request, after all that happens in this turn."""
+        if not self._stopped and len(self._fetches) < _FETCHES_MAX:
+            task = spawn("fetch", self._fetch(), self._on_fatal)
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
 
-        The fetch after it is never ended, because each end may throw an answer away. Otherwise many
-        partitions that come from the tier one by one would hold back all others.
-        """
-        if self._fetch is not None and not self._ended_early:
-            self._ended_early = True
-            asyncio.get_running_loop().call_later(_GATHER_S, self._fetch.cancel)
-
-    async def _run(self) -> None:
+    async def _fetch(self) -> None:
+        """Fetches until the core has no request to send."""
         loop = asyncio.get_running_loop()
-        while True:
-            self._changed.clear()
-            now = loop.time()
-            self._rouse(now + _GRAIN_S)
-            if len(self._resting) == len(self._followed):
-                await self._wait_for_work(now)
-                continue
-            try:
-                await self._fetch_once()
-            except FatalError:
-                raise
-            except InvalidFetchSessionEpochError:
-                self._end_session()
-            except (TidemarkError, OSError) as error:
+        while (request := self._core.next_request(loop.time())) is not None:
+            self._arm()
+            await self._fetch_once(request)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Looks for a request again when time alone makes one due."""
+        due = self._core.next_deadline()
+        if self._timer is not None:
+            if self._timer.when() == due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._look()
+
+    async def _fetch_once(self, request: FetchPlan[HostedPartition]) -> None:
+        core, loop = self._core, asyncio.get_running_loop()
+        message = self._message(request)
+        timeout_ms = message.max_wait_ms + self._config.request_timeout_ms
+        try:
+            response = await self.client.fetch(message, timeout_ms)
+            if response.error_code != ErrorCode.NONE:
+                raise error_for(response.error_code, response.error_message)
+        except FatalError:
+            raise
+        except InvalidFetchSessionEpochError:
+            core.lost(request.number, loop.time(), delays=False)
+        except (TidemarkError, OSError) as error:
+            if core.lost(request.number, loop.time(), delays=True):
                 level = logging.INFO if isinstance(error, NetworkError) else logging.WARNING
                 logger.log(level, "fetch failed: %s", error)
-                self._end_session()
-                for item in self._awake():
-                    self._delay(item)
+        else:
+            if core.answered(request.number, response.session_id):
+                self._take_all(request.number, response)
 
-    def _rouse(self, due: float) -> None:
-        """Fetches partitions again whose delay is over."""
-        for key, item in list(self._resting.items()):
-            if not item.is_busy and item.retry_at < due:
-                del self._resting[key]
-                self._unsent[key] = item
-
-    def _awake(self) -> list[_FollowedPartition]:
-        return [item for key, item in self._followed.items() if key not in self._resting]
-
-    def _end_session(self) -> None:
-        """Ends the session: the next request names everything."""
-        self._session_id = 0
-        self._in_session = {}
-        self._leaving.clear()
-
-    async def _wait_for_work(self, now: float) -> None:
-        later = [f.retry_at for f in self._followed.values() if not f.is_busy]
-        timeout = max(0.0, min(later) - now) if later else None
-        # Not wait_for: in Python 3.11 it can lose a cancellation that comes with the event.
-        try:
-            async with asyncio.timeout(timeout):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-    def _delay(self, item: _FollowedPartition) -> None:
-        config, loop = self._config, asyncio.get_running_loop()
-        wait_ms = config.replica_fetch_backoff_ms * 2 ** min(max(0, item.failures - 1), 20)
-        longest = max(
-            config.replica_fetch_backoff_ms, config.remote_log_manager_task_retry_backoff_max_ms
-        )
-        item.retry_at = loop.time() + min(wait_ms, longest) / 1000
-        self._rest(item)
-
-    def _rest(self, item: _FollowedPartition) -> None:
-        key = item.hosted.topic_partition
-        if self._followed.get(key) is item:
-            self._resting[key] = item
-            self._unsent.pop(key, None)
-            self._leaving.add(key)
-
-    async def _fetch_once(self) -> None:
-        request = self._request()
-        timeout_ms = request.max_wait_ms + self._config.request_timeout_ms
-        self._fetch = asyncio.ensure_future(self.client.fetch(request, timeout_ms))
-        try:
-            await asyncio.wait((self._fetch,))
-            if self._fetch.cancelled():
-                self._end_session()  # interrupted: the set of partitions changed
-                return
-            self._ended_early = False
-            response = self._fetch.result()
-        finally:
-            self._fetch.cancel()
-        if response.error_code != ErrorCode.NONE:
-            raise error_for(response.error_code, response.error_message)
-        asked, self._session_id = self._in_session, response.session_id
-        if not self._session_id:
-            self._end_session()
-        for answer in response.responses:
-            key = TopicPartition(answer.topic, answer.partition_index)
-            item = asked.get(key)
-            if item is not None and self._is_current(item):
-                self._unsent[key] = item
-                self._take(item, answer)
-
-    def _is_current(self, item: _FollowedPartition) -> bool:
-        """Whether the partition is still followed here, in the epoch of the request."""
-        hosted = item.hosted
-        return (
-            self._followed.get(hosted.topic_partition) is item
-            and not hosted.is_leader
-            and not hosted.deleted
-            and hosted.core.leader_epoch == item.epoch
-        )
-
-    def _request(self) -> pb.ReplicaFetchRequest:
-        """The next request: all fetched partitions, or those that the session does not have yet."""
+    def _message(self, request: FetchPlan[HostedPartition]) -> pb.ReplicaFetchRequest:
         config = self._config
-        request = pb.ReplicaFetchRequest(
+        message = pb.ReplicaFetchRequest(
             replica_id=self._identity.id,
             replica_epoch=self._identity.epoch,
             cluster_id=self._cluster_id,
-            max_wait_ms=config.replica_fetch_wait_max_ms,
+            max_wait_ms=config.replica_fetch_wait_max_ms if request.waits else 0,
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
-            session_id=self._session_id,
+            session_id=request.session_id,
         )
-        if self._session_id:
-            for key in sorted(self._leaving & self._in_session.keys()):
-                if key in self._resting or key not in self._followed:
-                    del self._in_session[key]
-                    request.forgotten.add(topic=key.topic, partition=key.partition)
-            self._leaving.clear()
-            named = list(self._unsent.values())
-        else:
-            named = self._awake()
-        self._unsent.clear()
-        for item in named:
-            self._in_session[item.hosted.topic_partition] = item
-            self._add(request, item)
-        return request
+        for key in request.forgotten:
+            message.forgotten.add(topic=key.topic, partition=key.partition)
+        for item in request.named:
+            self._add(message, item)
+        return message
 
-    def _add(self, request: pb.ReplicaFetchRequest, item: _FollowedPartition) -> None:
+    def _add(self, message: pb.ReplicaFetchRequest, item: Item) -> None:
         hosted = item.hosted
         last_epoch = follower_log.last_fetched_epoch(hosted)
-        request.partitions.add(
+        message.partitions.add(
             topic=hosted.topic_partition.topic,
             topic_id=hosted.topic_id.bytes,
             partition=hosted.topic_partition.partition,
@@ -298,36 +193,68 @@ class ReplicaFetcher:
             high_watermark=hosted.core.high_watermark,
         )
 
-    def _take(self, item: _FollowedPartition, answer: FetchPartitionData) -> None:
-        code = answer.error_code
+    def _is_current(self, item: Item) -> bool:
+        """Whether the partition is still followed here, in the epoch of the request."""
         hosted = item.hosted
+        return (
+            self._core.follows(item)
+            and not hosted.is_leader
+            and not hosted.deleted
+            and hosted.core.leader_epoch == item.epoch
+        )
+
+    def _take_all(self, number: int, response: FetchResponse) -> None:
+        now = asyncio.get_running_loop().time()
+        for answer in response.responses:
+            key = TopicPartition(answer.topic, answer.partition_index)
+            found = self._core.on_answer(
+                number,
+                key,
+                answer.error_code,
+                now,
+                has_records=bool(answer.records),
+                diverges=answer.diverging_epoch is not None,
+            )
+            if found is not None and self._is_current(found[0]):
+                self._take(*found, answer)
+
+    def _take(self, item: Item, command: Command, answer: FetchPartitionData) -> None:
+        """Does for one partition what the core commands. Its error concerns no other."""
         try:
-            if code == ErrorCode.NONE and answer.diverging_epoch is not None:
-                target = follower_log.divergence(hosted, *answer.diverging_epoch)
-                if follower_log.needs_tier(hosted, target):
-                    follower_log.note_loss(hosted, target)
-                    self._aside(item, self._from_tier(item), _State.BUILDING_REMOTE_LOG_AUX)
-                else:
-                    follower_log.truncate(hosted, target, self._clock.wall_ms())
-                    logger.info("%s: truncated to %d", hosted.topic_partition, target)
-            elif code == ErrorCode.NONE:
-                follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
-                item.retry_at, item.failures = 0.0, 0
-                self._hold_back(item, answer)
-            elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
-                self._aside(item, self._find_range(item), _State.TRUNCATING)
-            elif code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
-                self._aside(item, self._from_tier(item), _State.BUILDING_REMOTE_LOG_AUX)
-            else:
-                logger.info("%s: %s", hosted.topic_partition, ErrorCode(code).name)
-                self._delay(item)
+            self._carry_out(item, command, answer)
         except FatalError:
             raise
-        except TidemarkError as error:
-            self._failed(item, error)
+        except CorruptMessageError as error:
+            self._failed(item, error)  # of the answer, not of the log: it is asked again
+        except Exception as error:
+            self._cannot(item, error)
 
-    def _hold_back(self, item: _FollowedPartition, answer: FetchPartitionData) -> None:
+    def _carry_out(self, item: Item, command: Command, answer: FetchPartitionData) -> None:
+        hosted = item.hosted
+        if command is Command.APPEND:
+            start = hosted.log.log_start_offset
+            follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
+            if hosted.log.log_start_offset != start:
+                self._core.name_again(item)  # the leader waits for it (DeleteRecords)
+            self._hold_back(item, answer)
+        elif command is Command.TRUNCATE:
+            assert answer.diverging_epoch is not None
+            target = follower_log.divergence(hosted, *answer.diverging_epoch)
+            if follower_log.needs_tier(hosted, target):
+                follower_log.note_loss(hosted, target)
+                self._aside(item, self._from_tier(item), FollowerState.BUILDING_REMOTE_LOG_AUX)
+            else:
+                follower_log.truncate(hosted, target, self._clock.wall_ms())
+                logger.info("%s: truncated to %d", hosted.topic_partition, target)
+        elif command is Command.FIND_RANGE:
+            check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
+            self._aside(item, self._find_range(item), FollowerState.TRUNCATING)
+        elif command is Command.BUILD_AUX:
+            self._aside(item, self._from_tier(item), FollowerState.BUILDING_REMOTE_LOG_AUX)
+        else:
+            logger.info("%s: %s", hosted.topic_partition, ErrorCode(answer.error_code).name)
+
+    def _hold_back(self, item: Item, answer: FetchPartitionData) -> None:
         """Has a throttled replica that is not in sync wait until its rate is kept (KIP-73)."""
         hosted, throttle = item.hosted, self._throttle
         if throttle is None or hosted.log.log_end_offset >= answer.high_watermark:
@@ -337,23 +264,37 @@ class ReplicaFetcher:
             throttle.record(len(answer.payload), now_s)
             wait_s = throttle.wait_s(now_s)
             if wait_s > 0:
-                item.retry_at = now_s + wait_s
-                self._rest(item)
+                self._core.hold(item, now_s + wait_s)
 
-    def _failed(self, item: _FollowedPartition, error: TidemarkError | OSError) -> None:
+    def _failed(self, item: Item, error: Exception) -> None:
         """Tries again after a pause. Damage in the own log stays: the replica is given up."""
         if isinstance(error, CorruptLogError):
             item.hosted.found_damage(error)
         else:
             logger.warning("%s: %s", item.hosted.topic_partition, error)
-        self._delay(item)
+        self._core.delay(item, asyncio.get_running_loop().time())
+
+    def _cannot(self, item: Item, error: Exception) -> None:
+        """Handles an error of the own log: damage has its own way, and a full disk may pass.
+        Anything else fails the partition until its metadata changes."""
+        if isinstance(error, CorruptLogError) or is_full(error):
+            self._failed(item, error)
+            return
+        expected = isinstance(error, TidemarkError | OSError)
+        logger.error(
+            "%s: the replica is failed and not fetched until its metadata changes: %s: %s",
+            item.hosted.topic_partition,
+            type(error).__name__,
+            error,
+            exc_info=None if expected else error,
+        )
+        self._core.fail(item)
 
     # --- asking the leader where to continue ---------------------------------------------------
 
-    def _aside(self, item: _FollowedPartition, work: Awaitable[None], state: _State) -> None:
+    def _aside(self, item: Item, work: Awaitable[None], state: FollowerState) -> None:
         """Runs the work in a task of its own; the other partitions are fetched meanwhile."""
-        item.state = state
-        self._rest(item)
+        self._core.begin(item, state)
 
         async def run() -> None:
             try:
@@ -362,23 +303,24 @@ class ReplicaFetcher:
                 raise
             except (TidemarkError, OSError) as error:
                 self._failed(item, error)
+            except Exception as error:
+                self._cannot(item, error)
             finally:
-                item.state = _State.FETCHING
-                self._changed.set()
-                if item.retry_at <= asyncio.get_running_loop().time():
-                    self._interrupt_soon()
+                self._core.ended(item)
+                self._look()
 
         task = spawn(f"find the way {item.hosted.topic_partition}", run(), self._on_fatal)
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
-    async def _find_range(self, item: _FollowedPartition) -> None:
+    async def _find_range(self, item: Item) -> None:
         """Handles an offset out of range: truncates to the leader's end, or restarts at its
         start."""
         timeout_ms = self._config.request_timeout_ms
         latest = await leader_offset(self.client, item.hosted, item.epoch, -1, timeout_ms)
         if latest.offset < item.hosted.log.log_end_offset:
             if follower_log.needs_tier(item.hosted, latest.offset):
+                self._core.begin(item, FollowerState.BUILDING_REMOTE_LOG_AUX)
                 await self._from_tier(item)
             elif self._is_current(item):
                 follower_log.truncate(item.hosted, latest.offset, self._clock.wall_ms())
@@ -387,15 +329,14 @@ class ReplicaFetcher:
         if earliest.offset <= item.hosted.log.log_end_offset:
             raise OffsetOutOfRangeError("the leader's range moved meanwhile; fetching again")
         if item.hosted.config.remote_storage_enable and self._bootstrap is not None:
+            self._core.begin(item, FollowerState.BUILDING_REMOTE_LOG_AUX)
             await self._from_tier(item)
         elif self._is_current(item):
             follower_log.restart_at(item.hosted, earliest.offset, self._clock.wall_ms())
 
-    async def _from_tier(self, item: _FollowedPartition) -> None:
+    async def _from_tier(self, item: Item) -> None:
         if self._bootstrap is None:
             raise OffsetOutOfRangeError("the leader uses a tier, this node has none configured")
-        item.state = _State.BUILDING_REMOTE_LOG_AUX
-        item.failures += 1  # until an append
         await self._bootstrap.run(
             self.client,
             item.hosted,
@@ -423,8 +364,12 @@ class ReplicaFetchers:
         if known is None:
             fetcher = self._make(endpoint)
             self._peers[leader] = (endpoint, fetcher)
-            fetcher.start()
         self._peers[leader][1].follow(hosted)
+
+    def metrics(self) -> Mapping[str, int]:
+        """Gauges under Kafka's names."""
+        failed = sum(len(fetcher.failed_partitions) for _, fetcher in self._peers.values())
+        return {FAILED_PARTITIONS_COUNT: failed}
 
     def unfollow(self, topic_partition: TopicPartition, keep: int | None = None) -> None:
         for peer, (_, fetcher) in list(self._peers.items()):

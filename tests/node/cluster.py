@@ -228,6 +228,8 @@ class Link:
         self._target = target
         self._session = FetchSession()
         self._session_of: Node | None = None
+        self._last: asyncio.Future[None] | None = None  # done when the last request is answered
+        self._behind: asyncio.Future[None] | None = None  # done when one follows that under way
 
     def _peer(self) -> Node:
         node = self._cluster.nodes.get(self._target)
@@ -236,12 +238,28 @@ class Link:
         return node
 
     async def fetch(self, request: log_pb2.ReplicaFetchRequest, timeout_ms: int) -> FetchResponse:
+        ahead, answered = self._last, asyncio.get_running_loop().create_future()
+        self._last = answered
+        try:
+            return await self._in_turn(request, ahead)
+        finally:
+            answered.set_result(None)
+
+    async def _in_turn(
+        self, request: log_pb2.ReplicaFetchRequest, ahead: asyncio.Future[None] | None
+    ) -> FetchResponse:
+        """Sends one request behind those under way, as over one call that stays open."""
         await asyncio.sleep(0.001)
+        if ahead is not None and not ahead.done():
+            if self._behind is not None and not self._behind.done():
+                self._behind.set_result(None)
+            await asyncio.wait((ahead,))
         peer = self._peer()
         if peer is not self._session_of:
             await self.close()
             self._session_of = peer
             self._session.tells_commits = peer.handlers.fetch.selects_closest
+        self._session.behind = self._behind = asyncio.get_running_loop().create_future()
         try:
             payload = await peer.service.replica_fetch(request, None, self._session)
             await asyncio.sleep(0.001)

@@ -15,6 +15,7 @@ import pytest
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.types import CorruptLogError
 from node.partition.core import IsrMember, IsrProposal
+from node.replication.fetcher_core import Command
 from tests.node.cluster import TOPIC
 from tests.node.damage import Case
 from tests.node.jbod import JbodCluster, jbod
@@ -104,9 +105,9 @@ def test_a_follower_that_can_not_truncate_for_damage_is_copied_anew() -> None:
         log.flip_bit(segment.log_file, positions[5] + 1, 1)
         segment._forget_positions()
         ((_, fetcher),) = cluster.nodes[2].hosting._fetchers._peers.values()
-        (item,) = fetcher._followed.values()
+        (item,) = fetcher._core._followed.values()
         answer = FetchPartitionData(TOPIC, 0, diverging_epoch=(item.epoch, 40))
-        fetcher._take(item, answer)
+        fetcher._take(item, Command.TRUNCATE, answer)
         assert hosted.offline and hosted.log.log_end_offset == 60
         await copied_anew(cluster, 2)
 

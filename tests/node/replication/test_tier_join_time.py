@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from node.replication.replica_fetcher import ReplicaFetcher
 from tests import virtual_time
 from tests.node.cluster import Cluster, Link
 from tests.node.replication.test_tier import FakeTier
 from tests.node.replication.test_tier_bootstrap import produce_segments
+from tests.node.serving.test_fetch_session import noted
 from tidemark.v1 import metadata_pb2 as records_pb
 
 
@@ -63,7 +63,7 @@ def test_a_follower_from_the_tier_does_not_wait_for_the_fetch_that_is_parked() -
 
 
 def test_many_partitions_from_the_tier_hold_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may end a parked fetch; an answer on its way for longer is thrown away with it."""
+    """Each may end the wait of a parked fetch, whose answer counts all the same."""
     fetch = Link.fetch
 
     async def slow_fetch(link: Link, *args: Any) -> Any:
@@ -77,43 +77,39 @@ def test_many_partitions_from_the_tier_hold_back_no_other(monkeypatch: pytest.Mo
         await with_an_idle_partition(cluster, tier)
         monkeypatch.setattr(Link, "fetch", slow_fetch)
         _, fetcher = cluster.nodes[3].hosting._fetchers._peers[1]
-        ended = 0
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            before = fetcher._ended_early
-            fetcher._interrupt_soon()
-            ended += fetcher._ended_early and not before
-        assert ended > 0
+        other = cluster.nodes[3].hosted(1)
+
+        def comes_back() -> None:
+            fetcher.unfollow(other.topic_partition)
+            fetcher.follow(other)
+
         add_broker_3(cluster)
         for _ in range(300):
             await asyncio.sleep(0.01)
-            fetcher._interrupt_soon()
+            comes_back()
         assert cluster.nodes[3].hosted().log.log_end_offset == 3
         await cluster.stop()
 
     virtual_time.run(main())
 
 
-def test_a_tier_that_fails_ends_no_parked_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_fails_ends_no_parked_fetch() -> None:
     """The partition is delayed, so there is nothing to fetch sooner."""
-    ended: list[float] = []
-    end = ReplicaFetcher._interrupt_soon
-
-    def noting(fetcher: ReplicaFetcher) -> None:
-        ended.append(asyncio.get_running_loop().time())
-        end(fetcher)
 
     async def main() -> None:
         tier = SlowTier()
         cluster = Cluster(tier)
         await with_an_idle_partition(cluster, tier)
-        monkeypatch.setattr(ReplicaFetcher, "_interrupt_soon", noting)
+        seen = noted(cluster, 1)
         tier.failing = 3
         add_broker_3(cluster)
         await asyncio.sleep(20)
         assert cluster.nodes[3].hosted().log.log_end_offset == 3
         assert len(tier.asked) == 4
-        assert len(ended) == 1
+        asked = [r for r in seen if r.replica_id == 3]
+        named = [r for r in asked if any(p.partition == 0 for p in r.partitions)]
+        assert len(named) == 6  # once a try, then from the tier, then at the end
+        assert len(asked) < 2 * 20 + 2 * 4 + 4  # of which each long poll is two a second
         await cluster.stop()
 
     virtual_time.run(main())

@@ -16,6 +16,7 @@ from commitlog.segment.epochs import LeaderEpochCache
 from commitlog.types import AppendInfo
 from node.partition.core import _DONE, _WAIT, IsrProposal, Partition, Role
 from node.replication import follower_log
+from node.replication.fetcher_core import FetcherCore
 from node.replication.replica_fetcher import ReplicaFetcher
 from node.serving import fetching
 from node.serving.fetching import FetchHandler
@@ -100,7 +101,12 @@ class TakesAnyBrokerEpoch(ClusterCanary):
 class TakesLateAnswers(ClusterCanary):
     """A follower applies the answer to a fetch of an earlier leader epoch."""
 
-    patches = ((ReplicaFetcher, "_is_current", lambda self, item: not item.hosted.is_leader),)
+    patches = (
+        (ReplicaFetcher, "_is_current", lambda self, item: not item.hosted.is_leader),
+        (FetcherCore, "_counts", lambda self, item, number: True),
+        (FetcherCore, "unfollow", lambda self, key: None),
+        _TOPICS_STAY,
+    )
 
 
 class RemembersTruncatedEpochs(ClusterCanary):
@@ -125,7 +131,7 @@ _follow = ReplicaFetcher.follow
 
 
 def _cuts_first(self: ReplicaFetcher, hosted: Any) -> None:
-    known = self._followed.get(hosted.topic_partition)
+    known = self._core._followed.get(hosted.topic_partition)
     if known is None or known.epoch != hosted.core.leader_epoch:
         follower_log.truncate(hosted, hosted.core.high_watermark, self._clock.wall_ms())
     _follow(self, hosted)
