@@ -348,7 +348,7 @@ def make_tier(
     from tiering.metadata.topic_based import create_metadata_manager
     from tiering.store.factory import create_storage_manager
 
-    _, endpoint = next(iter(config.broker_listeners().items()))
+    endpoint = config.broker_listeners()[config.inter_broker_listener]
     own = Endpoint(endpoint.host or "127.0.0.1", endpoint.port)
     return RemoteLogManager(
         config,

@@ -178,6 +178,28 @@ def test_advertised_listeners_go_over_listeners() -> None:
     }
 
 
+def test_brokers_connect_to_each_other_on_the_listener_that_is_named() -> None:
+    both = "CLIENT://:9092,PLAINTEXT://:9094,CONTROLLER://:9093"
+    assert server(listeners=both).inter_broker_listener == "PLAINTEXT"
+    assert server(listeners="CLIENT://:9092,OTHER://:9094").inter_broker_listener == "CLIENT"
+    config = server(listeners=both, inter_broker_listener_name="client")
+    assert config.inter_broker_listener == "CLIENT"
+
+
+def test_an_inter_broker_listener_must_be_one_of_the_brokers_own() -> None:
+    both = "CLIENT://:9092,PLAINTEXT://:9094,CONTROLLER://:9093"
+    with pytest.raises(ConfigError, match=r"INTERNAL is not a listener.*are CLIENT, PLAINTEXT"):
+        server(listeners=both, inter_broker_listener_name="INTERNAL")
+    for listeners in (both, "PLAINTEXT://:9092"):
+        with pytest.raises(ConfigError, match=r"CONTROLLER is in controller\.listener\.names"):
+            server(listeners=listeners, inter_broker_listener_name="CONTROLLER")
+    server(
+        process_roles="controller",
+        listeners="CONTROLLER://:9093",
+        inter_broker_listener_name="INTERNAL",
+    )
+
+
 def test_a_controller_needs_its_listener_and_a_broker_one_of_its_own() -> None:
     with pytest.raises(ConfigError, match="a controller needs the listener 'CONTROLLER'"):
         server(process_roles="controller")

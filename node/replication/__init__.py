@@ -6,7 +6,7 @@
 session are `fetcher_core.FetcherCore`. `follower_log` changes a follower's log by a leader's
 answer. `tier_bootstrap.TierBootstrap` starts a follower above the tier (KIP-405),
 `tier_restore.TierRestore` a leader whose log is gone. `client` has the calls of a follower to a
-peer.
+peer, `peer_listener` the choice of its listener.
 
 The rooms above import `isr`; `node.broker` puts all of it together; nothing outside of node imports
 it. Requests never pass through here: `node.serving` works on the same registry of partitions.

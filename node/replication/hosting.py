@@ -26,6 +26,7 @@ from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.replication.full_disk import ReplicasWithoutSpace, is_full
 from node.replication.isr import IsrKeeper
+from node.replication.peer_listener import PeerListener
 from node.replication.replica_fetcher import ReplicaFetchers
 from node.replication.tier_restore import Histories, TierRestore
 from node.runtime.clock import Clock
@@ -90,6 +91,7 @@ class Hosting:
         self._tier = tier
         self._clock = clock
         self._saw_image = False
+        self._peer_listener = PeerListener(config)
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
         self._restore = TierRestore(config, clock, partitions.fatal)
         self._given_up: set[TopicIdPartition] = set()
@@ -400,7 +402,7 @@ class Hosting:
         hosted.role_changed()
         leader = hosted.core.leader
         broker = None if leader is None else self._cluster.image.brokers.get(leader)
-        endpoint = None if broker is None else broker.endpoint()
+        endpoint = self._peer_listener.endpoint_of(broker)
         if leader is None or endpoint is None:
             self._fetchers.unfollow(hosted.topic_partition)
         else:

@@ -23,15 +23,18 @@ from tidemark.v1 import admin_pb2
 
 
 class Brokers:
-    """Node 1 is controller and broker, 2 and 3 are brokers."""
+    """Node 1 is controller and broker, 2 and 3 are brokers. They reach each other on the listener
+    INTERNAL alone: nobody answers at the address that they advertise for clients."""
 
     def __init__(self, tmp_path: Path) -> None:
-        ports = {number: free_port() for number in (0, 1, 2, 3)}
+        ports = {number: free_port() for number in range(7)}
         self.configs: dict[int, ServerConfig] = {}
         self.servers: dict[int, Server] = {}
         self.channels: dict[int, grpc.aio.Channel] = {}
         for node_id in (1, 2, 3):
-            listeners = f"PLAINTEXT://127.0.0.1:{ports[node_id]}"
+            listeners = (
+                f"PLAINTEXT://127.0.0.1:{ports[node_id]},INTERNAL://127.0.0.1:{ports[node_id + 3]}"
+            )
             if node_id == 1:
                 listeners += f",CONTROLLER://127.0.0.1:{ports[0]}"
             self.configs[node_id] = parse_server_config(
@@ -40,6 +43,8 @@ class Brokers:
                     "node.id": str(node_id),
                     "log.dirs": str(tmp_path / str(node_id)),
                     "listeners": listeners,
+                    "advertised.listeners": "PLAINTEXT://127.0.0.1:1",
+                    "inter.broker.listener.name": "INTERNAL",
                     "controller.quorum.voters": f"1@127.0.0.1:{ports[0]}",
                     "broker.heartbeat.interval.ms": "100",
                     "broker.session.timeout.ms": "1000",

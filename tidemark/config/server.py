@@ -56,6 +56,9 @@ class ServerConfig:
     advertised_listeners: tuple[str, ...] = setting(
         (), doc="what others are told; empty: as listeners"
     )
+    inter_broker_listener_name: str = setting(
+        "", doc="listener on which brokers connect to each other; empty: PLAINTEXT, or the first"
+    )
     controller_listener_names: tuple[str, ...] = setting(
         ("CONTROLLER",), doc="listeners controllers answer on"
     )
@@ -430,6 +433,8 @@ class ServerConfig:
             raise ConfigError(f"a controller needs the listener {wanted!r} in listeners")
         if self.is_broker and not self.broker_listeners():
             raise ConfigError("a broker needs a listener beside those in controller.listener.names")
+        if self.is_broker:
+            self._check_inter_broker_listener()
         self.voters()
         if self.log_cleaner_min_compaction_lag_ms > self.log_cleaner_max_compaction_lag_ms:
             raise ConfigError(
@@ -439,6 +444,19 @@ class ServerConfig:
             raise ConfigError(
                 "auto.create.topics.enable=true: topics are not created by asking for them; create"
                 " them (tidemark topics create, or an Admin), and leave this setting out"
+            )
+
+    def _check_inter_broker_listener(self) -> None:
+        name = self.inter_broker_listener_name.upper()
+        if name and name in self.controller_listener_names:
+            raise ConfigError(
+                f"inter.broker.listener.name={name} is in controller.listener.names: name a"
+                " listener that serves brokers"
+            )
+        if name and name not in self.broker_listeners():
+            raise ConfigError(
+                f"inter.broker.listener.name={name} is not a listener of this broker; the valid"
+                f" options by listeners are {', '.join(self.broker_listeners())}"
             )
 
     @property
@@ -477,6 +495,13 @@ class ServerConfig:
             for n, e in self.listener_endpoints().items()
             if n not in self.controller_listener_names
         }
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """Name of the listener on which this broker connects to others."""
+        names = tuple(self.broker_listeners())
+        default = "PLAINTEXT" if "PLAINTEXT" in names else names[0]
+        return self.inter_broker_listener_name.upper() or default
 
     def voters(self) -> dict[int, Endpoint]:
         """The voters of controller.quorum.voters by node id. Raises ConfigError."""
