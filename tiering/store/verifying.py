@@ -215,9 +215,12 @@ def _check_log(
         last = run.next_offset - 1
         reason = f"its last offset is {last}; its metadata says {segment.end_offset}"
         yield RemoteFinding(path, None, reason, segment)
-    known = {entry.epoch for entry in segment.segment_leader_epochs}
-    for epoch, offset in run.starts:
-        if epoch not in known:
+    entries = segment.segment_leader_epochs
+    known = {entry.epoch for entry in entries}
+    log_start = entries[0].start_offset  # records below it were deleted before the copy
+    ends = [*run.ends[1:], run.next_offset]
+    for (epoch, offset), end in zip(run.starts, ends, strict=False):
+        if epoch not in known and end > log_start:
             reason = f"offset {offset} has leader epoch {epoch}, which its metadata does not name"
             yield RemoteFinding(path, None, reason, segment)
     log.read_rest()

@@ -229,7 +229,14 @@ class ClusterWorld:
             except Exception as error:
                 raise self.failure or error from None
             finally:
-                self.cluster.close()
+                self._end()
+
+    def _end(self) -> None:
+        """Ends the storm too, which a finding leaves in the middle of something."""
+        self.faults.is_over = True
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.cluster.close()
 
     def _run(self) -> ClusterOutcome:
         cluster = self.cluster

@@ -121,6 +121,29 @@ def test_a_sound_tier_has_no_findings_and_every_byte_of_the_logs_is_read(world: 
         assert sum(read) == one.segment_size_bytes
 
 
+def test_records_deleted_before_the_copy_have_no_epoch_in_the_metadata(tmp_path: Path) -> None:
+    """The log start lies in the middle of the segment, above the epoch of its first records."""
+    world = World(tmp_path, index_interval_bytes=100)
+    for epoch in (0, 1):
+        world.lead(epoch)
+        world.log.epochs.assign(epoch, world.log.log_end_offset)
+        world.produce(count=2)
+    start = world.log.log_end_offset - 1
+    world.produce_segment(count=1)
+    world.produce(1)
+    world.log.increment_log_start_offset(start)
+    asyncio.run(world.once())
+    one = next(iter(finished(cache_of(world))))
+    assert [entry.epoch for entry in one.segment_leader_epochs] == [1]
+    assert findings(world, (start, one.next_offset)) == []
+
+    strange = one.segment_leader_epochs[0]
+    other = replace(one, segment_leader_epochs=(strange._replace(epoch=7),))
+    told = [str(each) for each in verify_segment(world.storage, other)]
+    assert len(told) == 1
+    assert "has leader epoch 1, which its metadata does not name" in told[0]
+
+
 @pytest.mark.parametrize("suffix", [LOG_SUFFIX, SIDECAR_SUFFIX])
 def test_a_missing_object_is_found(world: World, suffix: str) -> None:
     path = objects(world, suffix)[1]
