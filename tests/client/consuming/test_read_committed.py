@@ -6,6 +6,7 @@ transaction that is open or aborted is given out, and each other record once, in
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from tests.node.cluster import TOPIC, Cluster, Node, batch
 from tests.node.fakes import WALL_START_MS
 from tests.node.replication.test_tier import FakeTier
 from tests.node.serving.test_read_committed import end, fetch, write
+from tests.tiering.scenarios.table import A, B, Table, scenario
 from tidemark.client.consuming.partition import Position
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchResponse
@@ -127,3 +129,41 @@ def test_a_reader_gets_the_committed_records_and_no_other(seed: int) -> None:
         await cluster.stop()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_transaction_indexes_of_the_tier_keep_a_reader_from_what_was_aborted(seed: int) -> None:
+    """The leader that copied them serves them, and one that began from the tier."""
+
+    async def test(table: Table) -> None:
+        rng = Random(seed)
+        table.begin()
+        table.isolate(B)
+        await asyncio.sleep(31)
+        writing = Writing(table.nodes[A], rng)
+        for _ in range(120):
+            writing.step()
+        for producer in list(writing.open):
+            writing.end(producer)
+        assert writing.aborted > 10
+        log = table.log(A)
+        end_offset = log.log_end_offset
+        log.roll(WALL_START_MS)
+        await table.append(A, 1)
+        await table.copy(A)
+        assert any(not segment.txn_index_empty for segment in table.remote_segments())
+        table.drop_local(A, below=end_offset)
+        begins = [0, *rng.sample(range(end_offset), 8)]
+        for begin in begins:
+            expected = [*(o for o in writing.committed if o >= begin), end_offset]
+            assert await read_from(table.nodes[A], begin, rng, end_offset + 1) == expected
+
+        table.cut.clear()
+        await table.settle()
+        assert table.log(B).local_log_start_offset == end_offset
+        table.lead(B)
+        for begin in begins:
+            expected = [*(o for o in writing.committed if o >= begin), end_offset]
+            assert await read_from(table.nodes[B], begin, rng, end_offset + 1) == expected
+
+    scenario(test)

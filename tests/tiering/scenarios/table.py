@@ -20,11 +20,13 @@ from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.damage import examine
 from tidemark.client.consuming.partition import Position
 from tidemark.client.consuming.requests import FetchSettings
+from tidemark.errors import ErrorCode
 from tidemark.records import decode_batch, iter_batches
 from tidemark.types import TopicIdPartition, TopicPartition
 from tidemark.wire import FetchResponse
 from tiering.manager import RemoteLogManager
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.threads import DaemonPool
 
@@ -126,20 +128,26 @@ class Table(Cluster):
         return list(self.log(node).epochs.entries())
 
     def remote(self) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """First and last offset and epochs of each remote segment, by their order."""
-        cache = self.remote_metadata.caches.get(self.identity)
-        segments = [] if cache is None else list(cache.segments())
-        segments.sort(key=lambda one: (one.start_offset, one.end_offset))
-        return [
+        """First and last offset and epochs of each remote segment, in order."""
+        return sorted(
             (one.start_offset, one.end_offset, [tuple(e) for e in one.segment_leader_epochs])
-            for one in segments
-        ]
+            for one in self.remote_segments()
+        )
+
+    def remote_segments(self) -> list[RemoteLogSegmentMetadata]:
+        cache = self.remote_metadata.caches.get(self.identity)
+        return [] if cache is None else list(cache.segments())
 
     async def consume(self, node: int, offset: int, epoch: int = -1, reset: str = "none") -> Any:
         """Reads on at `offset` as our consumer does, after a record of `epoch` (-1: it knows
         none); returns rows, or the error. With a policy it may begin elsewhere.
         """
         return await Reader(self, node, reset).read(offset, epoch)
+
+    async def refusal(self, node: int, offset: int, leader_epoch: int) -> ErrorCode:
+        """The error of a fetch in this leader epoch."""
+        answer = await self.nodes[node].fetch(offset, current_leader_epoch=leader_epoch)
+        return ErrorCode(answer.error_code)
 
 
 def rows_of(records: bytes | memoryview, begin: int) -> list[Row]:
@@ -166,6 +174,7 @@ class Reader:
 
     async def read(self, offset: int, epoch: int) -> Any:
         core, now_ms = self._core, 0.0
+        ends: list[tuple[int, int]] = []
         core.seek(core.assignment.partitions[ONE], Position(offset, epoch))
         for _ in range(4):
             now_ms += 1_000
@@ -183,6 +192,7 @@ class Reader:
                     topic_id=ask.topic_id,
                 )
                 answer.records = answer.payload
+                ends.append((answer.error_code, answer.high_watermark - ask.target.offset))
                 core.answered(request.request_id, FetchResponse([answer]), now_ms)
             error = core.assignment.error_due(now_ms, got_nothing=True)
             if error is not None:
@@ -191,6 +201,8 @@ class Reader:
                 for item in items:
                     assert examine(item.raw, decodes=True, check_crcs=True).error is None
                     return rows_of(item.raw.buffer, item.raw.first_offset)
+        assert ends, "nothing was fetched"
+        assert set(ends) == {(0, 0)}, "it waits at the end of the log, and was refused nothing"
         return []
 
     async def _look_up(self, request: Any, now_ms: float) -> None:
