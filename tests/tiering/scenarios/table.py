@@ -55,14 +55,14 @@ class Table(Cluster):
             self.store,
             MemoryRemoteLogMetadataManager(self.remote_metadata),
             node.clock.wall_ms,
-            cache_directory=MemoryDirectory(f"cache-{node.node_id}"),
+            cache_directory=node.directory,
             rng=random.Random(1),
         )
 
     def log(self, node: int) -> Log:
         return self.nodes[node].hosted().log
 
-    def begin(self, *replicas: int, leader: int = A) -> None:
+    def begin(self, *replicas: int, leader: int = A, **configs: str) -> None:
         """Creates the topic, of which no segment rolls or goes by itself."""
         self.start(A, B, remote_log_storage_system_enable="true")
         self.create_topic(
@@ -71,6 +71,7 @@ class Table(Cluster):
             remote_storage_enable="true",
             min_insync_replicas="1",
             unclean_leader_election_enable="true",
+            **configs,
         )
 
     def isolate(self, node: int) -> None:
