@@ -1,4 +1,4 @@
-"""A disk that fills while the store is away: appends stop, nothing is lost, and the lag tells why."""
+"""A disk that fills while the store is away: appends stop, nothing is lost, the lag tells why."""
 
 from __future__ import annotations
 
