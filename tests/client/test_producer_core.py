@@ -98,6 +98,24 @@ def test_only_a_leader_that_is_news_is_asked_without_a_pause(epoch: int, waits: 
     assert (batch.tries.retry_at_ms > world.now_ms) == waits
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_batch_whose_leader_is_gone_waits_no_longer_than_until_the_next_one_is_known(
+    epoch: int,
+) -> None:
+    world = known()
+    in_flight(world)
+    (copy,) = world.under_way
+    other = 3 - copy.request.leader
+    world.core.request_failed(copy.request, NetworkError("gone"), world.now_ms)
+    (batch,) = copy.request.batches
+    assert batch.tries.retry_at_ms > world.now_ms
+    world.under_way.clear()
+    world.view.leaders[ZERO] = (other, epoch)
+    world.core.refreshed(None, world.now_ms)
+    world.step()
+    assert [copy.request.leader for copy in world.under_way] == [other] * epoch
+
+
 @pytest.mark.parametrize("what", ["identity", "metadata"])
 def test_what_fails_is_asked_for_again_after_growing_pauses(what: str) -> None:
     world = known(idempotent=True)

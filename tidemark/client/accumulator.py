@@ -333,6 +333,15 @@ class Accumulator:
         batch.tries.retry_at_ms = now_ms + (0 if at_once else wait_ms)
         return True
 
+    def leaders_known(self, now_ms: float, epoch_of: Callable[[TopicPartition], int]) -> None:
+        """Ends the backoff of batches whose partition has a newer leader than their last try went
+        to (KIP-951).
+        """
+        for partition, queue in self._busy.items():
+            tries = queue.batches[0].tries
+            if tries.retry_at_ms > now_ms and epoch_of(partition) > tries.leader_epoch:
+                tries.retry_at_ms = now_ms
+
     def give_up(self, batch: Batch, error: BaseException) -> None:
         """Ends a batch that is lost for good; its successors must not leave a gap in the
         sequences.

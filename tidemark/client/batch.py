@@ -69,12 +69,15 @@ _NEXT: dict[State, frozenset[State]] = {
 
 
 class Tries:
-    """The sends of a batch so far: their number, the error of the last, the time of the next."""
+    """The sends of a batch so far. `refusal` is the error of the last one, `leader_epoch` what was
+    known when it was sent.
+    """
 
-    __slots__ = ("count", "refusal", "retry_at_ms")
+    __slots__ = ("count", "leader_epoch", "refusal", "retry_at_ms")
 
     def __init__(self) -> None:
         self.count = 0
+        self.leader_epoch = -1
         self.refusal: BaseException | None = None
         self.retry_at_ms = 0.0
 

@@ -182,6 +182,7 @@ class ProducerCore:
             )
             for batch in batches:
                 batch.flight = request
+                batch.tries.leader_epoch = self._view.leader_epoch(batch.topic_partition)
             self._requests[request] = None
             self._in_flight[leader] = self._in_flight.get(leader, 0) + 1
             effects.requests.append(request)
@@ -340,6 +341,7 @@ class ProducerCore:
     def refreshed(self, problem: ApiError | None, now_ms: float) -> None:
         """Takes the end of a refresh; `view` has its result."""
         self.admission.refreshed(problem)
+        self.accumulator.leaders_known(now_ms, self._view.leader_epoch)
         satisfied = problem is None and not self._wants_metadata(self.admission.wanted_topics())
         self._refresh.ended(now_ms, satisfied=satisfied)
 
