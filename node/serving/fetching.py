@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from commitlog.types import CorruptLogError, FetchResult, TransactionsUncheckedError
@@ -51,12 +52,14 @@ class FetchParams:
     replica: FetchingReplica | None = None
     read_committed: bool = False
     rack: str = ""  # of a consumer that may read from followers
+    room: Callable[[], int] | None = None  # bytes that the answer may have now
 
 
 @dataclass(slots=True)
 class _Found:
     """The outcome of one pass over the partitions of a fetch."""
 
+    max_bytes: int
     size_bytes: int = 0
     answer_now: bool = False
     unchecked: list[tuple[FetchPartitionData, HostedPartition, FetchPartition]] = field(
@@ -106,9 +109,8 @@ class FetchHandler:
                 await self._name_aborted(found)
             if found.waits_for_tier:
                 deadline = min(deadline, begun + self._remote.max_wait_ms / 1000)
-            enough = found.size_bytes >= (
-                max(1, params.min_bytes) if found.waits_for_tier else params.min_bytes
-            )
+            least = min(params.min_bytes, max(1, found.max_bytes))
+            enough = found.size_bytes >= (max(1, least) if found.waits_for_tier else least)
             answers = found.answer_now or enough or context.ends_now()
             if answers or loop.time() >= deadline:
                 return context.answers()
@@ -116,7 +118,8 @@ class FetchHandler:
                 await context.wait(deadline, [read.waiters for read in found.reads])
 
     def _read_all(self, params: FetchParams, context: FetchContext, acknowledge: bool) -> _Found:
-        found = _Found()
+        room = params.max_bytes if params.room is None else params.room()
+        found = _Found(min(params.max_bytes, room))
         items = context.take()
         answers = []
         for item in items:
@@ -194,7 +197,7 @@ class FetchHandler:
             set_positions(answer, hosted)
             return
         limit = _read_limit(hosted, params)
-        room = params.max_bytes - found.size_bytes
+        room = found.max_bytes - found.size_bytes
         if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
             size = min(item.max_bytes, max(0, room))
             try:
@@ -277,7 +280,7 @@ class FetchHandler:
         """Takes the outcome of a read of the tier, or begins the read. One above the quota is no
         error: the fetch is answered without it, and repeated (KIP-956).
         """
-        size = min(item.max_bytes, params.max_bytes)
+        size = min(item.max_bytes, found.max_bytes)
         read = self._remote.take(hosted, item.fetch_offset, size, params.read_committed)
         if read is None:
             found.throttled = True
@@ -287,7 +290,7 @@ class FetchHandler:
             return
         found.answer_now = True
         try:
-            outcome = read.within(params.max_bytes - found.size_bytes, not found.size_bytes)
+            outcome = read.within(found.max_bytes - found.size_bytes, not found.size_bytes)
         except ApiError:
             self._remote.done(read)
             raise

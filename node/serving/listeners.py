@@ -8,6 +8,7 @@ from dataclasses import replace
 import grpc
 
 from node.runtime.health import Health
+from node.serving.answer_memory import AnswerMemory
 from node.serving.log_service import LogService, RequestHandlers
 from node.serving.request_memory import RequestMemory
 from quorum.services.admin_service import AdminNode, add_admin_service
@@ -51,6 +52,7 @@ class BrokerListeners:
             self._handlers,
             admin.images,
             RequestMemory(config.queued_max_request_bytes),
+            AnswerMemory(config.queued_max_response_bytes),
             admin.cluster_id,
             lambda: admin.quorum.leader_and_epoch.leader_id,
             listener,

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from node.serving.answer_memory import AnswerMemory
 from node.serving.fetch_session import (
     FetchContext,
     FetchingReplica,
@@ -68,6 +69,7 @@ class LogService:
         handlers: RequestHandlers,
         images: ImageSource,
         memory: RequestMemory,
+        answers: AnswerMemory,
         cluster_id: str,
         controller_id: Callable[[], int | None],
         listener: str,
@@ -78,6 +80,7 @@ class LogService:
         self._throttling = handlers.throttling
         self._images = images
         self._memory = memory
+        self._answers = answers
         self._cluster_id = cluster_id
         self._controller_id = controller_id
         self._listener = listener
@@ -123,9 +126,10 @@ class LogService:
     # --- produce and fetch ---------------------------------------------------------------------
 
     async def produce(self, payload: bytes, context: Context) -> bytes:
-        """Appends, then waits as `acks` says; bounded by the memory of requests."""
+        """Appends, then waits as `acks` says; bounded by the memory of requests, which gRPC keeps
+        until the end of a unary call."""
         await self._throttling.until_unmuted(context)
-        answer = self._begin_produce(payload, context)
+        answer = self._begin_produce(payload, context, kept=True)
         return answer if isinstance(answer, bytes) else await answer
 
     async def produce_stream(self, requests: Any, context: Context) -> None:
@@ -137,17 +141,19 @@ class LogService:
         )
         await self._until_stopped(context, work)
 
-    def _begin_produce(self, payload: bytes, context: Context) -> Answer:
+    def _begin_produce(self, payload: bytes, context: Context, *, kept: bool = False) -> Answer:
         """`_produce`; where quotas are set, the client is charged."""
         if not self._throttling.is_active:
-            return self._produce(payload, context)
+            return self._produce(payload, context, kept)
         charge = self._throttling.begin(context)
         charge.use(PRODUCER_BYTE_RATE, len(payload))
-        answer = charge.spend(lambda: self._produce(payload, context))
+        answer = charge.spend(lambda: self._produce(payload, context, kept))
         return _charged_produce(charge, answer)
 
-    def _produce(self, payload: bytes, context: Context) -> Answer:
-        """Returns the answer at once, unless it waits for memory or replicas."""
+    def _produce(self, payload: bytes, context: Context, kept: bool) -> Answer:
+        """Returns the answer at once, unless it waits for memory or replicas. `kept`: the payload
+        stays in memory until the answer, not only until the append.
+        """
         try:
             request = wire.decode_produce_request(payload)
         except ApiError as error:
@@ -157,13 +163,15 @@ class LogService:
         # No request overtakes those that queue for memory: it may be of the same producer.
         taken = None if self._later else self._memory.take(len(payload))
         if taken is not None:
-            return self._produce_within(request, taken)
-        task = asyncio.ensure_future(self._produce_later(request, len(payload)))
+            return self._produce_within(request, taken, kept)
+        task = asyncio.ensure_future(self._produce_later(request, len(payload), kept))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task
 
-    async def _produce_later(self, request: wire.ProduceRequest, size_bytes: int) -> bytes:
+    async def _produce_later(
+        self, request: wire.ProduceRequest, size_bytes: int, kept: bool
+    ) -> bytes:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         try:
@@ -175,20 +183,22 @@ class LogService:
             return _produce_response(failed)
         finally:
             self._later.discard(task)
-        answer = self._produce_within(request, taken)
+        answer = self._produce_within(request, taken, kept)
+        del request
         return answer if isinstance(answer, bytes) else await answer
 
     def _produce_within(
-        self, request: wire.ProduceRequest, taken_bytes: int
+        self, request: wire.ProduceRequest, taken_bytes: int, kept: bool
     ) -> bytes | asyncio.Future[bytes]:
-        """Appends; releases the memory when the request is answered or abandoned."""
+        """Appends; releases the memory then, or if it is `kept` at the end of the request."""
         try:
             produced = self._handlers.produce.begin(request.acks, request.partition_data)
         except BaseException:
             self._memory.release(taken_bytes)
             raise
-        if produced.is_done:
+        if produced.is_done or not kept:
             self._memory.release(taken_bytes)
+        if produced.is_done:
             return _produce_response(produced.results)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -198,7 +208,8 @@ class LogService:
 
         def ended(_: asyncio.Future[bytes]) -> None:
             produced.abandon()
-            self._memory.release(taken_bytes)
+            if kept:
+                self._memory.release(taken_bytes)
 
         produced.when_done(request.timeout_ms, end)
         answer.add_done_callback(ended)
@@ -208,7 +219,7 @@ class LogService:
         """Answers a consumer's long poll. A client that is above its quota gets an answer without
         partitions, and at most what the quota's windows hold otherwise (KIP-219)."""
         if not self._throttling.is_active:
-            return wire.encode_fetch_response(await self._fetch(request, request.max_bytes))
+            return self._sent(await self._fetch(request, request.max_bytes), context)
         await self._throttling.until_unmuted(context)
         charge = self._throttling.begin(context)
         throttle_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
@@ -218,7 +229,13 @@ class LogService:
         response = await charge.spending(self._fetch(request, most))
         charge.use(CONSUMER_BYTE_RATE, response.size_bytes)
         response.throttle_time_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
-        return wire.encode_fetch_response(response)
+        return self._sent(response, context)
+
+    def _sent(self, response: wire.FetchResponse, context: Context) -> bytes:
+        """Encodes the answer to a consumer, which is held until the client has it."""
+        payload = wire.encode_fetch_response(response)
+        self._answers.hold(len(payload), context)
+        return payload
 
     async def _fetch(self, request: pb.FetchRequest, max_bytes: int) -> wire.FetchResponse:
         params = FetchParams(
@@ -227,6 +244,7 @@ class LogService:
             max_bytes=self._limit(max_bytes),
             read_committed=request.isolation_level == 1,
             rack=request.rack_id,
+            room=self._answers.room,
         )
         fetch = SessionlessFetch(_wanted(request.partitions))
         answers = await self._handlers.fetch.fetch(params, fetch)

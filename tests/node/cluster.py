@@ -25,6 +25,7 @@ from node.replication.isr import IsrKeeper
 from node.replication.replica_fetcher import ReplicaFetcher, ReplicaFetchers
 from node.replication.tier_bootstrap import TierBootstrap
 from node.runtime.tasks import spawn
+from node.serving.answer_memory import AnswerMemory
 from node.serving.fetch_session import (
     FetchingReplica,
     FetchPartition,
@@ -124,6 +125,7 @@ class Node:
             self.handlers,
             self.view,
             RequestMemory(1 << 20),
+            AnswerMemory(128 << 20),
             CLUSTER_ID,
             lambda: None,
             "PLAINTEXT",

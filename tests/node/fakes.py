@@ -73,3 +73,19 @@ def registering_controller(broker_epoch: int = 42) -> FakeController:
         is_caught_up=True, is_fenced=request.want_fence, should_shut_down=request.want_shut_down
     )
     return controller
+
+
+class FakeContext:
+    """A unary call as its handler sees it; `end` is what gRPC does once the client has the
+    answer.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)

@@ -292,6 +292,11 @@ class ServerConfig:
     queued_max_request_bytes: int = setting(
         256 << 20, doc="bytes of produce requests under way before new ones wait", at_least=1 << 20
     )
+    queued_max_response_bytes: int = setting(
+        128 << 20,
+        doc="bytes of answers to consumers not sent yet, above which answers get small",
+        at_least=1 << 20,
+    )
     quota_window_num: int = setting(
         11, doc="windows of client quotas: all but one are the burst of a client", at_least=1
     )

@@ -259,6 +259,7 @@ class _Call:
         self.deadline_s: float | None = None
         self.server: SimServer | None = None
         self.task: asyncio.Task[None] | None = None
+        self.done_callbacks: list[Callable[[Any], None]] = []
         self._there = _Order()
         self._back = _Order()
 
@@ -316,6 +317,9 @@ class _Call:
             self.network.on_handler_error(error)
             text = f"Unexpected {type(error)}: {error}"
             self.refuse(grpc.StatusCode.UNKNOWN, text)
+        finally:
+            for callback in self.done_callbacks:
+                callback(self)
 
     async def handle(self, handler: Any) -> None:
         raise NotImplementedError
@@ -349,6 +353,9 @@ class _Call:
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         raise _Aborted(code, details)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.done_callbacks.append(callback)
 
     def invocation_metadata(self) -> tuple[Any, ...]:
         return self.metadata

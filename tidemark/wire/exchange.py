@@ -203,6 +203,7 @@ async def answer_in_order(
                 while pause_s is not None and (wait_s := pause_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
                 under_way.add(_begun(answer, request))
+                request = None  # its bytes are free while the next one is awaited
                 if len(under_way.answers) >= _UNDER_WAY_MAX:
                     await under_way.room()
         finally:

@@ -11,7 +11,7 @@ from commitlog.segment.indexes import CorruptIndexError
 from commitlog.types import AppendOrigin, TransactionsUncheckedError
 from tests import virtual_time
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
-from tests.node.fakes import WALL_START_MS
+from tests.node.fakes import WALL_START_MS, FakeContext
 from tests.node.replication.test_replication import scenario
 from tests.node.replication.test_tier import FakeTier
 from tidemark.errors import ErrorCode
@@ -72,7 +72,7 @@ async def fetch(
         last_fetched_epoch=-1,
         partition_max_bytes=max_bytes,
     )
-    (answer,) = decode_fetch_response(await node.service.fetch(request, None)).responses
+    (answer,) = decode_fetch_response(await node.service.fetch(request, FakeContext())).responses
     assert answer.error_code == ErrorCode.NONE, answer.error_message
     return answer
 
@@ -154,7 +154,9 @@ def test_records_whose_aborted_transactions_are_unknown_are_not_given_out(
         request.partitions.add(
             topic=TOPIC, current_leader_epoch=-1, last_fetched_epoch=-1, partition_max_bytes=1 << 20
         )
-        (answer,) = decode_fetch_response(await node.service.fetch(request, None)).responses
+        (answer,) = decode_fetch_response(
+            await node.service.fetch(request, FakeContext())
+        ).responses
         assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert (answer.payload, answer.next_offset) == (b"", 0)
 

@@ -13,6 +13,7 @@ from node.serving import throttling
 from node.serving.throttling import Throttling
 from quorum.image.records import client_quota_record
 from tests.node.cluster import TOPIC, Cluster, Node, batch
+from tests.node.fakes import FakeContext
 from tests.node.replication.test_replication import scenario
 from tidemark import wire
 from tidemark.quotas.entities import (
@@ -32,10 +33,11 @@ class Aborted(Exception):
     """The call was ended by the node."""
 
 
-class Call:
+class Call(FakeContext):
     """A gRPC call of a client, by one connection."""
 
     def __init__(self, client_id: str = "etl", peer: str = "ipv4:1:1") -> None:
+        super().__init__()
         self._metadata = ((CLIENT_ID_KEY, client_id),)
         self._peer = peer
         self.requests: deque[bytes] = deque()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.node.cluster import TOPIC, Cluster, Node, batch, values_of
+from tests.node.fakes import FakeContext
 from tests.node.replication.test_replication import scenario
 from tidemark import wire
 from tidemark.errors import ErrorCode
@@ -32,7 +33,7 @@ async def fetch(node: Node, topic: str, topic_id: bytes) -> wire.FetchPartitionD
         last_fetched_epoch=-1,
         partition_max_bytes=1000,
     )
-    response = wire.decode_fetch_response(await node.service.fetch(request, None))
+    response = wire.decode_fetch_response(await node.service.fetch(request, FakeContext()))
     assert response.throttle_time_ms == 0
     return response.responses[0]
 
