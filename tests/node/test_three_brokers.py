@@ -24,9 +24,9 @@ from tidemark.v1 import admin_pb2
 
 class Brokers:
     """Node 1 is controller and broker, 2 and 3 are brokers. They reach each other on the listener
-    INTERNAL alone: nobody answers at the address that they advertise for clients."""
+    INTERNAL; `advertised` is what clients are told."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, advertised: str = "") -> None:
         ports = {number: free_port() for number in range(7)}
         self.configs: dict[int, ServerConfig] = {}
         self.servers: dict[int, Server] = {}
@@ -43,7 +43,7 @@ class Brokers:
                     "node.id": str(node_id),
                     "log.dirs": str(tmp_path / str(node_id)),
                     "listeners": listeners,
-                    "advertised.listeners": "PLAINTEXT://127.0.0.1:1",
+                    "advertised.listeners": advertised,
                     "inter.broker.listener.name": "INTERNAL",
                     "controller.quorum.voters": f"1@127.0.0.1:{ports[0]}",
                     "broker.heartbeat.interval.ms": "100",
@@ -104,7 +104,7 @@ class Brokers:
 
 def test_three_brokers_replicate_and_survive_leaves_and_stops(tmp_path: Path) -> None:
     async def main() -> None:
-        brokers = Brokers(tmp_path)
+        brokers = Brokers(tmp_path, advertised="PLAINTEXT://127.0.0.1:1")  # nobody answers there
         try:
             await brokers.start(1, 2, 3)
             request = admin_pb2.CreateTopicsRequest(timeout_ms=10_000)
