@@ -23,7 +23,7 @@ from tests.tiering.world import World
 from tidemark.cli import tier_rebuild
 from tidemark.cli.main import app
 from tidemark.cli.session import Session
-from tidemark.cli.tier_rebuild_steps import Rebuilder, Settings, obstacles
+from tidemark.cli.tier_rebuild_steps import Rebuilder, RebuildError, Settings, obstacles
 from tidemark.client import decoding as client_decoding
 from tidemark.client.admin import _creatable
 from tidemark.client.models import NewTopic, TopicDescription, TopicListing
@@ -291,8 +291,37 @@ def test_replicas_that_had_a_leader_are_never_elected_uncleanly(
     rebuild(cluster, plan)
     cluster.scenario.keep_alive(18_000)  # all brokers are away
     assert cluster.scenario.partition(PARTITION.topic, 3).leader is None
-    rebuild(cluster, plan)
+    with pytest.raises(RebuildError, match=r"4 of 4 .* no leader, of replicas"):
+        rebuild(cluster, plan)
     assert cluster.elections == 1
+
+
+def test_what_is_waited_for_is_told_once_and_all_partitions_share_one_timeout(
+    world: World, plan: TopicPlan
+) -> None:
+    cluster = NewCluster(world)
+    rebuild(cluster, plan)
+    del cluster.restored[TopicPartition(PARTITION.topic, 0)]  # its leader restores itself
+    plan.partitions[1].next_offset = 7  # its leader ends at 0
+    now_s, told = [0.0], list[str]()
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    rebuilder = Rebuilder(
+        cluster,
+        cluster.records.extend,
+        Settings(timeout_s=30),
+        on_step=told.append,
+        sleep=sleep,
+        clock=lambda: now_s[0],
+    )
+    with pytest.raises(RebuildError, match="2 of 4 partitions are not served after 30 s"):
+        rebuilder.run(plan, cluster.history())
+    assert 30 <= now_s[0] < 31
+    first, second = (one for one in told if "wait: " in one)
+    assert "-0: wait: leader" in first and "restores itself" in first
+    assert "-1: wait: leader" in second and "ends at 0, and the tier at 7; 30 s" in second
 
 
 def test_another_topic_and_a_deleted_one_are_in_the_way(world: World, plan: TopicPlan) -> None:
@@ -373,8 +402,8 @@ def test_a_hole_stops_the_command_until_its_records_are_given_up(command: Comman
     hole = {"start": 20, "end": 40, "reason": "no segment has these offsets"}
     assert topic["state"] == "planned" and topic["partitions"][3]["holes"] == [hole]
     assert command.cluster.list_topics() == [] and command.cluster.records == []
-    (topic,) = command("--accept-holes", exit_code=1)["topics"]
-    assert topic["state"] == "rebuilt"
+    (topic,) = command("--accept-holes", exit_code=0)["topics"]
+    assert topic["state"] == "rebuilt" and topic["partitions"][3]["holes"] == [hole]
     (first, end) = (topic["partitions"][3][key] for key in ("first_offset", "next_offset"))
     assert (first, end) == (40, 80)
     assert len(command.cluster.records) == 6  # the segment below the hole, too

@@ -74,13 +74,15 @@ def rebuild(
         ),
     ] = False,
     timeout: Annotated[
-        int, typer.Option("--timeout", help="Longest wait for a leader; seconds.", min=1)
+        int,
+        typer.Option("--timeout", help="Longest wait for the leaders of a topic; seconds.", min=1),
     ] = 300,
     dry_run: DryRun = False,
 ) -> None:
     """Recover topics from the tier alone, after all disks of a cluster were lost: topics with their
     old ids, the remote log metadata, and leaders that begin where the tier ends. Only if the old
-    cluster is gone for good. May be run again after a failure."""
+    cluster is gone for good. May be run again after a failure. Holes are listed; once they are
+    accepted, they are no failure."""
     from tidemark.config import load_server_config
     from tiering.store.listing import open_store
 
@@ -96,12 +98,7 @@ def rebuild(
         _check_wanted(chosen, plans, remarks)
         known = admin.list_topics(include_internal=True)
         problems += [text for plan in plans for text in obstacles(plan, known, history)]
-        problems += [
-            f"{one.key} is unreadable ({one.reason}): restore it from a copy, or move it and its "
-            ".log out of the tier"
-            for one in remarks
-            if one.is_unreadable and one.has_log
-        ]
+        problems += _unreadable(remarks)
         doubts = _doubts(plans, remarks)
         report = _report(plans, remarks, problems, settings)
         stopped = bool(problems) or (bool(doubts) and not accept_holes)
@@ -111,9 +108,10 @@ def rebuild(
     _tell(session, report, dry_run)
     if problems or failures:
         raise ConfigError("; ".join(problems + failures))
-    if doubts:
-        advice = "--accept-holes gives these records up" if stopped else "they were given up"
-        raise CorruptMessageError(f"{len(doubts)} holes or unreadable objects: {advice}")
+    if doubts and stopped:
+        raise CorruptMessageError(
+            f"{len(doubts)} holes or unreadable objects: --accept-holes gives these records up"
+        )
 
 
 def _chosen(topics: Sequence[str]) -> dict[str, UUID | None]:
@@ -214,6 +212,15 @@ def _check_wanted(
     seen = {plan.name for plan in plans} | {remark.partition.topic for remark in remarks}
     for name in chosen.keys() - seen:
         raise UnknownTopicOrPartitionError(f"the store has no segment of {name}")
+
+
+def _unreadable(remarks: list[Remark]) -> list[str]:
+    return [
+        f"{one.key} is unreadable ({one.reason}): restore it from a copy, or move it and its "
+        ".log out of the tier"
+        for one in remarks
+        if one.is_unreadable and one.has_log
+    ]
 
 
 def _doubts(plans: list[TopicPlan], remarks: list[Remark]) -> list[str]:

@@ -158,7 +158,7 @@ class Rebuilder:
                 if error is not None and self._leader(partition) is None:
                     raise RebuildError(f"{partition} has no leader yet: {error}") from error
         self.on_step(f"{plan.name}: wait")
-        return {each.partition.partition: self._served(each) for each in plan.partitions}
+        return self._served(plan)
 
     def _create(self, plan: TopicPlan) -> dict[int, PartitionDescription]:
         from tidemark.client import NewTopic, TierRebuild
@@ -186,21 +186,57 @@ class Rebuilder:
             self.on_step(f"{plan.partition.topic_partition}: record")
             self.write(records[at : at + _WRITE_RECORDS])
 
-    def _served(self, plan: PartitionPlan) -> tuple[int, int]:
-        """Waits until the leader serves what the tier has."""
+    def _served(self, plan: TopicPlan) -> dict[int, tuple[int, int]]:
+        """Waits until the leaders serve what the tier has; all within one timeout. Tells once what
+        each is waited for.
+        """
+        ends = self.clock() + self.settings.timeout_s
+        served: dict[int, tuple[int, int]] = {}
+        told: dict[int, str] = {}
+        while True:
+            known = self._describe(plan.name)
+            registered = {} if known is None else {one.partition: one for one in known.partitions}
+            for each in plan.partitions:
+                number = each.partition.partition
+                if number in served:
+                    continue
+                found = self._offsets(each, registered.get(number))
+                if isinstance(found, tuple):
+                    served[number] = found
+                    told.pop(number, None)
+                    continue
+                if number not in told:
+                    seconds = f"{self.settings.timeout_s:g} s at most"
+                    self.on_step(f"{each.partition.topic_partition}: wait: {found}; {seconds}")
+                told[number] = found
+            if not told:
+                return served
+            if self.clock() >= ends:
+                waited = "; ".join(f"partition {n}: {why}" for n, why in sorted(told.items()))
+                raise RebuildError(
+                    f"{len(told)} of {len(plan.partitions)} partitions are not served after "
+                    f"{self.settings.timeout_s:g} s ({waited}): see the logs of their brokers, "
+                    "then run this command again"
+                )
+            self.sleep(_POLL_S)
+
+    def _offsets(
+        self, plan: PartitionPlan, registered: PartitionDescription | None
+    ) -> tuple[int, int] | str:
+        """Returns first and end offset of a partition, or why it is not served yet."""
         partition = plan.partition.topic_partition
-
-        def offsets() -> tuple[int, int] | None:
-            try:
-                first = self.cluster.list_offsets({partition: OffsetSpec.EARLIEST}, timeout_ms=2000)
-                end = self.cluster.list_offsets({partition: OffsetSpec.LATEST}, timeout_ms=2000)
-            except TidemarkError:
-                return None  # it is being restored
-            found = first[partition].offset, end[partition].offset
-            return found if found[1] >= plan.next_offset else None
-
-        what = f"the leader of {partition} with offsets up to {plan.next_offset}"
-        return self._wait(offsets, what)
+        if registered is None or registered.leader is None:
+            replicas = [] if registered is None else list(registered.replicas)
+            return f"no leader, of replicas {replicas}; start the brokers of those in its ISR"
+        try:
+            first = self.cluster.list_offsets({partition: OffsetSpec.EARLIEST}, timeout_ms=2000)
+            end = self.cluster.list_offsets({partition: OffsetSpec.LATEST}, timeout_ms=2000)
+        except TidemarkError as error:
+            return f"leader {registered.leader} restores itself from the tier ({error})"
+        found = first[partition].offset, end[partition].offset
+        if found[1] >= plan.next_offset:
+            return found
+        return f"leader {registered.leader} ends at {found[1]}, and the tier at {plan.next_offset}"
 
     def _leader(self, partition: TopicPartition) -> int | None:
         found = self._describe(partition.topic)
