@@ -342,6 +342,7 @@ def make_tier(
     """The remote log manager as configured; None if remote.log.storage.system.enable is false.
 
     Its caches are in the first usable log directory; none is made in place of a missing disk.
+    Those in other directories, from when that one was missing, are removed.
     """
     if not config.remote_log_storage_system_enable:
         return None
@@ -357,5 +358,6 @@ def make_tier(
         clock.wall_ms,
         cluster=cluster,
         cache_directory=storage.first_usable(config),
+        former_cache_directories=storage.usable(config)[1:],
         on_fatal=on_fatal,
     )

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import open_directory
@@ -66,6 +66,7 @@ class RemoteLogManager:
         *,
         cluster: TierCluster | None = None,
         cache_directory: Directory | None = None,
+        former_cache_directories: Sequence[Directory] = (),
         rng: random.Random | None = None,
         mono_ms: Callable[[], int] | None = None,
         on_fatal: Callable[[FatalError], None] | None = None,
@@ -80,7 +81,9 @@ class RemoteLogManager:
         self.metrics = metrics = RemoteMetrics()
         self._meter = RemoteMeter(metrics)
         caches = cache_directory or open_directory(config.log_dirs[0])
-        self._reader = RemoteReader(config, storage, metadata, caches, metrics)
+        self._reader = RemoteReader(
+            config, storage, metadata, caches, metrics, former_cache_directories
+        )
         self._aux_states = RemoteAuxStates(config, storage, metadata, metrics)
         self._uploads = uploads = Uploads(
             storage, config.remote_log_manager_copier_thread_pool_size
@@ -110,6 +113,7 @@ class RemoteLogManager:
         """Starts the tasks of the known partitions; does not wait for the object store."""
         await self._metadata.start()
         self._running = True
+        self._reader.segments.start()
         self._removing = asyncio.ensure_future(self._remover.run())
         for hosted in self._hosted.values():
             self._begin(hosted)

@@ -193,7 +193,11 @@ class NodeStorage:
 
     def first_usable(self, config: ServerConfig) -> Directory:
         """The first usable directory of log.dirs; there always is one."""
-        return next(self.directories[p] for p in config.log_dirs if p in self.directories)
+        return self.usable(config)[0]
+
+    def usable(self, config: ServerConfig) -> list[Directory]:
+        """The usable directories of log.dirs in order."""
+        return [self.directories[p] for p in config.log_dirs if p in self.directories]
 
     def log_directories(self, config: ServerConfig) -> list[LogDirectory]:
         """The directories of log.dirs in order; unusable ones are offline from the start."""

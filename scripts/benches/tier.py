@@ -260,7 +260,7 @@ async def _measured(node: Node, raw: RawStore, put_s: float) -> list[Row]:
     segments = list(node.metadata.list_remote_log_segments(partition))
     for _ in range(ROUNDS):
         for segment in segments:
-            node.manager._reader.segments.forget(segment)
+            node.manager._reader.segments.forget(segment)()
         begun = time.perf_counter()
         read = await node.read(partition)
         took.append(time.perf_counter() - begun)
@@ -285,7 +285,7 @@ async def _index_rows(
     for segment, sidecar, log in zip(segments, names, logs, strict=True):
         for times in (cold, warm):
             if times is cold:
-                reader.forget(segment)
+                reader.forget(segment)()
             reader._chunks.drop(segment.id)
             middle = (segment.start_offset + segment.end_offset) // 2
             begun = time.perf_counter()

@@ -5,7 +5,8 @@ Files are in `remote-log-chunk-cache` under the first usable log directory, one 
 segment's table, as `<segment id>_<number>.chunk`. Each is verified against the table when it is
 read. So files are not synced, a torn or damaged one is fetched again, and a restart keeps them.
 
-`fetch` blocks and is called in the reader's pool; the lock is never held over IO of chunks.
+`open`, `fetch` and `drop` block and are called in pools; `missing` is called on the event loop. So
+the lock is never held over IO, also not while files are removed. The disk never fails a read.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from commitlog.disk.files import Directory
@@ -38,7 +38,9 @@ _Key = tuple[UUID, int]
 class DiskChunkCache:
     """The chunks of a segment's log, from disk or the store. Several threads may fetch at once.
 
-    Without a capacity nothing is kept, and the files of an earlier process are removed.
+    Without a capacity nothing is kept. `open` adopts the files of an earlier process. It removes
+    those that no process uses any more: without a capacity, and those in `former`, directories
+    that were the first usable one before.
     """
 
     def __init__(
@@ -47,21 +49,38 @@ class DiskChunkCache:
         capacity_bytes: int,
         storage: RemoteStorageManager,
         metrics: RemoteMetrics,
+        former: Sequence[Directory] = (),
     ) -> None:
-        self._directory = directory
+        self._parent = directory
+        self._directory: Directory | None = None
+        self._former = former
         self._capacity_bytes = capacity_bytes
         self._storage = storage
         self._metrics = metrics
+        self._opening = threading.Lock()  # never released
         self._lock = threading.Lock()
         self._files: OrderedDict[_Key, int] = OrderedDict()  # bytes
-        self._writing: set[_Key] = set()
+        self._of_segment: dict[UUID, set[_Key]] = {}
+        self._busy: set[_Key] = set()  # written or removed now
         self._skipped = 0
         self.size_bytes = 0
-        if capacity_bytes > 0:
-            self._directory = directory.subdirectory(DIRECTORY_NAME)
-            self._take_over()
-        else:
-            directory.remove_tree(DIRECTORY_NAME)
+
+    def open(self) -> None:
+        """Takes over what is on the disk; once. `fetch` does it where nobody did before, and asks
+        the store meanwhile where another thread does.
+        """
+        if not self._opening.acquire(blocking=False):
+            return
+        unused = self._former if self._capacity_bytes else (*self._former, self._parent)
+        for parent in unused:
+            _remove_tree(parent, DIRECTORY_NAME)
+        if self._capacity_bytes:
+            try:
+                directory = self._parent.subdirectory(DIRECTORY_NAME)
+                self._take_over(directory)
+                self._directory = directory
+            except StorageError as error:
+                logger.warning("no chunks are kept on disk: %s", error)
 
     def missing(
         self, segment: RemoteLogSegmentMetadata, table: SegmentTable, start: int, end: int
@@ -83,6 +102,7 @@ class DiskChunkCache:
         """Returns [start, end) of a log, whole chunks, verified. Raises the storage's errors, and
         CorruptMessageError.
         """
+        self.open()
         first, last = self.missing(segment, table, start, end)
         before = self._read(segment, table, start, first)
         behind = self._read(segment, table, last, end)
@@ -94,32 +114,37 @@ class DiskChunkCache:
         if len(content) != last - first:
             raise damaged(segment, first + len(content), "the object ends there")
         table.check_log(first, content)
-        if self._capacity_bytes:
-            self._keep(segment, table, first, content)
+        if self._directory is not None:
+            self._keep(self._directory, segment, table, first, content)
         return before + content + behind if before or behind else content
 
     def drop(self, segment: UUID) -> None:
         """Removes the chunks of a segment that was deleted."""
         with self._lock:
-            self._forget([key for key in self._files if key[0] == segment])
+            keys = self._forget(self._of_segment.get(segment, ()))
+        self._remove(keys)
 
     def _read(
         self, segment: RemoteLogSegmentMetadata, table: SegmentTable, start: int, end: int
     ) -> bytes | None:
         """Reads kept chunks; None if one of them is not sound any more."""
-        pieces = []
+        pieces: list[bytes] = []
+        directory = self._directory
+        if directory is None:
+            return b"" if start == end else None
         for position in range(start, end, table.chunk_bytes):
             key = segment.id, position // table.chunk_bytes
             wanted = min(position + table.chunk_bytes, segment.segment_size_bytes) - position
             try:
-                piece = self._directory.read(_name(key))
+                piece = directory.read(_name(key))
                 if len(piece) != wanted:
                     raise damaged(segment, position, f"{len(piece)} bytes of a chunk are kept")
                 table.check_log(position, piece)
             except (StorageError, CorruptMessageError) as error:
-                logger.warning("%s: %s; fetching", self._directory.path, error)
+                logger.warning("%s: %s; fetching", directory.path, error)
                 with self._lock:
-                    self._forget([key])
+                    keys = self._forget([key])
+                self._remove(keys)
                 return None
             pieces.append(piece)
             with self._lock:
@@ -129,7 +154,12 @@ class DiskChunkCache:
         return b"".join(pieces)
 
     def _keep(
-        self, segment: RemoteLogSegmentMetadata, table: SegmentTable, start: int, content: bytes
+        self,
+        directory: Directory,
+        segment: RemoteLogSegmentMetadata,
+        table: SegmentTable,
+        start: int,
+        content: bytes,
     ) -> None:
         for position in range(start, start + len(content), table.chunk_bytes):
             key = segment.id, position // table.chunk_bytes
@@ -138,59 +168,96 @@ class DiskChunkCache:
                 if self._skipped:
                     self._skipped -= 1
                     continue
-                if key in self._files or key in self._writing:
+                if key in self._files or key in self._busy:
                     continue
-                self._writing.add(key)
+                self._busy.add(key)
             try:
-                self._write(_name(key), piece)
+                _write(directory, _name(key), piece)
             except StorageError as error:  # reads go on without it
                 logger.warning(
                     "%s: %s; the next %d chunks are not kept",
-                    *(self._directory.path, error, _SKIPPED_AFTER_FAILURE),
+                    *(directory.path, error, _SKIPPED_AFTER_FAILURE),
                 )
-                self._remove(key)
                 with self._lock:
                     self._skipped = _SKIPPED_AFTER_FAILURE
+                self._remove([key])
             else:
                 with self._lock:
                     self._add(key, len(piece))
+                    evicted = self._evict()
+                self._remove(evicted)
             finally:
                 with self._lock:
-                    self._writing.discard(key)
-
-    def _write(self, name: str, piece: memoryview) -> None:
-        file = self._directory.open(name, create=True)
-        try:
-            file.truncate(0)
-            file.append(piece)
-        finally:
-            file.close()
+                    self._busy.discard(key)
 
     def _add(self, key: _Key, size: int) -> None:
         self._files[key] = size
+        self._of_segment.setdefault(key[0], set()).add(key)
         self.size_bytes += size
+
+    def _evict(self) -> list[_Key]:
+        evicted: list[_Key] = []
         while self.size_bytes > self._capacity_bytes:
-            self._forget([next(iter(self._files))])
+            evicted += self._forget([next(iter(self._files))])
+        return evicted
 
-    def _forget(self, keys: Iterable[_Key]) -> None:
+    def _forget(self, keys: Iterable[_Key]) -> list[_Key]:
+        """Returns those of `keys` that were kept; the caller removes their files, without the
+        lock. Until then they are busy.
+        """
+        forgotten = [key for key in keys if key in self._files]
+        for key in forgotten:
+            self.size_bytes -= self._files.pop(key)
+            of_segment = self._of_segment[key[0]]
+            of_segment.discard(key)
+            if not of_segment:
+                del self._of_segment[key[0]]
+        self._busy.update(forgotten)
+        return forgotten
+
+    def _remove(self, keys: Iterable[_Key]) -> None:
         for key in keys:
-            size = self._files.pop(key, None)
-            if size is not None:
-                self.size_bytes -= size
-                self._remove(key)
+            try:
+                if self._directory is not None:
+                    _remove_tree(self._directory, _name(key))
+            finally:
+                with self._lock:
+                    self._busy.discard(key)
 
-    def _remove(self, key: _Key) -> None:
-        with suppress(StorageError):  # of a failing disk
-            self._directory.remove(_name(key))
-
-    def _take_over(self) -> None:
+    def _take_over(self, directory: Directory) -> None:
         """Adopts the files of an earlier process; removes unknown ones."""
-        for name in self._directory.list():
+        for name in directory.list():
             key = _parse_name(name)
-            if key is None:
-                self._directory.remove_tree(name)
-            else:
-                self._add(key, self._directory.size_of(name))
+            if key is None or directory.is_directory(name):
+                _remove_tree(directory, name)
+                continue
+            try:
+                size = directory.size_of(name)
+            except StorageError:  # a link that leads nowhere, say
+                _remove_tree(directory, name)
+                continue
+            with self._lock:
+                self._add(key, size)
+                evicted = self._evict()
+                self._busy.difference_update(evicted)
+            for key in evicted:
+                _remove_tree(directory, _name(key))
+
+
+def _write(directory: Directory, name: str, piece: memoryview) -> None:
+    file = directory.open(name, create=True)
+    try:
+        file.truncate(0)
+        file.append(piece)
+    finally:
+        file.close()
+
+
+def _remove_tree(directory: Directory, name: str) -> None:
+    try:
+        directory.remove_tree(name)
+    except StorageError as error:  # of a failing disk
+        logger.debug("%s stays: %s", name, error)
 
 
 def _name(key: _Key) -> str:

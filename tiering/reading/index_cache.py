@@ -96,14 +96,16 @@ class RemoteIndexCache:
         if parsed is None:
             parsed = self._from_storage(segment)
         with self._lock:
-            self._remember(segment, parsed)
+            evicted = self._remember(segment, parsed)
+        self._remove(evicted)
         return parsed
 
     def remove(self, identity: UUID) -> None:
-        """Removes a segment that was deleted."""
+        """Removes a segment that was deleted, or whose indexes do not fit; blocks."""
         with self._lock:
             self._forget_parsed(identity)
-            self._forget_files(identity)
+            forgotten = self._forget_files(identity)
+        self._remove(forgotten)
 
     def _from_disk(self, segment: RemoteLogSegmentMetadata) -> CheckedIndexes | None:
         name = _name(segment.start_offset, segment.id)
@@ -160,31 +162,42 @@ class RemoteIndexCache:
             file.close()
         self._directory.rename(temporary, name)
 
-    def _remember(self, segment: RemoteLogSegmentMetadata, parsed: CheckedIndexes) -> None:
+    def _remember(self, segment: RemoteLogSegmentMetadata, parsed: CheckedIndexes) -> list[str]:
+        """Returns the files to remove, without the lock."""
+        evicted: list[str] = []
         if segment.id not in self._files:
             self._files[segment.id] = (segment.start_offset, parsed.size_bytes)
             self.size_bytes += parsed.size_bytes
         self._files.move_to_end(segment.id)
         while self.size_bytes > self._capacity_bytes and len(self._files) > 1:
-            self._forget_files(next(iter(self._files)))
+            evicted += self._forget_files(next(iter(self._files)))
         self._forget_parsed(segment.id)
         self._parsed[segment.id] = parsed
         self._parsed_bytes += parsed.size_bytes
         limit = min(self._capacity_bytes, _IN_MEMORY_BYTES_MAX)
         while self._parsed_bytes > limit and len(self._parsed) > 1:
             self._forget_parsed(next(iter(self._parsed)))
+        return evicted
 
     def _forget_parsed(self, identity: UUID) -> None:
         parsed = self._parsed.pop(identity, None)
         if parsed is not None:
             self._parsed_bytes -= parsed.size_bytes
 
-    def _forget_files(self, identity: UUID) -> None:
+    def _forget_files(self, identity: UUID) -> list[str]:
         known = self._files.pop(identity, None)
         if known is None:
-            return
+            return []
         self.size_bytes -= known[1]
-        self._directory.remove(_name(known[0], identity))
+        return [_name(known[0], identity)]
+
+    def _remove(self, names: list[str]) -> None:
+        """Removes files; a failing disk keeps them, and fails no read."""
+        for name in names:
+            try:
+                self._directory.remove(name)
+            except StorageError as error:
+                logger.warning("indexes stay on disk: %s", error)
 
     def _take_over(self) -> None:
         """Adopts the files of an earlier process; removes half-written and unknown ones."""
@@ -198,7 +211,7 @@ class RemoteIndexCache:
             self._files[identity] = (start_offset, size)
             self.size_bytes += size
         while self.size_bytes > self._capacity_bytes:
-            self._forget_files(next(iter(self._files)))
+            self._remove(self._forget_files(next(iter(self._files))))
 
 
 def _name(start_offset: int, identity: UUID) -> str:

@@ -14,7 +14,7 @@ partitions share their places, and as many as reads wait for one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from commitlog.disk.files import Directory
@@ -52,7 +52,7 @@ def lineage(log: Log) -> tuple[EpochEntry, ...]:
 
 class RemoteReader:
     """All reads of one node's tier; used on one event loop. Its caches on disk are directories in
-    `directory`.
+    `directory`; those in `former` are not used any more.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class RemoteReader:
         metadata: RemoteLogMetadataManager,
         directory: Directory,
         metrics: RemoteMetrics,
+        former: Sequence[Directory] = (),
     ) -> None:
         self._storage = storage
         self._metadata = metadata
@@ -71,7 +72,8 @@ class RemoteReader:
         self._reading = 0
         self._look_ups = FairPlaces(max(1, self._pending_max // 2), self._pending_max)
         on_disk = DiskChunkCache(
-            *(directory, config.remote_log_reader_chunk_cache_disk_size_bytes, storage, metrics)
+            *(directory, config.remote_log_reader_chunk_cache_disk_size_bytes, storage, metrics),
+            former=former,
         )
         index_cache = RemoteIndexCache(
             directory.subdirectory(DIRECTORY_NAME),

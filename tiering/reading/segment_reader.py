@@ -65,8 +65,14 @@ class SegmentReader:
         self._loads_max = config.remote_log_reader_threads
         self._chunks = ChunkCache(config.remote_log_reader_chunk_cache_total_size_bytes, metrics)
         self._calls = StorageCalls(config.remote_log_reader_threads)
+        self._opening: asyncio.Task[None] | None = None
         self._loading: dict[UUID, asyncio.Task[CheckedIndexes]] = {}
         self._expected: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def start(self) -> None:
+        """Starts to take over the chunks on disk."""
+        self._opening = asyncio.ensure_future(self._calls.run(self._on_disk.open))
+        self._opening.add_done_callback(retrieve)
 
     async def close(self) -> None:
         """Cancels the work under way."""
@@ -186,7 +192,7 @@ class SegmentReader:
                 if first.last_offset == last_offset:
                     return await self._scan(segment, position, first.base_offset, offset)
             logger.warning("the index of %s does not fit its log", segment.remote_log_segment_id)
-            self._index_cache.remove(segment.id)
+            await self.run(lambda: self._index_cache.remove(segment.id), segment)
         return await self._scan(segment, 0, segment.start_offset, offset)
 
     async def _scan(
@@ -285,11 +291,17 @@ class SegmentReader:
                 self._start(segment, missing[:room])
         return beyond
 
-    def forget(self, segment: RemoteLogSegmentMetadata) -> None:
-        """Drops the cached parts of a segment that was deleted."""
+    def forget(self, segment: RemoteLogSegmentMetadata) -> Callable[[], None]:
+        """Drops the parts of a segment in memory, which was deleted; returns a blocking call that
+        drops those on disk.
+        """
         self._chunks.drop(segment.id)
-        self._on_disk.drop(segment.id)
-        self._index_cache.remove(segment.id)
+
+        def forget_on_disk() -> None:
+            self._on_disk.drop(segment.id)
+            self._index_cache.remove(segment.id)
+
+        return forget_on_disk
 
     def _numbers(self, start: int, end: int) -> range:
         """Returns the numbers of the chunks with bytes of [start, end)."""

@@ -42,7 +42,7 @@ class SegmentDeleter:
         uploads: Uploads,
         metrics: RemoteMetrics,
         now_ms: Callable[[], int],
-        forget: Callable[[RemoteLogSegmentMetadata], None],
+        forget: Callable[[RemoteLogSegmentMetadata], Callable[[], None]],
         mono_ms: Callable[[], int] | None = None,
     ) -> None:
         self._broker_id = config.node_id
@@ -66,7 +66,9 @@ class SegmentDeleter:
         self._pool.shutdown()
 
     async def delete(self, segment: RemoteLogSegmentMetadata) -> None:
-        """Deletes the segment in any state. Raises the errors of storage and metadata."""
+        """Deletes the segment in any state, and what is cached of it. Raises the errors of storage
+        and metadata.
+        """
         self._metrics.remote_delete_requests += 1
         try:
             await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
@@ -75,7 +77,8 @@ class SegmentDeleter:
         except Exception:
             self._metrics.remote_delete_errors += 1
             raise
-        self._forget(segment)
+        forget_on_disk = self._forget(segment)
+        await asyncio.get_running_loop().run_in_executor(self._pool, forget_on_disk)
 
     async def delete_objects(self, segment: RemoteLogSegmentMetadata) -> None:
         """Deletes the objects alone, when no upload puts them any more."""

@@ -122,6 +122,13 @@ def test_the_tiers_cache_is_not_made_in_place_of_a_disk_that_is_away(tmp_path: P
     assert make_tier(config, Clock(), open_storage(config), ClusterView(config)) is not None
     assert not (tmp_path / "away").exists()
     assert (tmp_path / "b" / "remote-log-index-cache").is_dir()
+    kept = tmp_path / "b" / "remote-log-chunk-cache"
+    kept.mkdir()
+    format_storage(config, CLUSTER, ignore_formatted=True)  # the disk is back
+    tier = make_tier(config, Clock(), open_storage(config), ClusterView(config))
+    assert tier is not None
+    tier._reader.segments._on_disk.open()
+    assert not kept.exists()
 
 
 def test_the_metadata_logs_directory_must_be_good(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from commitlog.disk.files import Directory
 from commitlog.disk.memory_files import MemoryDirectory
+from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import segment
 from tests.tiering.world import World
 from tidemark.errors import CorruptMessageError
@@ -61,10 +63,12 @@ class _Bytes:
 
 
 def cache_of(
-    store: Any, capacity: int = 1 << 20, disk: MemoryDirectory | None = None
-) -> tuple[DiskChunkCache, MemoryDirectory, RemoteMetrics]:
+    store: Any, capacity: int = 1 << 20, disk: Directory | None = None
+) -> tuple[DiskChunkCache, Any, RemoteMetrics]:
     disk, metrics = disk or MemoryDirectory(), RemoteMetrics()
-    return DiskChunkCache(disk, capacity, store, metrics), disk, metrics
+    cache = DiskChunkCache(disk, capacity, store, metrics)
+    cache.open()
+    return cache, disk, metrics
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -197,3 +201,119 @@ def test_a_broker_serves_from_the_disk_what_it_read_once(tmp_path: Path) -> None
     asyncio.run(world.once())
     assert world.tier_logs() == []
     assert list(files.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["evict", "drop", "damage"])
+def test_the_loop_waits_for_no_removal_and_nothing_is_written_under_a_name_that_goes(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`missing` is called on the event loop. A disk takes long to remove a file."""
+    store = Store()
+    cache, disk, _ = cache_of(store, capacity=100)
+    (one, table), other = store.add(1), store.add(2)
+    cache.fetch(one, table, 0, 100)
+    removed: list[str] = []
+
+    remove = MemoryDirectory.remove
+
+    def removing(directory: MemoryDirectory, name: str) -> None:
+        if name.endswith(".chunk"):
+            assert not cache._lock.locked()
+            removed.append(name)
+            assert cache.fetch(one, table, 0, 16) == store.logs[one.id][:16]
+        remove(directory, name)
+
+    monkeypatch.setattr(MemoryDirectory, "remove", removing)
+    if how == "evict":
+        cache.fetch(*other, 0, 100)
+    elif how == "drop":
+        cache.drop(one.id)
+    else:
+        directory = disk.subdirectory(DIRECTORY_NAME)
+        directory.write_atomic(directory.list()[0], b"torn")
+        cache.fetch(one, table, 0, 100)
+    monkeypatch.undo()
+    directory = disk.subdirectory(DIRECTORY_NAME)
+    assert removed
+    assert sum(map(directory.size_of, directory.list())) == cache.size_bytes <= 100
+
+
+def test_strange_things_under_the_names_of_chunks_end_no_start_and_no_caching(
+    tmp_path: Path,
+) -> None:
+    store = Store()
+    one, table = store.add(1)
+    directory = OsDirectory(tmp_path)
+    cache_of(store, disk=directory)[0].fetch(one, table, 0, 100)
+    files = sorted((tmp_path / DIRECTORY_NAME).iterdir())
+    files[0].unlink()
+    files[0].symlink_to("nowhere")
+    files[1].unlink()
+    files[1].mkdir()
+    again, _, _ = cache_of(store, disk=directory)
+    assert again.size_bytes == 100 - 2 * CHUNK
+    assert again.fetch(one, table, 0, 100) == store.logs[one.id]
+    files[2].unlink()
+    files[2].mkdir()  # while it runs
+    for _ in range(2):
+        assert again.fetch(one, table, 0, 100) == store.logs[one.id]
+    assert again.size_bytes == 100
+    assert all(file.is_file() for file in files)
+
+
+def test_where_the_directory_can_not_be_made_reads_ask_the_store(tmp_path: Path) -> None:
+    store = Store()
+    one, table = store.add(1)
+    (tmp_path / DIRECTORY_NAME).write_bytes(b"a file")
+    cache, _, _ = cache_of(store, disk=OsDirectory(tmp_path))
+    for _ in range(2):
+        assert cache.fetch(one, table, 0, 100) == store.logs[one.id]
+    assert store.asked == [(0, 100)] * 2
+
+
+def test_the_files_of_another_directory_that_was_the_first_one_go() -> None:
+    store, away, here = Store(), MemoryDirectory(), MemoryDirectory()
+    cache_of(store, disk=here)[0].fetch(*store.add(1), 0, 100)  # while the other was away
+    DiskChunkCache(away, 100, cast("Any", store), RemoteMetrics(), former=[here]).open()
+    assert not here.exists(DIRECTORY_NAME)
+    assert away.exists(DIRECTORY_NAME)
+
+
+def test_while_the_files_are_taken_over_reads_ask_the_store() -> None:
+    """Many files take long to list: no reader waits for it."""
+    store = Store()
+    cache, disk, _ = cache_of(store)
+    one, table = store.add(1)
+    cache.fetch(one, table, 0, 100)
+    store.asked.clear()
+    again = DiskChunkCache(disk, 1 << 20, cast("Any", store), RemoteMetrics())
+    assert again._opening.acquire(blocking=False)  # another thread is in `open`
+    assert again.fetch(one, table, 0, 100) == store.logs[one.id]
+    assert store.asked == [(0, 100)]
+
+
+def test_a_cache_on_a_disk_that_fails_stops_neither_reads_nor_deletions(tmp_path: Path) -> None:
+    settings: dict[str, object] = {
+        "remote_log_reader_chunk_cache_disk_size_bytes": 1 << 20,
+        "remote_log_index_file_cache_total_size_bytes": 1,
+    }
+    world = World(tmp_path, settings=settings)
+    world.lead()
+    for _ in range(3):
+        world.produce_segment()
+    world.produce(1)
+
+    async def scenario() -> None:
+        await world.once()
+        assert await world.read_all(0, 20) == world.local_bytes(0, 20)
+        for name in (DIRECTORY_NAME, "remote-log-index-cache"):
+            for file in (tmp_path / "cache-1" / name).iterdir():
+                file.unlink()
+                file.mkdir()
+                (file / "not empty").touch()
+        assert await world.read_all(0, 60) == world.local_bytes(0, 60)
+        world.log.config = replace(world.log.config, retention_bytes=1)
+        await world.once()
+        assert world.tier_logs() == []
+
+    asyncio.run(scenario())

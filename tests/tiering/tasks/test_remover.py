@@ -119,7 +119,7 @@ def remover(tier: Tier, cluster: Cluster, node_id: int = 1) -> PartitionRemover:
         Uploads(tier, 1),  # type: ignore[arg-type]
         RemoteMetrics(),
         lambda: 5,
-        lambda segment: None,
+        lambda segment: lambda: None,
     )
     deleter._pool = Inline()  # type: ignore[assignment]
     metadata.recorded_partitions(lambda number: True)
