@@ -14,6 +14,7 @@ import pytest
 
 from tests.sim.cluster.world import ClusterOutcome
 from tests.sim.tier.world import run_tier
+from tiering.tasks.expirer import Expirer
 
 SEEDS = max(2, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 100)
 """`scripts/test` runs 10."""
@@ -52,6 +53,17 @@ def test_the_seeds_meet_what_they_are_for() -> None:
     if SEEDS >= 10:
         for kind in ("object damaged", "store late: copy", "bootstrap done", "records expired"):
             assert seen[kind], kind
+
+
+def test_a_pass_that_ends_by_an_unforeseen_error_fails_the_seed_though_it_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(*_: object) -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(Expirer, "expire", fails)
+    with pytest.raises(KeyError, match="unforeseen"):
+        run_tier(0)
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
