@@ -13,12 +13,23 @@ from node.serving.log_service import LogService, RequestHandlers
 from node.serving.request_memory import RequestMemory
 from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.listening import bind
+from tidemark.config import ServerConfig
 from tidemark.wire.network import make_server
 
 logger = logging.getLogger(__name__)
 
 _SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
 _STOP_GRACE_S = 1.0
+_CALLS_MAX = 1_000  # of one connection; gRPC has further ones wait at the client
+
+
+def _limits(config: ServerConfig) -> dict[str, int]:
+    """gRPC's own limits of a listener: they hold before a request is in memory."""
+    return {
+        "grpc.max_receive_message_length": config.socket_request_max_bytes,
+        "grpc.max_connection_idle_ms": config.connections_max_idle_ms,
+        "grpc.max_concurrent_streams": _CALLS_MAX,
+    }
 
 
 class BrokerListeners:
@@ -34,7 +45,7 @@ class BrokerListeners:
     async def start(self) -> None:
         """Serves on every listener; health says NOT_SERVING until `set_serving`."""
         for name, endpoint in self._admin.config.broker_listeners().items():
-            server = make_server()
+            server = make_server(_limits(self._admin.config))
             service = self._log_service(name)
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())

@@ -25,9 +25,11 @@ from tidemark.errors import (
 )
 from tidemark.surroundings import Surroundings, use
 from tidemark.wire.exchange import answer_each
+from tidemark.wire.network import make_server
 
 CODE = grpc.StatusCode
 NODE = "127.0.0.1:1"
+ONE = "/t.T/One"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,9 @@ def test_a_connection_whose_request_timed_out_is_closed_and_the_next_request_mak
     async def scenario(connections: Connections, network: FakeNetwork) -> None:
         async def ask(text: bytes, limit_ms: float = 30_000) -> bytes:
             if is_stream:
-                return await connections.exchange(NODE, "/t.T/Ask", text, bytes, limit_ms)
+                return await connections.exchange(
+                    NODE, "/t.T/Ask", text, bytes, limit_ms, alone=ONE
+                )
             return await connections.call(NODE, "/t.T/Ask", text, bytes, timeout_ms=limit_ms)
 
         first = asyncio.ensure_future(ask(b"1"))
@@ -181,7 +185,7 @@ def test_requests_that_time_out_together_close_one_connection_only() -> None:
 def test_a_short_limit_closes_a_connection_only_if_no_other_request_is_under_way() -> None:
     async def scenario(connections: Connections, network: FakeNetwork) -> None:
         produce = asyncio.ensure_future(
-            connections.exchange(NODE, "/t.T/Produce", b"1", bytes, 30_000)
+            connections.exchange(NODE, "/t.T/Produce", b"1", bytes, 30_000, alone=ONE)
         )
         await asyncio.sleep(1)
         with pytest.raises(RequestTimedOutError):
@@ -251,17 +255,64 @@ def test_over_real_sockets_a_lost_connection_is_made_anew_though_another_client_
         clients = [Connections(request_timeout_ms=limit) for limit in (500, 60_000)]
         try:
             for client in clients:
-                assert await client.exchange(address, "/t.T/Ask", b"1", bytes, 60_000) == b"re: 1"
+                assert (
+                    await client.exchange(address, "/t.T/Ask", b"1", bytes, 60_000, alone=ONE)
+                    == b"re: 1"
+                )
             proxy.freeze()
             with pytest.raises(RequestTimedOutError):
-                await clients[0].exchange(address, "/t.T/Ask", b"2", bytes, 500)
-            answer = await clients[0].exchange(address, "/t.T/Ask", b"3", bytes, 20_000)
+                await clients[0].exchange(address, "/t.T/Ask", b"2", bytes, 500, alone=ONE)
+            answer = await clients[0].exchange(address, "/t.T/Ask", b"3", bytes, 20_000, alone=ONE)
             assert answer == b"re: 3"
             assert proxy.accepted == 3, "one for each client, and one anew"
         finally:
             for client in clients:
                 await client.close()
             await proxy.close()
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_of_requests_on_one_call_only_the_one_that_is_too_large_for_the_node_is_refused() -> None:
+    """The node ends the call for it, so each is sent alone."""
+
+    async def main() -> None:
+        async def serve(requests: Any, context: Any) -> None:
+            async def answer(request: bytes) -> bytes:
+                return b"re: " + request
+
+            await answer_each(context, answer)
+
+        async def serve_one(request: bytes, context: Any) -> bytes:
+            return b"alone: " + request
+
+        server = make_server({"grpc.max_receive_message_length": 1 << 20})
+        handlers = {
+            "Ask": grpc.stream_stream_rpc_method_handler(serve),
+            "One": grpc.unary_unary_rpc_method_handler(serve_one),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        client = Connections()
+        try:
+            requests = [b"1", bytes(2 << 20), b"3"]
+            found = await asyncio.gather(
+                *(
+                    client.exchange(address, "/t.T/Ask", r, bytes, 20_000, alone=ONE)
+                    for r in requests
+                ),
+                return_exceptions=True,
+            )
+            assert found[0] in (b"re: 1", b"alone: 1")
+            assert isinstance(found[1], MessageTooLargeError)
+            assert "larger than max (2097152 vs. 1048576)" in str(found[1])
+            assert found[2] == b"alone: 3"
+            again = await client.exchange(address, "/t.T/Ask", b"4", bytes, 20_000, alone=ONE)
+            assert again == b"re: 4"
+        finally:
+            await client.close()
             await server.stop(None)
 
     asyncio.run(main())

@@ -227,6 +227,26 @@ def test_a_malformed_produce_is_an_invalid_argument(tmp_path: Path) -> None:
     serve(config, test)
 
 
+def test_a_large_request_is_refused_unread_and_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    config = combined_config(
+        tmp_path, socket_request_max_bytes="1048576", connections_max_idle_ms="1000"
+    )
+    format_storage(config, CLUSTER_ID)
+
+    async def test(server: Server, client: Client) -> None:
+        call = client.channel.unary_unary(wire.PRODUCE)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(bytes((1 << 20) + 1))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max (1048577 vs. 1048576)" in (caught.value.details() or "")
+        ready = grpc.ChannelConnectivity.READY
+        assert client.channel.get_state() is ready
+        await asyncio.wait_for(client.channel.wait_for_state_change(ready), 30)
+        await client.create("flights")  # connects anew
+
+    serve(config, test)
+
+
 def test_a_second_process_on_the_directory_is_refused(tmp_path: Path) -> None:
     config = combined_config(tmp_path)
     format_storage(config, CLUSTER_ID)

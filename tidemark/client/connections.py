@@ -197,10 +197,13 @@ class Connections:
         request: bytes,
         decode: Callable[[bytes], T],
         timeout_ms: float,
+        *,
+        alone: str,
     ) -> T:
         """As `call`, over one call per address and path that stays open; for frequent requests.
 
-        Answers come in the order of the requests. A call that breaks fails all of them.
+        Answers come in the order of the requests. A call that breaks fails all of them. If it broke
+        because one of them was too large for the node, each is sent by the unary method `alone`.
         """
         if len(request) > wire.MAX_MESSAGE_BYTES:  # it would break the call for all others
             raise MessageTooLargeError(
@@ -209,7 +212,10 @@ class Connections:
             )
         connection = self._to(address)
         call = connection.exchange(path).ask(request, max(timeout_ms, 1) / 1000)
-        return decode(await self._outcome(connection, address, call, timeout_ms))
+        try:
+            return decode(await self._outcome(connection, address, call, timeout_ms))
+        except MessageTooLargeError:
+            return await self.call(address, alone, request, decode, timeout_ms=timeout_ms)
 
     async def _outcome(
         self, connection: _Connection, address: str, call: Awaitable[bytes], limit_ms: float

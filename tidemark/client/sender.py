@@ -272,6 +272,7 @@ class Sender:
                 self._payload_of(request),
                 log_pb2.ProduceResponse.FromString,
                 request.timeout_ms,
+                alone=wire.PRODUCE,
             )
             self._gave_up(core.answered(request, answer, self.now_ms()))
         except TidemarkError as error:

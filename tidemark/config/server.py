@@ -289,6 +289,12 @@ class ServerConfig:
     )
     request_timeout_ms: int = setting(30_000, doc="inter-node request timeout", at_least=1)
     fetch_max_bytes: int = setting(55 << 20, doc="largest fetch response", at_least=1024)
+    socket_request_max_bytes: int = setting(
+        100 << 20, doc="largest request; a larger one is refused unread", at_least=1 << 20
+    )
+    connections_max_idle_ms: int = setting(
+        600_000, doc="a connection without a call for so long is closed", at_least=1_000
+    )
     queued_max_request_bytes: int = setting(
         256 << 20, doc="bytes of produce requests under way before new ones wait", at_least=1 << 20
     )

@@ -7,7 +7,7 @@ gRPC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc.aio
@@ -33,10 +33,10 @@ def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.
     return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
 
 
-def make_server() -> grpc.aio.Server:
-    """A server without services and ports."""
+def make_server(options: Mapping[str, int] | None = None) -> grpc.aio.Server:
+    """A server without services and ports; `options` go over those of every server."""
     network: Network | None = surroundings().network
     if network is not None:
         simulated: grpc.aio.Server = network.server()
         return simulated
-    return grpc.aio.server(options=CHANNEL_OPTIONS)
+    return grpc.aio.server(options=list((dict(CHANNEL_OPTIONS) | dict(options or {})).items()))
