@@ -69,6 +69,8 @@ class VirtualConnections(Connections):
         request: bytes,
         decode: Callable[[bytes], Any],
         timeout_ms: float,
+        *,
+        alone: str,
     ) -> Any:
         answer = await self._ask(address, path, request, timeout_ms)
         if path == wire.PRODUCE_STREAM:
