@@ -2,9 +2,11 @@
 
 Files are in `remote-log-metadata` under the first usable log directory, one for each user partition
 (`tiering.metadata.flat_file`). They are appended to, and written anew when most of their entries
-are outdated. A manifest names each file with its size and CRC-32C. `_rlmm_committed_offsets` has
-the position of each metadata partition, in Kafka's format, and is written last. It commits the
-manifest that has the same positions. Bytes behind a file's size were not committed.
+are outdated. A manifest names each file with its size and CRC-32C. It also has the leader epoch of
+each metadata partition's last record: by it a start sees whether the topic still has it.
+`_rlmm_committed_offsets` has the position of each metadata partition, in Kafka's format, and is
+written last. It commits the manifest that has the same positions. Bytes behind a file's size were
+not committed.
 
 So a restart finds exactly the state of one commit, or notices damage; then the metadata partition
 is read anew from its topic. All methods block and are called by one thread at a time.
@@ -55,6 +57,14 @@ class FlatFileChange:
 _Key = tuple[int, UUID, int]  # metadata partition, topic id, partition
 
 
+@dataclass(slots=True)
+class _Manifest:
+    topic_id: UUID
+    positions: dict[int, int]
+    epochs: dict[int, int]
+    files: dict[_Key, FlatFileState]
+
+
 class FlatFileStore:
     """The files below one directory; `open` comes first."""
 
@@ -63,6 +73,7 @@ class FlatFileStore:
         self._directory = root.subdirectory(DIRECTORY_NAME)
         self._topic_id: UUID | None = None
         self._positions: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
         self._files: dict[_Key, FlatFileState] = {}
         self._generation = 0
 
@@ -70,7 +81,7 @@ class FlatFileStore:
         """Finds the state of the last commit; begins anew without one, or with one of another
         metadata topic. Raises StorageError.
         """
-        self._topic_id, self._positions, self._files = topic_id, {}, {}
+        self._topic_id, self._positions, self._epochs, self._files = topic_id, {}, {}, {}
         try:
             committed = _parse_offsets(self._root.read(OFFSETS_NAME))
         except (StorageError, CorruptMessageError) as error:
@@ -80,16 +91,21 @@ class FlatFileStore:
         for generation in sorted(int(number) for number in numbers if number.isdigit()):
             self._generation, name = generation, f"{_MANIFEST}{generation}"
             try:
-                topic, positions, files = _parse_manifest(self._directory.read(name))
+                found = _parse_manifest(self._directory.read(name))
             except (StorageError, CorruptMessageError) as error:
                 logger.warning("%s/%s: %s", self._directory.path, name, error)
                 continue
-            if topic == topic_id and positions == committed:
-                self._positions, self._files = positions, files
+            if found.topic_id == topic_id and found.positions == committed:
+                self._positions, self._epochs = found.positions, found.epochs
+                self._files = found.files
 
     def position(self, number: int) -> int:
         """Returns the offset of the first record of a metadata partition that is not committed."""
         return self._positions.get(number, 0)
+
+    def epoch(self, number: int) -> int:
+        """Returns the leader epoch of the record before the position; -1: unknown."""
+        return self._epochs.get(number, -1)
 
     def read(self, number: int) -> list[tuple[int, bytes]]:
         """Returns (partition, content) of the files of a metadata partition. Raises
@@ -108,6 +124,7 @@ class FlatFileStore:
     def drop(self, number: int) -> None:
         """Forgets the files of a metadata partition, from the next commit on."""
         self._positions.pop(number, None)
+        self._epochs.pop(number, None)
         self._files = {key: state for key, state in self._files.items() if key[0] != number}
 
     def is_outdated(self, number: int, partition: TopicIdPartition, live: int, added: int) -> bool:
@@ -116,8 +133,11 @@ class FlatFileStore:
         limit = _OUTDATED_FACTOR * live + _OUTDATED_MIN
         return state is None or state.entries + added > limit
 
-    def commit(self, number: int, position: int, changes: Iterable[FlatFileChange]) -> None:
+    def commit(
+        self, number: int, position: int, changes: Iterable[FlatFileChange], epoch: int = -1
+    ) -> None:
         """Appends the changes of a metadata partition up to `position`; they count all or none.
+        `epoch` is that of the record before the position.
 
         Raises StorageError or FsyncError; then the last commit still holds.
         """
@@ -128,12 +148,12 @@ class FlatFileStore:
             files[key] = self._write(number, position, change, files.get(key))
         self._directory.fsync()
         positions = {**self._positions, number: position}
+        epochs = {**self._epochs, number: epoch}
         assert self._topic_id is not None
-        self._directory.write_atomic(
-            f"{_MANIFEST}{self._generation}", _format_manifest(self._topic_id, positions, files)
-        )
+        manifest = _Manifest(self._topic_id, positions, epochs, files)
+        self._directory.write_atomic(f"{_MANIFEST}{self._generation}", _format_manifest(manifest))
         self._root.write_atomic(OFFSETS_NAME, _format_offsets(positions))
-        self._positions, self._files = positions, files
+        self._positions, self._epochs, self._files = positions, epochs, files
         self._clean_up()
 
     def _write(
@@ -187,34 +207,33 @@ def _parse_offsets(content: bytes) -> dict[int, int]:
         raise CorruptMessageError(f"{OFFSETS_NAME}: {error}") from error
 
 
-def _format_manifest(
-    topic_id: UUID, positions: Mapping[int, int], files: Mapping[_Key, FlatFileState]
-) -> bytes:
-    lines = [f"topic {uuid_to_text(topic_id)}"]
-    lines += [f"position {number} {offset}" for number, offset in sorted(positions.items())]
-    lines += [f"file {s.name} {s.size_bytes} {s.crc} {s.entries}" for s in files.values()]
+def _format_manifest(manifest: _Manifest) -> bytes:
+    lines = [f"topic {uuid_to_text(manifest.topic_id)}"]
+    lines += [f"position {number} {at}" for number, at in sorted(manifest.positions.items())]
+    lines += [f"epoch {number} {epoch}" for number, epoch in sorted(manifest.epochs.items())]
+    lines += [f"file {s.name} {s.size_bytes} {s.crc} {s.entries}" for s in manifest.files.values()]
     content = ("\n".join(lines) + "\n").encode()
     return content + b"crc %d\n" % crc32c(content)
 
 
-def _parse_manifest(content: bytes) -> tuple[UUID, dict[int, int], dict[_Key, FlatFileState]]:
+def _parse_manifest(content: bytes) -> _Manifest:
     body, marker, crc = content.rpartition(b"crc ")
-    positions: dict[int, int] = {}
-    files: dict[_Key, FlatFileState] = {}
-    topic_id = UUID(int=0)
+    found = _Manifest(UUID(int=0), {}, {}, {})
     try:
         if not marker or int(crc) != crc32c(body):
             raise ValueError("its CRC does not match")
         for line in body.decode().splitlines():
             kind, *values = line.split(" ")
             if kind == "topic":
-                topic_id = uuid_from_text(values[0])
+                found.topic_id = uuid_from_text(values[0])
             elif kind == "position":
-                positions[int(values[0])] = int(values[1])
+                found.positions[int(values[0])] = int(values[1])
+            elif kind == "epoch":
+                found.epochs[int(values[0])] = int(values[1])
             elif kind == "file":
                 state = FlatFileState(values[0], int(values[1]), int(values[2]), int(values[3]))
                 number, topic, partition, _ = state.name.split(".")
-                files[int(number), uuid_from_text(topic), int(partition)] = state
+                found.files[int(number), uuid_from_text(topic), int(partition)] = state
     except (ValueError, IndexError) as error:
         raise CorruptMessageError(f"the manifest is damaged: {error}") from error
-    return topic_id, positions, files
+    return found

@@ -36,6 +36,10 @@ class FollowedPartition:
 
     number: int = 0
     position: int = 0
+    epoch: int = -1
+    """Leader epoch of the record before the position; -1: unknown."""
+    is_confirmed: bool = True
+    """Whether the topic has that record. It is read again after a start from the files."""
     ready_at: int | None = None
     """End of the partition when it was assigned."""
     caches: dict[TopicIdPartition, RemoteLogMetadataCache] = field(default_factory=dict)
@@ -45,7 +49,19 @@ class FollowedPartition:
 
     @property
     def is_ready(self) -> bool:
-        return self.ready_at is not None and self.position >= self.ready_at
+        return self.is_confirmed and self.ready_at is not None and self.position >= self.ready_at
+
+    @property
+    def reads_from(self) -> int:
+        """The offset to read from next."""
+        return self.position if self.is_confirmed else self.position - 1
+
+    def confirms(self, record: MetadataRecord) -> bool:
+        """Whether a record from before the position is the last one that was applied. Then all
+        before it are those of before, too.
+        """
+        self.is_confirmed = record.offset == self.position - 1 and record.epoch == self.epoch
+        return self.is_confirmed
 
     def cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
         """Returns the fold of a user partition, empty at first."""
@@ -80,8 +96,8 @@ class FlatFiles:
     async def open(self, topic_id: UUID) -> None:
         """Opens the files that belong to the metadata topic with this id."""
         if self._root is not None and self._store is None:
-            store = FlatFileStore(self._root)
             try:
+                store = FlatFileStore(self._root)
                 await asyncio.to_thread(store.open, topic_id)
             except StorageError as error:
                 logger.warning("remote log metadata is not kept in files: %s", error)
@@ -103,6 +119,8 @@ class FlatFiles:
             store.drop(number)
             return FollowedPartition(number)
         followed.position = followed.saved_position = store.position(number)
+        followed.epoch = store.epoch(number)
+        followed.is_confirmed = followed.epoch < 0
         return followed
 
     async def _load_file(self, followed: FollowedPartition, partition: int, content: bytes) -> None:
@@ -113,8 +131,9 @@ class FlatFiles:
             if not count % SLICE_RECORDS:
                 await asyncio.sleep(0)
 
-    def drop(self, number: int) -> None:
+    async def drop(self, number: int) -> None:
         """Forgets the files of a metadata partition that the topic contradicts."""
+        await self._saved()  # the store is used by one thread at a time
         if self._store is not None:
             self._store.drop(number)
 
@@ -142,17 +161,18 @@ class FlatFiles:
         commits = []
         for each in followed:
             if each.changed or each.position != each.saved_position:
-                commits.append((each.number, each.position, await _changes(each, store)))
+                changes = await _changes(each, store)
+                commits.append((each.number, each.position, changes, each.epoch))
         for each in followed:
             each.changed, each.saved_position = {}, each.position
         self._saved_at_s = asyncio.get_running_loop().time()
 
-        def commit() -> None:
-            for number, position, changes in commits:
-                store.commit(number, position, changes)
+        def commit_all() -> None:
+            for commit in commits:
+                store.commit(*commit)
 
         if commits:
-            self._saving = asyncio.ensure_future(asyncio.to_thread(commit))
+            self._saving = asyncio.ensure_future(asyncio.to_thread(commit_all))
 
     async def close(self, followed: Collection[FollowedPartition]) -> None:
         """Writes what changed, and waits for it."""

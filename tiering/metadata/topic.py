@@ -20,14 +20,17 @@ from tidemark.client import (
     AsyncConsumer,
     AsyncProducer,
     CorruptBatchError,
+    LogTruncationError,
     NewTopic,
     RawBatches,
     TopicDescription,
+    TopicRecreatedError,
 )
 from tidemark.config import ServerConfig
 from tidemark.config.definition import unknown_key
 from tidemark.errors import (
     ConfigError,
+    OffsetOutOfRangeError,
     TidemarkError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -45,12 +48,23 @@ _RETENTION_MS = 604_800_000
 _POLL_MS = 200  # until a new assignment is noticed; data ends the wait at once
 
 
+class MetadataTruncatedError(TidemarkError):
+    """A partition of the topic lacks records that were read, or has others in their place."""
+
+    def __init__(self, partition: int, reason: object) -> None:
+        super().__init__(f"metadata partition {partition} lost records: {reason}")
+        self.partition = partition
+
+
 class MetadataRecord(NamedTuple):
-    """A value of the topic with its partition and offset."""
+    """A value of the topic with its partition and offset, and the leader epoch it was written in,
+    -1 if unknown.
+    """
 
     partition: int
     offset: int
     value: bytes
+    epoch: int = -1
 
 
 class _End(NamedTuple):
@@ -78,8 +92,10 @@ class MetadataTopic(Protocol):
         """Appends durably (acks=all); returns the value's offset."""
         ...
 
-    async def assign(self, positions: Mapping[int, int]) -> None:
-        """Makes `poll` read exactly these partitions, from these offsets on."""
+    async def assign(self, positions: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """Makes `poll` read exactly these partitions, from these offsets on. `epochs` are those of
+        the records before them, where they are known.
+        """
         ...
 
     async def end_offsets(self, partitions: list[int]) -> dict[int, int]:
@@ -88,7 +104,8 @@ class MetadataTopic(Protocol):
 
     async def poll(self) -> tuple[list[MetadataRecord], dict[int, int]]:
         """Returns at most `SLICE_RECORDS` new values, and the next offset of each partition of
-        which all fetched values were returned. Waits briefly for some.
+        which all fetched values were returned. Waits briefly for some. Raises
+        MetadataTruncatedError for a partition that no longer has what was read.
         """
         ...
 
@@ -120,6 +137,7 @@ class ClientMetadataTopic:
         self._producer: AsyncProducer | None = None
         self._consumer: AsyncConsumer | None = None
         self._undecoded: dict[int, int] = {}  # next offset by partition, of what was fetched
+        self._epochs: dict[int, int] = {}  # of the last record decoded, or before the position
         self._decoding: Iterator[MetadataRecord | _End] = iter(())
 
     async def open(self) -> int:
@@ -145,11 +163,20 @@ class ClientMetadataTopic:
         written = await self._producer.send(self._topic, value, partition=partition)
         return int(written.offset)
 
-    async def assign(self, positions: Mapping[int, int]) -> None:
+    async def assign(self, positions: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         consumer, self._undecoded = self._reader(), {}
         consumer.assign([TopicPartition(self._topic, number) for number in positions])
+        self._epochs = dict(epochs)
         for number, offset in positions.items():
-            consumer.seek(TopicPartition(self._topic, number), offset)
+            if offset == 0:
+                consumer.seek_to_beginning(TopicPartition(self._topic, number))
+            else:
+                self._seek(number, offset)
+
+    def _seek(self, number: int, offset: int) -> None:
+        """Has the next fetch notice whether the records before the offset are those of before."""
+        where = TopicPartition(self._topic, number)
+        self._reader().seek(where, offset, self._epochs.get(number))
 
     async def end_offsets(self, partitions: list[int]) -> dict[int, int]:
         wanted = [TopicPartition(self._topic, number) for number in partitions]
@@ -163,8 +190,12 @@ class ClientMetadataTopic:
                 fetched = await reader.fetch_batches(_POLL_MS)
             except CorruptBatchError as error:
                 # Fetched again after the caller's pause: a damaged replica is copied anew.
-                reader.seek(error.topic_partition, error.offset)
+                self._seek(error.topic_partition.partition, error.offset)
                 raise
+            except (LogTruncationError, TopicRecreatedError) as error:
+                raise MetadataTruncatedError(error.topic_partition.partition, error) from error
+            except OffsetOutOfRangeError as error:
+                raise MetadataTruncatedError(await self._out_of_range(error), error) from error
             self._undecoded = {raw.topic_partition.partition: raw.first_offset for raw in fetched}
             self._decoding = _decoded(fetched)
         records: list[MetadataRecord] = []
@@ -174,6 +205,7 @@ class ClientMetadataTopic:
                 if isinstance(record, MetadataRecord):
                     records.append(record)
                     self._undecoded[record.partition] = record.offset + 1
+                    self._epochs[record.partition] = record.epoch
                 else:
                     moved[record.partition] = record.next_offset
                     del self._undecoded[record.partition]
@@ -185,8 +217,21 @@ class ClientMetadataTopic:
     def _fetch_again(self) -> None:
         """Returns the reader to the first records that were fetched and not decoded."""
         for number, offset in self._undecoded.items():
-            self._reader().seek(TopicPartition(self._topic, number), offset)
+            self._seek(number, offset)
         self._undecoded = {}
+
+    async def _out_of_range(self, error: OffsetOutOfRangeError) -> int:
+        """Returns the partition whose log does not reach to the reader's position; raises the error
+        if all do by now.
+        """
+        reader = self._reader()
+        partitions = reader.assignment()
+        first = await reader.beginning_offsets(partitions)
+        end = await reader.end_offsets(partitions)
+        for partition in partitions:
+            if not first[partition] <= await reader.position(partition) <= end[partition]:
+                return partition.partition
+        raise error
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -211,7 +256,8 @@ def _decoded(fetched: Sequence[RawBatches]) -> Iterator[MetadataRecord | _End]:
                 continue
             for record in iter_records(raw.buffer, position):
                 if record.offset >= raw.first_offset:
-                    yield MetadataRecord(number, record.offset, record.value or b"")
+                    epoch = header.partition_leader_epoch
+                    yield MetadataRecord(number, record.offset, record.value or b"", epoch)
         yield _End(number, raw.next_offset)
 
 
@@ -260,7 +306,7 @@ def client_settings(client: type[Any], settings: Mapping[str, str], own: str) ->
         "acks": "all",
         "client_id": "__remote_log_metadata_client",  # without one, it shares others' default quota
         "linger_ms": 0,
-        "auto_offset_reset": "earliest",
+        "auto_offset_reset": "none",  # to go on after a truncation would keep what was cut off
         "fetch_max_bytes": _FETCH_BYTES,
     }
     chosen = {name: value for name, value in defaults.items() if name in parameters}

@@ -50,6 +50,7 @@ from tiering.metadata.topic import (
     ClientMetadataTopic,
     MetadataRecord,
     MetadataTopic,
+    MetadataTruncatedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -187,9 +188,12 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
     # The reading task.
 
     async def _run(self) -> None:
-        failures = 0
+        failures, anew = 0, set[int]()
         while True:
             try:
+                if anew:
+                    await self._read_anew(anew)
+                    anew = set()
                 if not self._partition_count:
                     count = await self._topic.open()
                     await self._files.open(self._topic.topic_id)
@@ -203,6 +207,9 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 failures = 0
             except FatalError:
                 raise
+            except MetadataTruncatedError as error:
+                logger.warning("%s", error)
+                anew = {error.partition}
             except Exception as error:  # foreign code may raise anything; reading continues
                 failures += 1
                 level = logging.WARNING if failures > 3 else logging.DEBUG  # the cluster starts
@@ -252,24 +259,16 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                     number: self._followed.get(number) or await self._files.load(number)
                     for number in sorted(wanted)
                 }
-                try:
-                    await self._assign()
-                except BaseException:
-                    self._followed = {}  # read anew: the state of the reader is unknown
-                    self._assignment_changed.set()
-                    raise
+                await self._assign()
         unknown = [number for number, each in self._followed.items() if each.ready_at is None]
         if unknown:
             ends = await self._topic.end_offsets(unknown)
             beyond = [
                 number for number in unknown if self._followed[number].position > ends[number]
             ]
-            for number in beyond:
-                logger.warning("metadata partition %d lost records: it is read anew", number)
-                self._files.drop(number)
-                self._followed[number] = FollowedPartition(number)
             if beyond:
-                await self._assign()
+                logger.warning("metadata partitions %s lost records: they are read anew", beyond)
+                await self._read_anew(beyond)
             for number in unknown:
                 self._followed[number].ready_at = ends[number]
         await self._note_ends()
@@ -284,16 +283,49 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
                 if partition in self._joined:
                     self._joined[partition] = ends[number]
 
+    async def _read_anew(self, numbers: Collection[int]) -> None:
+        """Forgets metadata partitions that lost records, by an unclean election: what was read of
+        them is of a log that is gone. Writes that wait for their record are repeated.
+        """
+        for number in numbers:
+            await self._files.drop(number)
+            if number in self._followed:
+                self._followed[number] = FollowedPartition(number)
+        for (number, _), future in self._waiting.items():
+            if number in numbers and not future.done():
+                future.set_exception(
+                    RetriableRemoteStorageError(f"metadata partition {number} lost records")
+                )
+        await self._assign()
+
     async def _assign(self) -> None:
-        await self._topic.assign({n: each.position for n, each in self._followed.items()})
+        known = self._followed
+        try:
+            await self._topic.assign(
+                {number: each.reads_from for number, each in known.items()},
+                {
+                    number: each.epoch
+                    for number, each in known.items()
+                    if each.is_confirmed and each.epoch >= 0
+                },
+            )
+        except BaseException:
+            self._followed = {}  # read anew: the state of the reader is unknown
+            self._assignment_changed.set()
+            raise
 
     def _apply_all(self, records: list[MetadataRecord], moved: dict[int, int]) -> None:
         for record in records:
             followed = self._followed.get(record.partition)
-            if followed is None or record.offset < followed.position:
+            if followed is None:
                 continue
+            if record.offset < followed.position:
+                if followed.confirms(record):
+                    continue
+                raise MetadataTruncatedError(record.partition, f"offset {record.offset} is anew")
+            self._check_confirmed(followed)
             error = followed.apply(record)
-            followed.position = record.offset + 1
+            followed.position, followed.epoch = record.offset + 1, record.epoch
             future = self._waiting.pop((record.partition, record.offset), None)
             if future is not None and not future.done():
                 if error is None:
@@ -303,7 +335,15 @@ class TopicBasedRemoteLogMetadataManager(CacheLookups):
         for number, position in moved.items():
             if number in self._followed:
                 followed = self._followed[number]
+                self._check_confirmed(followed)
                 followed.position = max(followed.position, position)
+
+    @staticmethod
+    def _check_confirmed(followed: FollowedPartition) -> None:
+        if not followed.is_confirmed:
+            raise MetadataTruncatedError(
+                followed.number, f"offset {followed.position - 1} is not there any more"
+            )
 
     async def _write(self, record: RemoteLogMetadata) -> None:
         """Appends the record; returns after this node has read it back and accepted it."""

@@ -16,6 +16,7 @@ from tests.tiering.builders import DELETED, DELETING, FINISHED, PARTITION, START
 from tests.tiering.metadata.test_manager_contract import Broker, FakeTopic
 from tidemark.errors import CorruptMessageError, StorageError
 from tidemark.types import TopicIdPartition, uuid_to_text
+from tiering.errors import RetriableRemoteStorageError
 from tiering.metadata.codec import encode
 from tiering.metadata.flat_file import FlatFileReader, encode_entry, encode_header
 from tiering.metadata.flat_store import DIRECTORY_NAME, OFFSETS_NAME
@@ -195,6 +196,87 @@ def test_files_of_another_topic_or_beyond_its_end_are_not_used() -> None:
         assert await restarted(broker, directory) == list(range(12, len(RECORDS)))
         made_anew = UUID(int=78)
         assert await restarted(broker, directory, made_anew) == list(range(len(RECORDS)))
+
+    run(scenario)
+
+
+def state_after(values: list[bytes]) -> dict[str, Any]:
+    followed = FollowedPartition()
+    for offset, value in enumerate(values):
+        followed.apply(MetadataRecord(0, offset, value))
+    return state_of(followed)
+
+
+@pytest.mark.parametrize("end", [20, 23])
+def test_records_that_an_unclean_election_replaced_are_read_though_the_end_is_beyond(
+    end: int,
+) -> None:
+    """The files are of a log that is gone. New records passed the position, or end there."""
+
+    async def scenario() -> None:
+        broker, directory, kept = Broker(1), MemoryDirectory("node"), 12
+        broker.logs[0] = RECORDS[:20]
+        broker.epochs = {(0, offset): 3 for offset in range(20)}
+        manager, _ = await caught_up(broker, directory)
+        await manager.close()
+        broker.logs[0] = [*RECORDS[:kept], *RECORDS[20 : 20 + end - kept]]
+        broker.epochs |= {(0, offset): 4 for offset in range(kept, end)}
+        for read in ([19, *range(19, end)], [end - 1]):
+            manager, topic = await caught_up(broker, directory)
+            assert state_of(manager._followed[0]) == state_after(broker.logs[0])
+            assert topic.read[0] == read[0]
+            assert (read == [end - 1]) == (topic.read == read)
+            await manager.close()
+
+    run(scenario)
+
+
+def test_records_that_are_read_again_below_the_position_are_of_a_log_that_was_cut() -> None:
+    """The reader of the topic went back to where the logs part; so all is read anew."""
+
+    async def scenario() -> None:
+        broker, directory = Broker(1), MemoryDirectory("node")
+        broker.logs[0] = RECORDS[:20]
+        manager, topic = await caught_up(broker, directory)
+        broker.logs[0] = [*RECORDS[:12], *RECORDS[20:26]]
+        topic.positions[0] = 12
+        topic.read.clear()
+        while topic.read.count(17) < 2 or not manager.is_ready(PARTITION):
+            topic.polled.clear()
+            await topic.polled.wait()
+        assert state_of(manager._followed[0]) == state_after(broker.logs[0])
+        await manager.close()
+
+    run(scenario)
+
+
+def test_a_write_whose_record_was_cut_off_is_repeated() -> None:
+    async def scenario() -> None:
+        broker = Broker(1)
+        broker.logs[0] = RECORDS[:20]
+        manager, topic = await caught_up(broker, MemoryDirectory("node"))
+        topic.hold = True
+        begun = replace(segment(900, 909, 900), state=STARTED)
+        writing = asyncio.ensure_future(manager.add_remote_log_segment_metadata(begun))
+        while len(broker.logs[0]) < 21:
+            topic.polled.clear()
+            await topic.polled.wait()
+        broker.logs[0] = [*RECORDS[:12], *RECORDS[20:30]]
+        topic.positions[0] = 12
+        topic.hold = False
+        with pytest.raises(RetriableRemoteStorageError, match="lost records"):
+            await writing
+        await manager.close()
+
+    run(scenario)
+
+
+def test_a_file_where_the_directory_should_be_stops_no_reading() -> None:
+    async def scenario() -> None:
+        broker, directory = Broker(1), MemoryDirectory("node")
+        directory.write_atomic(DIRECTORY_NAME, b"")
+        broker.logs[0] = list(RECORDS)
+        assert await restarted(broker, directory) == list(range(len(RECORDS)))
 
     run(scenario)
 

@@ -58,6 +58,8 @@ class Broker:
 
     def __init__(self, partitions: int = 3) -> None:
         self.logs: list[list[bytes]] = [[] for _ in range(partitions)]
+        self.epochs: dict[tuple[int, int], int] = {}
+        """Leader epochs of records by partition and offset, where a test names them."""
         self.appended = asyncio.Event()
         self.down = False
         self.opens = 0
@@ -92,7 +94,7 @@ class FakeTopic:
         self._check()
         return self.broker.append(partition, value)
 
-    async def assign(self, positions: Mapping[int, int]) -> None:
+    async def assign(self, positions: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         self._check()
         self.positions = dict(positions)
 
@@ -108,7 +110,9 @@ class FakeTopic:
             if self.hold:
                 break
             values = self.broker.logs[number][position:]
-            records += [MetadataRecord(number, position + i, v) for i, v in enumerate(values)]
+            for offset, value in enumerate(values, position):
+                epoch = self.broker.epochs.get((number, offset), -1)
+                records.append(MetadataRecord(number, offset, value, epoch))
             self.positions[number] = position + len(values)
         self.polled.set()
         return records, dict(self.positions) if not self.hold else {}

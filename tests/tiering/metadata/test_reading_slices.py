@@ -64,7 +64,7 @@ class Reader:
     async def fetch_batches(self, timeout_ms: float) -> list[Any]:
         return self.answers.pop(0) if self.answers else []
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int, epoch: int | None) -> None:
         self.sought.append((partition, offset))
 
 
