@@ -287,6 +287,8 @@ class BrokerServer:
         self._keep_room(reserve)
         self._cluster.subscribe(self._background.reconfigure)
         self._cluster.subscribe(self._mover.reconfigure)
+        if self._tier is not None:
+            self._cluster.subscribe(self._tier.reconfigure)
         self._loader.add_publisher(self._cluster)
         self._loader.add_publisher(self._hosting)
         if self._tier is not None:

@@ -219,6 +219,11 @@ class RemoteLogManager:
                 self.segment_copyable(partition)
             raise
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Applies altered quotas."""
+        self._copier.reconfigure(config)
+        self._reader.segments.quota.reconfigure(config)
+
     def fetch_throttle_s(self) -> float:
         """Returns the time until reads are within their quota, in s; 0: none is throttled."""
         return self._reader.segments.quota.throttle_s()

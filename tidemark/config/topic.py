@@ -248,6 +248,8 @@ _OF_BROKERS = frozenset(
         "log.scrubber.interval.ms",
         "log.scrubber.io.max.bytes.per.second",
         "producer.id.expiration.ms",
+        "remote.log.manager.copy.max.bytes.per.second",
+        "remote.log.manager.fetch.max.bytes.per.second",
         "replica.alter.log.dirs.io.max.bytes.per.second",
     }
 )

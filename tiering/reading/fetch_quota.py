@@ -26,6 +26,10 @@ class FetchQuota:
         )
         self.throttle_time = self._quota.throttle_time
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Applies an altered quota."""
+        self._quota.set_rate(config.remote_log_manager_fetch_max_bytes_per_second)
+
     def record(self, size_bytes: int) -> None:
         """Counts bytes that are asked of the store."""
         self._quota.record(size_bytes, _now_s())

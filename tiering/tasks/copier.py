@@ -39,7 +39,7 @@ from tiering.tasks import planner
 from tiering.tasks.checking import check_transactions
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.partition import CopyRefusal, SegmentFiles, TieredPartition
-from tiering.tasks.quota import RateQuota
+from tiering.tasks.quota import CopyTurns, RateQuota
 from tiering.tasks.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Copier:
             config.remote_log_manager_copy_quota_window_size_seconds,
             metrics.remote_copy_throttle_time,
         )
+        self._turns = CopyTurns()
         self._concurrency = config.remote_log_manager_copier_segments_per_partition
         self._metadata = metadata
         self._deleter = deleter
@@ -149,6 +150,7 @@ class Copier:
                     hosted.nudged.set()
                     break
                 self._quota.record(segment.size_bytes, asyncio.get_running_loop().time())
+                self._turns.copies(hosted)
                 before = copies[-1] if copies else None
                 copies.append(asyncio.ensure_future(self._copy_segment(hosted, segment, before)))
             for copy in copies:
@@ -161,18 +163,26 @@ class Copier:
             await asyncio.gather(*copies, return_exceptions=True)
 
     async def _throttle(self, hosted: TieredPartition, until_s: float) -> None:
-        """Waits for the quota of copies while the partition is led, at most until `until_s`."""
+        """Waits for the quota of copies while the partition is led, at most until `until_s`. Looks
+        again each second: the quota may be altered.
+        """
         now_s = asyncio.get_running_loop().time
         began_s, throttled = now_s(), False
-        while (wait_s := self._quota.throttle_s(now_s())) > 0 and now_s() < until_s:
-            if hosted.retired.is_set():
-                break
-            throttled = True
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(now_s() + wait_s, until_s)):
-                    await hosted.retired.wait()
+        with self._turns.waiting(hosted, began_s):
+            while now_s() < until_s and not hosted.retired.is_set():
+                wait_s = self._turns.wait_s(hosted, self._quota.throttle_s(now_s()))
+                if wait_s <= 0:
+                    break
+                throttled = True
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(now_s() + min(wait_s, 1.0), until_s)):
+                        await hosted.retired.wait()
         if throttled:
             self._quota.throttle_time.add(now_s() - began_s)
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Applies an altered quota of copies."""
+        self._quota.set_rate(config.remote_log_manager_copy_max_bytes_per_second)
 
     def _may_copy(self, hosted: TieredPartition) -> bool:
         return (

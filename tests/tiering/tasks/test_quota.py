@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import virtual_time
+from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
+from tidemark.types import TopicIdPartition
+from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.tasks.quota import RateQuota
 
 
@@ -93,3 +98,73 @@ def test_the_quota_and_its_windows_are_settings(tmp_path: Path) -> None:
     assert quota.throttle_s(6) == 0
     quota.record(15, 7)
     assert quota.throttle_s(7) > 0
+
+
+def test_the_partition_that_waits_longest_copies_next_also_where_a_pass_is_too_short_for_one(
+    tmp_path: Path,
+) -> None:
+    """A copy is paid in 40 s here, and a pass ends after 30 s."""
+    settings: dict[str, object] = {"remote_log_manager_copy_max_bytes_per_second": 30}
+    leader = World(tmp_path, settings=settings)
+    copied: list[int] = []
+
+    async def upload(metadata: RemoteLogSegmentMetadata, files: object) -> None:
+        await asyncio.sleep(0.3)
+        copied.append(metadata.topic_id_partition.partition)
+
+    leader.manager._uploads.upload = upload  # type: ignore[method-assign,assignment]
+    logs = {}
+    for number in range(4):
+        world = World(tmp_path / str(number))
+        for _ in range(5):
+            world.produce_segment()
+        world.produce(1)
+        logs[PARTITION._replace(partition=number)] = world.log, 0
+    leader.manager.on_leadership_change(logs, {})
+
+    async def repeat(partition: TopicIdPartition) -> None:
+        while True:
+            await leader.manager.run_once(partition)
+
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(repeat(partition)) for partition in logs]
+        await asyncio.sleep(500)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    virtual_time.run(main())
+    assert len(copied) >= 12
+    for at in range(0, len(copied) - 3, 4):
+        assert sorted(copied[at : at + 4]) == [0, 1, 2, 3], copied
+
+
+def test_altered_quotas_hold_at_once_for_what_waits_too(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"remote_log_manager_copy_max_bytes_per_second": 1}
+    world = World(tmp_path, settings=settings)
+    world.lead()
+    for _ in range(3):
+        world.produce_segment()
+    world.produce(1)
+
+    async def upload(metadata: object, files: object) -> None:
+        return None
+
+    async def main() -> None:
+        world.manager._uploads.upload = upload  # type: ignore[method-assign,assignment]
+        passing = asyncio.ensure_future(world.once())
+        await asyncio.sleep(5)
+        assert not passing.done() and len(world.states()) == 1
+        altered = replace(
+            world.config,
+            remote_log_manager_copy_max_bytes_per_second=1 << 40,
+            remote_log_manager_fetch_max_bytes_per_second=1,
+        )
+        world.manager.reconfigure(altered)
+        await asyncio.sleep(1)
+        assert passing.done() and len(world.states()) == 3
+        assert world.manager.fetch_throttle_s() == 0
+        world.manager._reader.segments.quota.record(100)
+        assert world.manager.fetch_throttle_s() > 50
+
+    virtual_time.run(main())
