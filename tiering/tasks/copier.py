@@ -168,7 +168,7 @@ class Copier:
         """
         now_s = asyncio.get_running_loop().time
         began_s, throttled = now_s(), False
-        with self._turns.waiting(hosted, began_s):
+        with self._turns.waiting(hosted):
             while now_s() < until_s and not hosted.retired.is_set():
                 wait_s = self._turns.wait_s(hosted, self._quota.throttle_s(now_s()))
                 if wait_s <= 0:

@@ -48,8 +48,8 @@ class TieredPartition:
     """Custom metadata of copies whose objects are complete and whose end is not recorded yet."""
     unfinished_since: dict[UUID, int] = field(default_factory=dict)
     """When this node first saw copies that are not finished, in ms since an arbitrary begin."""
-    waits_since_s: float | None = None
-    """Time of the first wait for the quota of copies since the last copy began."""
+    turn: int | None = None
+    """Number of the first wait for the quota of copies since the last copy began."""
     copy_failed: bool = False
     """An upload of the pass under way failed: no other one begins."""
     delete_lag: CopyLag = NO_LAG

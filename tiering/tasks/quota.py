@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,29 +35,30 @@ class CopyTurns:
 
     def __init__(self) -> None:
         self._waiting: set[TieredPartition] = set()
+        self._next: TieredPartition | None = None
+        self._numbers = itertools.count()
 
     @contextmanager
-    def waiting(self, hosted: TieredPartition, now_s: float) -> Iterator[None]:
-        """Takes part in the order, with the time of the first wait since the last copy."""
-        if hosted.waits_since_s is None:
-            hosted.waits_since_s = now_s
+    def waiting(self, hosted: TieredPartition) -> Iterator[None]:
+        """Takes part in the order, from the first wait since the last copy on."""
+        if hosted.turn is None:
+            hosted.turn = next(self._numbers)
         self._waiting.add(hosted)
+        self._next = None
         try:
             yield
         finally:
             self._waiting.discard(hosted)
+            self._next = None
 
     def wait_s(self, hosted: TieredPartition, throttle_s: float) -> float:
         """Returns the time until the partition may look again, in s; 0: it is its turn."""
         if throttle_s > 0:
             return throttle_s
-        mine = _since(hosted)
-        return _TURN_S if any(_since(other) < mine for other in self._waiting) else 0.0
+        if self._next is None:  # found once, however many look
+            self._next = min(self._waiting, key=lambda waiting: waiting.turn or 0)
+        return 0.0 if hosted is self._next else _TURN_S
 
     def copies(self, hosted: TieredPartition) -> None:
         """Notes that the partition begins a copy; the next one waits behind all others."""
-        hosted.waits_since_s = None
-
-
-def _since(hosted: TieredPartition) -> float:
-    return hosted.waits_since_s or 0.0
+        hosted.turn = None

@@ -135,7 +135,7 @@ def test_the_partition_that_waits_longest_copies_next_also_where_a_pass_is_too_s
 
     virtual_time.run(main())
     assert len(copied) >= 12
-    for at in range(0, len(copied) - 3, 4):
+    for at in range(1, len(copied) - 3, 4):  # the very first does not wait
         assert sorted(copied[at : at + 4]) == [0, 1, 2, 3], copied
 
 
