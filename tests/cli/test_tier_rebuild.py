@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from commitlog.disk.os_files import OsDirectory
 from quorum.image import LeaderRecoveryState
 from quorum.services.admin_answers import describe_topics
+from tests.minio_fixture import ObjectStore
 from tests.quorum.controller.scenario import Scenario, controller_config
 from tests.tiering.builders import PARTITION
 from tests.tiering.world import World
@@ -28,13 +29,14 @@ from tidemark.client import decoding as client_decoding
 from tidemark.client.admin import _creatable
 from tidemark.client.models import NewTopic, TopicDescription, TopicListing
 from tidemark.errors import NetworkError, TidemarkError, error_for, raise_for
-from tidemark.types import OffsetSpec, TopicIdPartition, TopicPartition
+from tidemark.types import OffsetSpec, TopicIdPartition, TopicPartition, uuid_to_text
 from tidemark.v1 import admin_pb2
 from tiering.errors import RemoteStorageError
 from tiering.metadata.codec import encode
 from tiering.metadata.history import MetadataHistory
 from tiering.metadata.memory import MemoryHistory
 from tiering.metadata.segments import (
+    EpochEntry,
     RemoteLogMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -44,6 +46,7 @@ from tiering.reading.aux_state import RemoteHistory
 from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.store.listing import DirectoryListing
 from tiering.store.recovered import read_segments
+from tiering.store.s3 import S3RemoteStorageManager
 from tiering.tasks.rebuild import TopicPlan, plan_partition
 
 PARTITIONS = PARTITION.partition + 1
@@ -369,16 +372,28 @@ def command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     return Command(tmp_path, monkeypatch)
 
 
+def storage_of(s3: dict[str, str]) -> S3RemoteStorageManager:
+    storage = S3RemoteStorageManager()
+    storage.configure(s3)
+    return storage
+
+
 class Command:
-    def __init__(self, path: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, path: Path, patch: pytest.MonkeyPatch, s3: dict[str, str] | None = None
+    ) -> None:
         self.tier = path / "tier"
-        storage = DirectoryRemoteStorageManager(OsDirectory(self.tier))
+        storage: Any = DirectoryRemoteStorageManager(OsDirectory(self.tier))
+        settings = {"dir": str(self.tier)}
+        if s3 is not None:
+            storage, settings = storage_of(s3), s3
         self.cluster = NewCluster(World(path, storage=storage, history=MemoryHistory()))
         self.config = path / "server.properties"
         self.config.write_text(
             "process.roles=broker\nnode.id=9\ncontroller.quorum.voters=1@127.0.0.1:1\n"
             f"controller.listener.names=CONTROLLER\nlog.dirs={path}/unused\n"
-            f"remote.log.storage.manager.class.name=directory\nrsm.config.dir={self.tier}\n"
+            f"remote.log.storage.manager.class.name={'directory' if s3 is None else 's3'}\n"
+            + "".join(f"rsm.config.{key}={value}\n" for key, value in settings.items())
         )
         patch.setattr(Session, "admin", lambda _: nullcontext(self.cluster))
         patch.setattr(tier_rebuild, "_history", lambda *_: self.cluster.history())
@@ -426,3 +441,56 @@ def test_the_number_of_partitions_and_the_settings_of_a_new_topic_are_as_given(
     assert listed.num_partitions == 6
     configs = dict(command.cluster.scenario.image.topic_configs(name))
     assert (configs["retention.ms"], configs["retention.bytes"]) == ("2000", "-1")
+
+
+@pytest.mark.minio
+def test_two_lineages_in_a_real_object_store_become_the_log_of_the_newer_one(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unclean election cut the log at 40, after its first leader had copied up to 80."""
+    s3 = object_store.rsm_config("rebuilt/")
+
+    async def fill() -> tuple[bytes, list[UUID]]:
+        made = World(tmp_path / "old", history=MemoryHistory(), storage=storage_of(s3))
+        await made.manager.start()
+        made.lead(0)
+        for _ in range(4):
+            made.produce_segment()
+        await made.once()
+        lost = [one.id for one in made.metadata.list_remote_log_segments(PARTITION)][2:]
+        made.follow()
+        made.log.truncate_to(40, made.now_ms)
+        made.lead(1)
+        made.produce_segment(size=50)
+        made.produce_segment(batches=1, size=50)
+        made.produce(1)
+        await made.once()
+        written = made.local_bytes(0, 65)
+        await made.manager.stop()
+        return written, lost
+
+    async def read(records: list[RemoteLogMetadata], epochs: list[tuple[int, int]]) -> bytes:
+        history = MemoryHistory()
+        for record in records:
+            history.append(record)
+        node = World(tmp_path / "read", history=history, storage=storage_of(s3), broker_id=3)
+        await node.manager.start()
+        node.follow()
+        node.log.truncate_fully_and_start_at(65, node.now_ms)
+        node.log.epochs.replace(EpochEntry(*one) for one in epochs)
+        node.log._log_start_offset = 0
+        records_read = await node.read_all(0, 65)
+        await node.manager.stop()
+        return records_read
+
+    written, lost = asyncio.run(fill())
+    command = Command(tmp_path, monkeypatch, s3)
+    answer = command()
+    last = answer["topics"][0]["partitions"][PARTITION.partition]
+    assert (last["first_offset"], last["next_offset"], last["holes"]) == (0, 65, [])
+    extra = {one["object"].rpartition("/")[2] for one in answer["recorded_for_retention"]}
+    assert extra == {uuid_to_text(one) for one in lost}
+    found = command.cluster.restored[PARTITION.topic_partition]
+    assert found is not None and found.next_offset == 65
+    assert list(found.epochs) == [(0, 0), (1, 40)]
+    assert asyncio.run(read(command.cluster.records, list(found.epochs))) == written
