@@ -25,7 +25,6 @@ import certifi
 import tenacity
 import urllib3
 from minio import Minio
-from minio.credentials import IamAwsProvider
 from minio.datatypes import Part
 from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, S3Error, ServerError
@@ -41,6 +40,7 @@ from tiering.errors import (
     RetriableRemoteStorageError,
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.credentials import credentials_of
 from tiering.store.deadlines import Deadlines, watched_pool
 from tiering.store.inventory import whole_segments
 from tiering.store.manager import (
@@ -381,15 +381,15 @@ def create_client(settings: S3Settings, pool: Any = None) -> Any:
     secure = settings.secure if not url.scheme else url.scheme == "https"
     if not url.netloc or url.path.strip("/"):
         raise ConfigError(f"rsm.config.endpoint={settings.endpoint!r} is not a URL or host:port")
-    keys = {"access_key": settings.access_key, "secret_key": settings.secret_key}
-    if settings.access_key and settings.session_token:
-        keys["session_token"] = settings.session_token
+    pool = pool or _connection_pool(settings)
     return Minio(
         url.netloc,
-        **(keys if settings.access_key else {"credentials": IamAwsProvider()}),
+        credentials=credentials_of(
+            settings.access_key, settings.secret_key, settings.session_token, pool
+        ),
         secure=secure,
         region=settings.region,
-        http_client=pool or _connection_pool(settings),
+        http_client=pool,
     )
 
 
