@@ -46,7 +46,8 @@ def is_whole(
 ) -> bool:
     """Returns whether the history begins at the log start, and no segment contradicts it.
 
-    A segment that shares a record with the log shares all records before it.
+    A segment that shares a record with the log shares all records before it. It names no epochs of
+    records that were deleted before its copy.
     """
     if not epochs:
         return log_start_offset == log_end_offset
@@ -56,7 +57,7 @@ def is_whole(
     bounds = lineage_bounds(epochs, log_end_offset)
     for segment in segments:
         own = covered_by(segment, bounds, log_end_offset)
-        if own and own.start > max(segment.start_offset, floor):
+        if own and own.start > max(segment.segment_leader_epochs[0].start_offset, floor):
             return False
     return True
 

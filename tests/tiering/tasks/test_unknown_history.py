@@ -232,3 +232,31 @@ def test_the_log_start_follows_what_a_deposed_leader_expires_after_it_was_checke
     asyncio.run(leader.once())
     assert leader.log.log_start_offset == 20
     assert asyncio.run(leader.read_all(20, 40))
+
+
+def test_a_copy_whose_first_records_were_deleted_contradicts_no_log_that_still_has_them(
+    tmp_path: Path,
+) -> None:
+    """Broker 1 copies a segment after DeleteRecords within it. Broker 2 leads before it heard of
+    the new log start, or after a crash took it back: its own epochs are whole.
+    """
+    shared = MemoryHistory()
+    old = World(tmp_path, broker_id=1, history=shared)
+    new = World(tmp_path, broker_id=2, history=shared)
+    for world in (old, new):
+        for epoch in (0, 1):
+            world.epoch = epoch
+            world.produce_segment()
+        world.produce(1)
+    old.log.increment_log_start_offset(33)
+    old.lead(1)
+    asyncio.run(old.once())
+    new.lead(2)
+    new.produce(1)
+    before = new.log.epochs.entries()
+    assert before == ((0, 0), (1, 20), (2, 45))
+    asyncio.run(new.once())
+    assert new.log.epochs.entries() == before
+    new.produce_segment()
+    asyncio.run(new.once())
+    assert new.states()[-1] == (40, 69, FINISHED)
