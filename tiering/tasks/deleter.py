@@ -1,9 +1,9 @@
 """The deletion of one remote segment: DELETE_SEGMENT_STARTED, the objects, DELETE_SEGMENT_FINISHED.
 
 Each step may be repeated: a deletion that stopped half way is found by its state and repeated. A
-deletion waits for an upload of the segment that is under way on this node. A request of an
-unfinished upload that timed out may reach the store later than the deletion. So the objects of such
-a copy are deleted once more after `LATE_WRITE_MS`.
+deletion waits for an upload of the segment that is under way on this node. A request of an upload
+that timed out may reach the store later than the deletion. So the objects of a copy that was never
+finished, or that another try finished on this node, are deleted once more after `LATE_WRITE_MS`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SegmentDeleter:
         """Deletes the objects alone, when no upload puts them any more."""
         await self._uploads.ended(segment.id)
         await self._delete_now(segment)
-        if segment.custom_metadata is None:  # its copy was never finished
+        if segment.custom_metadata is None or self._uploads.had_failed(segment.id):
             self._late.append((self._mono_ms() + LATE_WRITE_MS, segment))
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.ensure_future(self._sweep())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import OrderedDict
 from contextlib import suppress
 from uuid import UUID
 
@@ -21,6 +22,8 @@ from tiering.threads import DaemonPool
 
 logger = logging.getLogger(__name__)
 
+_FAILED_MAX = 10_000
+
 
 class Uploads:
     """All uploads under way on this node, in a bounded pool; used on one event loop."""
@@ -30,6 +33,7 @@ class Uploads:
         self._threads_max = threads_max
         self._pool = DaemonPool(threads_max, "remote-log-copier")
         self._running: dict[UUID, asyncio.Future[bytes | None]] = {}
+        self._failed: OrderedDict[UUID, None] = OrderedDict()
 
     def __contains__(self, segment: UUID) -> bool:
         return segment in self._running
@@ -55,11 +59,20 @@ class Uploads:
         future.add_done_callback(lambda _: self._running.pop(metadata.id))
         try:
             return await asyncio.shield(future)
+        except Exception:
+            self._failed[metadata.id] = None
+            while len(self._failed) > _FAILED_MAX:
+                self._failed.popitem(last=False)
+            raise
         except asyncio.CancelledError:
             if upload.give_up():
                 with suppress(RuntimeError):  # the node stops
                     loop.run_in_executor(self._pool, upload.remove)
             raise
+
+    def had_failed(self, segment: UUID) -> bool:
+        """Whether a try failed here, so that its request may reach the store later."""
+        return segment in self._failed
 
     async def ended(self, segment: UUID) -> None:
         """Waits until no upload of the segment is under way."""

@@ -210,6 +210,40 @@ def test_a_request_that_arrives_after_the_deletion_is_cleaned_up(tmp_path: Path)
     run(storage, scenario)
 
 
+def test_a_try_that_arrives_after_a_later_one_was_finished_and_deleted_is_cleaned_up(
+    tmp_path: Path,
+) -> None:
+    world, storage = gated_world(tmp_path)
+    storage.gate.set()
+    copy, put = storage.copy_log_segment_data, []
+
+    def times_out_once(metadata: Any, data: LogSegmentData) -> bytes | None:
+        if put:
+            return copy(metadata, data)
+        put.append((metadata, LogSegmentData(_Bytes(data.log_segment.pread(0, 9)), data.indexes)))
+        raise RetriableRemoteStorageError("timed out")
+
+    storage.copy_log_segment_data = times_out_once  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        with pytest.raises(RetriableRemoteStorageError):
+            await world.once()
+        await world.once()
+        assert [state for _, _, state in world.states()] == [FINISHED]
+        (one,) = world.metadata.history.caches[PARTITION].segments()
+        deleter = world.manager._deleter
+        await deleter.delete(one)
+        assert storage.list_files(PARTITION) == []
+        copy(*put[0])
+        assert storage.list_files(PARTITION)
+        world.now_ms += LATE_WRITE_MS
+        await deleter.delete_late_writes()
+        assert storage.list_files(PARTITION) == []
+        deleter.close()
+
+    run(storage, scenario)
+
+
 class _Bytes:
     def __init__(self, content: bytes) -> None:
         self.content = content
