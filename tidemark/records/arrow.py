@@ -237,11 +237,11 @@ def decode_arrow(
     last = 2**63 - 1 if max_offset is None else max_offset
     batches = []
     for position, header in iter_batches(buffer):
+        if check_crcs:  # before a field that may be wrong leaves the batch out
+            verify_crc(buffer, position, header)
         check_counts(header)
         if header.is_control or header.last_offset < min_offset or header.base_offset >= last:
             continue
-        if check_crcs:
-            verify_crc(buffer, position, header)
         batches.append((position, header))
     count = sum(header.record_count for _, header in batches)
     if _budget.take(count):

@@ -272,6 +272,17 @@ def verify_crc(buffer: BytesLike, position: int, header: BatchHeader) -> None:
         )
 
 
+def verify_crcs(buffer: memoryview) -> None:
+    """Verifies all whole batches of a buffer. Raises CorruptMessageError for the first wrong one.
+
+    No field that the CRC covers may decide anything before. A flipped attribute makes a
+    control batch of records, which readers pass over.
+    """
+    if plain_sound_batches(buffer, True)[2]:
+        for position, header in iter_batches(buffer):  # says what is wrong
+            verify_crc(buffer, position, header)
+
+
 def check_counts(header: BatchHeader) -> None:
     """Checks the counts against the size. Raises CorruptMessageError if no batch can have them.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tidemark.client.errors import CorruptBatchError
 from tidemark.client.records import RawBatches, decode
 from tidemark.errors import CorruptMessageError, TidemarkError
-from tidemark.records.header import iter_batches, plain_sound_batches, verify_crc
+from tidemark.records.header import iter_batches, verify_crcs
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +39,8 @@ def examine(raw: RawBatches, *, decodes: bool, check_crcs: bool) -> Examined:
 def _examine(raw: RawBatches, decodes: bool, check_crcs: bool) -> Any:
     if decodes:
         return decode(raw, check_crcs=check_crcs)
-    if check_crcs and plain_sound_batches(raw.buffer, True)[2]:
-        for position, header in iter_batches(raw.buffer):  # says what is wrong
-            verify_crc(raw.buffer, position, header)
+    if check_crcs:
+        verify_crcs(raw.buffer)
     return None
 
 
