@@ -83,7 +83,8 @@ class ReplicaFetcher:
         )
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._fetches: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         self._stopped = False
 
     @property
@@ -130,12 +131,13 @@ class ReplicaFetcher:
         """Looks for a request again when time alone makes one due."""
         due = self._core.next_deadline()
         if self._timer is not None:
-            if self._timer.when() == due:
+            if self._timer_at == due:
                 return
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._due)
+            # uvloop's handle of a time that has passed is no TimerHandle.
+            self._timer, self._timer_at = asyncio.get_running_loop().call_at(due, self._due), due
 
     def _due(self) -> None:
         self._timer = None

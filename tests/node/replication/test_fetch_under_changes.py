@@ -12,8 +12,9 @@ import pytest
 
 from commitlog.log.log import Log
 from commitlog.types import UnexpectedAppendOffsetError
-from node.replication.replica_fetcher import FAILED_PARTITIONS_COUNT
+from node.replication.replica_fetcher import FAILED_PARTITIONS_COUNT, ReplicaFetcher
 from tests.node.cluster import TOPIC, Cluster, Link
+from tests.node.fakes import broker_config, loop_clock
 from tests.node.replication.test_replication import scenario
 from tests.node.serving.test_fetch_session import noted
 from tidemark.errors import ErrorCode
@@ -217,3 +218,38 @@ def test_a_partition_whose_appends_fail_is_failed_alone_until_its_metadata_chang
         assert set(cluster.partition.isr) == {1, 2}
 
     scenario(test, nodes=(1, 2))
+
+
+class _Due:
+    """A core without requests, with one deadline after the other."""
+
+    def __init__(self, *due: float) -> None:
+        self._due = list(due)
+
+    def next_deadline(self) -> float:
+        return self._due.pop(0)
+
+    def next_request(self, now: float) -> None:
+        return None
+
+
+def test_on_the_loop_of_a_node_a_deadline_that_has_passed_is_replaced_like_any_other() -> None:
+    """uvloop gives no TimerHandle for it."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        config: Any = broker_config(2)
+        nothing: Any = None
+        fetcher = ReplicaFetcher(
+            config, nothing, "cluster", nothing, None, nothing, loop_clock(), None
+        )
+        now = asyncio.get_running_loop().time()
+        core: Any = _Due(now - 1, now - 1, now - 2, now + 60, now + 60, now - 1)
+        fetcher._core = core
+        for _ in range(6):
+            fetcher._arm()
+        assert fetcher._timer is not None
+        fetcher._timer.cancel()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
