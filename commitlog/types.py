@@ -4,7 +4,7 @@ look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -132,6 +132,14 @@ class CorruptLogError(CorruptMessageError):
 
 class TransactionsUncheckedError(TidemarkError):
     """A transaction index is being checked, piece by piece: ask again after other work."""
+
+
+class NotCachedError(TidemarkError):
+    """A read would wait for the disk: have `load` run in another thread, then read again."""
+
+    def __init__(self, load: Callable[[], None]) -> None:
+        super().__init__("the records are not in the page cache")
+        self.load = load
 
 
 class UnexpectedAppendOffsetError(InvalidRequestError):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from uuid import UUID
 
@@ -61,6 +62,8 @@ from tiering.manager import RemoteLogManager
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 5
+_COLD_READ_THREADS = 8
+_LOG_CHANGE_THREADS = 2  # so that the making of many logs delays no truncation
 _STILL_STARTING = (
     "not ready yet: logs are opened and recovered, and the record kernels loaded (the very first"
     " start of an installation compiles them, for a minute or two)"
@@ -108,16 +111,18 @@ class BrokerServer:
         isr = IsrKeeper(
             self._identity, self.partitions, self._client, clock, config.request_timeout_ms
         )
+        log_changes = ThreadPoolExecutor(_LOG_CHANGE_THREADS, "log-changes")
         self._hosting = Hosting(
             config,
             self._cluster,
             self._logs,
             self.partitions,
             isr,
-            self._replica_fetchers(clock),
+            self._replica_fetchers(clock, log_changes),
             self._assignments,
             self._tier,
             clock,
+            log_changes,
         )
         self._background = BackgroundWork(config, self._logs, self.partitions, isr, clock, on_fatal)
         self._mover = DirectoryMover(
@@ -168,14 +173,16 @@ class BrokerServer:
                 clock,
                 selects_closest=self._config.selects_closest_replica,
                 throttle=self._replication_throttle(LEADER),
+                cold_reads=ThreadPoolExecutor(_COLD_READ_THREADS, "cold-reads"),
             ),
             OffsetFinder(self.partitions, self._tier, timeout_ms),
             RecordDeleter(self.partitions),
             ProducerIdManager(self._identity, self._client),
             Throttling(quotas),
+            self.partitions.is_opening,
         )
 
-    def _replica_fetchers(self, clock: Clock) -> ReplicaFetchers:
+    def _replica_fetchers(self, clock: Clock, pool: Executor) -> ReplicaFetchers:
         timeout_ms = self._config.request_timeout_ms
         bootstrap = None
         if self._tier is not None:
@@ -197,6 +204,7 @@ class BrokerServer:
                 self._on_fatal,
                 clock,
                 throttle,
+                pool,
             )
 
         return ReplicaFetchers(make)
@@ -291,6 +299,7 @@ class BrokerServer:
             self._cluster.subscribe(self._tier.reconfigure)
         self._loader.add_publisher(self._cluster)
         self._loader.add_publisher(self._hosting)
+        await self._hosting.settled()
         if self._tier is not None:
             await self._tier.start()
         self._background.start()

@@ -18,6 +18,7 @@ from commitlog.disk.files import Directory
 from commitlog.disk.reserve import Reserve
 from node.broker import BrokerServer
 from node.runtime.clock import Clock
+from node.runtime.loop_lag import LoopWatch
 from node.runtime.storage import NodeStorage, open_storage
 from node.runtime.tasks import cancel_all, every, spawn
 from quorum.replica.loader import MetadataLoader
@@ -186,9 +187,15 @@ class Server:
 
 async def _serve(config: ServerConfig) -> None:
     server = Server(config)
-    await server.start()
-    logger.info("node %d is up (%s)", config.node_id, ",".join(config.process_roles))
-    await server.run_until_stopped()
+    watch = LoopWatch(config.event_loop_stall_ms)
+    watch.start()
+    try:
+        await server.start()
+        logger.info("node %d is up (%s)", config.node_id, ",".join(config.process_roles))
+        await server.run_until_stopped()
+    finally:
+        watch.stop()
+        logger.info("turns of the event loop: %s", watch.lag)
 
 
 def run(config: ServerConfig) -> int:

@@ -56,10 +56,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return round(self.time() * 1000)
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` on a new virtual-time loop, then cancels what it left behind and closes the
-    loop."""
-    loop = VirtualTimeLoop()
+def run(main: Coroutine[Any, Any, T], loop: VirtualTimeLoop | None = None) -> T:
+    """Runs `main` on a new virtual-time loop, or on `loop`; then cancels what it left behind and
+    closes the loop."""
+    loop = loop or VirtualTimeLoop()
     try:
         return loop.run_until_complete(main)
     finally:

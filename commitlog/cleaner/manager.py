@@ -58,6 +58,7 @@ class LogCleaner:
         self.states = CleaningStates()
         self.uncleanable: dict[TopicPartition, str] = {}
         self._checkpoints: dict[TopicPartition, int] = {}
+        self._unsaved: set[Directory] = set()  # their checkpoints changed
         self._write_lock = threading.Lock()
         self._retry_at_ms: dict[TopicPartition, int] = {}
         self._changed = logs.changes.reader()
@@ -171,7 +172,9 @@ class LogCleaner:
         cleaning.swap(group)
 
     def finish(self, cleaning: Cleaning, error: BaseException | None = None) -> None:
-        """Ends a cleaning and records its outcome. Raises `error` again if it is a FatalError."""
+        """Ends a cleaning and notes its outcome, for `save`. Raises `error` again if it is a
+        FatalError.
+        """
         partition = cleaning.log.topic_partition
         counts = self.states.finish(partition)
         if isinstance(error, FatalError):
@@ -185,7 +188,7 @@ class LogCleaner:
             self._give_up(partition, error)
         elif error is None:
             self._checkpoints[partition] = cleaning.end_offset
-            self._write(self._logs.directory_of(partition))
+            self._changed_in(self._logs.directory_of(partition))
             stats = cleaning.stats
             logger.info(
                 "%s: cleaned up to %d, %d bytes of %d left, %d segments of %d",
@@ -214,6 +217,7 @@ class LogCleaner:
         except (TidemarkError, OSError) as caught:
             error = caught
         self.finish(cleaning, error)
+        self.save()
         return cleaning
 
     def stop(self) -> None:
@@ -231,7 +235,7 @@ class LogCleaner:
         known = self._checkpoints.get(partition)
         if known is not None and known > log.recovery_point:
             self._checkpoints[partition] = log.recovery_point
-            self._write(self._logs.directory_of(partition))
+            self._changed_in(self._logs.directory_of(partition))
 
     def log_removed(self, partition: TopicPartition) -> None:
         """Drops the state of a log that is deleted, set aside or lost."""
@@ -240,29 +244,34 @@ class LogCleaner:
         self.uncleanable.pop(partition, None)
         self._retry_at_ms.pop(partition, None)
         if self._checkpoints.pop(partition, None) is not None:
-            self._write(self._logs.directory_of(partition))
+            self._changed_in(self._logs.directory_of(partition))
 
     def log_moved(self, partition: TopicPartition, left: Directory) -> None:
         """Aborts the cleaning of a log that moved, and moves its checkpoint."""
         self.states.abort(partition)
         if partition in self._checkpoints:
-            self._write(self._logs.directory_of(partition))
-            self._write(left)
+            self._changed_in(self._logs.directory_of(partition))
+            self._changed_in(left)
 
     def is_cleaning(self, partition: TopicPartition) -> bool:
         """Returns whether a cleaning is under way: retention waits for its end."""
         return self.states.get(partition) is CleaningState.IN_PROGRESS
 
-    def _write(self, directory: Directory | None) -> None:
-        if directory is None:
-            return
+    def _changed_in(self, directory: Directory | None) -> None:
+        if directory is not None:
+            self._unsaved.add(directory)
+
+    def save(self) -> None:
+        """Durably writes the checkpoints that changed; any thread."""
         with self._write_lock:
-            own = {
-                partition: offset
-                for partition, offset in self._checkpoints.items()
-                if self._logs.directory_of(partition) is directory
-            }
-            try:
-                OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
-            except StorageError as error:  # it only costs another cleaning after a restart
-                logger.error("%s", error)
+            while self._unsaved:
+                directory, known = self._unsaved.pop(), dict(self._checkpoints)
+                own = {
+                    partition: offset
+                    for partition, offset in known.items()
+                    if self._logs.directory_of(partition) is directory
+                }
+                try:
+                    OffsetCheckpoint(directory, CLEANER_CHECKPOINT).write(own)
+                except StorageError as error:  # it only costs another cleaning after a restart
+                    logger.error("%s", error)

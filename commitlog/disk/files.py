@@ -86,6 +86,11 @@ class File(Protocol):
         at the end of the file. Raises StorageError if the disk fails.
         """
 
+    def is_cached(self, size: int, position: int) -> bool:
+        """Whether a read would most likely not wait for the disk. True where the operating system
+        does not tell.
+        """
+
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         """Overwrites from `position`, which must not lie beyond the end; may extend the file.
         Raises StorageError.

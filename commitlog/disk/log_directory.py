@@ -145,6 +145,9 @@ class GuardedFile:
     def pread_into(self, buffer: memoryview, position: int) -> int:
         return self._state.call(self._inner.pread_into, buffer, position)
 
+    def is_cached(self, size: int, position: int) -> bool:
+        return self._inner.is_cached(size, position)
+
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         self._state.call(self._inner.pwrite, data, position)
 

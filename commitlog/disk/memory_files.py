@@ -70,6 +70,9 @@ class MemoryDisk:
         self.lost_changes = 0
         self.torn_appends = 0
         self.fsyncs = 0
+        self.on_fsync: Callable[[], object] = lambda: None
+        self.cold: set[str] = set()
+        """Files whose next read takes as long as an fsync."""
         self.now_ms = 0
         self.failing_fsyncs: list[str] = []
         self.failing_reads: list[str] = []
@@ -194,8 +197,14 @@ class MemoryFile:
 
         node.journal.append(_UnsyncedChange(undo, (start, len(data))))
 
+    def is_cached(self, size: int, position: int) -> bool:
+        return self._name not in self._disk.cold
+
     def pread(self, size: int, position: int) -> bytes:
         node = self._use()
+        if self._name in self._disk.cold:
+            self._disk.cold.discard(self._name)
+            self._disk.on_fsync()
         with memoryview(node.data) as view:
             return bytes(view[position : position + size])
 
@@ -236,6 +245,7 @@ class MemoryFile:
     def fsync(self) -> None:
         node = self._use()
         self._disk.fsyncs += 1
+        self._disk.on_fsync()
         if self._sync_failed or self._disk.matches(self._disk.failing_fsyncs, self._name):
             self._sync_failed = True
             raise fsync_failed(self._name, "Input/output error")
@@ -373,6 +383,7 @@ class MemoryDirectory:
 
     def fsync(self) -> None:
         self.disk.fsyncs += 1
+        self.disk.on_fsync()
         if self.disk.matches(self.disk.failing_fsyncs, self._path):
             raise fsync_failed(self._path, "Input/output error")
         self._node.journal.clear()

@@ -28,6 +28,8 @@ from tidemark.errors import StorageError
 from tidemark.surroundings import surroundings
 
 _IOV_MAX = 1024
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # of Linux
+_PROBED_BYTES = 512 << 10  # most of a file is there, or most of it is not
 
 
 class OsFile:
@@ -141,6 +143,21 @@ class OsFile:
             except OSError as error:
                 raise storage_error("read", self._path, error) from error
         return got
+
+    def is_cached(self, size: int, position: int) -> bool:
+        if not _NOWAIT:
+            return True
+        byte = bytearray(1)
+        try:
+            with self._lock:
+                fd = self._descriptor()
+                for at in (*range(position, position + size, _PROBED_BYTES), position + size - 1):
+                    os.preadv(fd, (byte,), at, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the file system does not tell, or the read itself will fail
+        return True
 
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         if position > self._size:

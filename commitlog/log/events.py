@@ -25,9 +25,12 @@ class LogEvents(Protocol[L]):
         """The set for an open log."""
 
     def truncating(self, log: L) -> None:
-        """Called when the recovery point is lowered, before anything is truncated. If it raises,
-        nothing is truncated.
+        """Called when the recovery point is lowered, before anything is truncated, in any thread.
+        It makes that durable. If it raises, nothing is truncated.
         """
+
+    def cut(self, log: L) -> None:
+        """Called after `truncating` by the owner of the log, before anything is truncated."""
 
     def restarted(self, log: L) -> None:
         """Called before a log that continues elsewhere is changed further: its log start must be
@@ -53,6 +56,9 @@ class _Untracked:
 
     def truncating(self, log: object) -> None:
         """Does nothing: no checkpoint names the log."""
+
+    def cut(self, log: object) -> None:
+        """Does nothing: nobody listens."""
 
     def restarted(self, log: object) -> None:
         """Does nothing: no checkpoint names the log."""

@@ -2,14 +2,14 @@
 log.
 
 `Log.prepare_flush` (on the loop) writes data held in memory and collects the files to sync.
-`PendingFlush.run` (in any thread) syncs them. `Log.complete_flush` (on the loop) moves the recovery
-point.
+`PendingFlush.run` (in any thread) syncs them, and the leader epochs. `Log.complete_flush` (on the
+loop) moves the recovery point.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from commitlog.disk.files import Directory, DiskError, File
@@ -31,6 +31,7 @@ class PendingFlush:
     end_offset: int
     truncations: int
     names: int
+    epochs: LeaderEpochCache
     files: list[File] = field(default_factory=list)
 
     def add(self, names: Iterable[str]) -> None:
@@ -41,19 +42,22 @@ class PendingFlush:
                 self.files.append(self.directory.open(name))
 
     def run(self) -> None:
-        """Syncs the files. Raises FatalError if an fsync fails; it is never retried."""
+        """Writes the epochs and syncs the files. Raises FatalError if an fsync fails; it is never
+        retried.
+        """
         try:
+            self._unless_gone(self.epochs.flush)
             for file in self.files:
                 file.fsync()
             if self.names:
-                self._sync_names()
+                self._unless_gone(self.directory.fsync)
         finally:
             for file in self.files:
                 file.close()
 
-    def _sync_names(self) -> None:
+    def _unless_gone(self, sync: Callable[[], None]) -> None:
         try:
-            self.directory.fsync()
+            sync()
         except DiskError as error:
             if error.errno != errno.ENOENT:  # else the log was moved or deleted meanwhile
                 raise
@@ -132,8 +136,8 @@ class Durability:
         self.recovery_point, self.names_synced = end_offset, self.segments.name_changes
 
     def prepare(self, end_offset: int) -> PendingFlush | None:
-        """Writes index entries, epochs and snapshots, and collects the files to sync. None if
-        everything below `end_offset` is durable.
+        """Writes index entries and snapshots, and collects the files to sync. None if everything
+        below `end_offset` is durable.
         """
         if self._failed is not None:
             raise self._failed
@@ -141,14 +145,22 @@ class Durability:
         names = 0 if self.names_are_durable else segments.name_changes
         if end_offset <= self.recovery_point and not names:
             return None
-        pending = PendingFlush(segments.directory, end_offset, self.truncations, names)
-        self.epochs.flush()
+        pending = PendingFlush(segments.directory, end_offset, self.truncations, names, self.epochs)
         wanted = self.producers.take_unsynced()
         for segment in segments.all[segments.index_of(self.recovery_point) :]:
             if segment.base_offset < end_offset:
                 wanted += [segment.log_file, *segment.write_indexes()]
         pending.add(wanted)
         return pending
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Writes the epochs, and syncs some files and the directory, in this thread. After a
+        FatalError, `prepare` raises it again.
+        """
+        segments = self.segments
+        pending = PendingFlush(segments.directory, 0, -1, segments.name_changes + 1, self.epochs)
+        pending.add(names)
+        self.run(pending)
 
     def run(self, pending: PendingFlush) -> None:
         """Runs a flush in this thread. After a FatalError, `prepare` raises it again."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from uuid import UUID
 
 from commitlog.disk.files import Directory
@@ -26,6 +27,7 @@ from commitlog.log.producer_checks import check_producers, find_duplicate
 from commitlog.log.restart import Restart
 from commitlog.log.validation import Prepared, prepare_follower, prepare_leader, split_by_segment
 from commitlog.segment.indexes import MAX_RELATIVE_OFFSET
+from commitlog.segment.page_cache import uncached
 from commitlog.segment.producer_replay import NO_PRODUCERS
 from commitlog.segment.segment import Segment
 from commitlog.types import (
@@ -33,12 +35,15 @@ from commitlog.types import (
     AppendInfo,
     AppendOrigin,
     FetchResult,
+    NotCachedError,
     RecordsList,
     TimestampOffset,
 )
 from tidemark.config import TopicConfig
 from tidemark.errors import OffsetOutOfRangeError
 from tidemark.records.control import end_transaction
+
+Work = Iterator[Callable[[], None]]
 
 
 class Log:
@@ -231,11 +236,18 @@ class Log:
     # --- read
 
     def read(
-        self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        max_offset: int | None = None,
+        min_one: bool = True,
+        waits: bool = True,
     ) -> FetchResult:
         """Returns whole batches of one segment, from the one that holds `offset` on: at most
         `max_bytes` (with `min_one` at least one batch), all below `max_offset`. Raises
-        CorruptLogError, and OffsetOutOfRangeError if `offset` is not on this disk.
+        CorruptLogError, and OffsetOutOfRangeError if `offset` is not on this disk. Unless it
+        `waits` for the disk, raises NotCachedError where it would.
         """
         segments, bases, end = self._segments.all, self._segments.bases, self._log_end_offset
         if offset > end or offset < self._log_start_offset or offset < bases[0]:
@@ -248,6 +260,10 @@ class Log:
             return FetchResult(b"", offset, offset, bases[index], 0)
         while True:
             segment, index = segments[index], index + 1
+            if not waits:
+                load = uncached(segment, offset, max_bytes, index == len(bases))
+                if load is not None:
+                    raise NotCachedError(load)
             following = end if index == len(bases) else bases[index]
             result = segment.read(offset, max_bytes, max_offset, min_one, following)
             if result.records:
@@ -353,22 +369,43 @@ class Log:
         Newest segments go first, in case of a crash. False if the log ends at or below `offset`.
         Raises CorruptLogError, and changes nothing, if damage hides where `offset` is.
         """
+        end = self._log_end_offset
+        _do(truncation(self, offset, now_ms))
+        return self._log_end_offset < end
+
+    def _truncation(self, offset: int, now_ms: int) -> Work:
         if offset < 0:
             raise OffsetOutOfRangeError(f"offset {offset} is negative")
         if offset >= self._log_end_offset:
             self.epochs.truncate_from_end(self._log_end_offset)
-            return False
+            return
         if offset < self._segments.bases[0]:
             start, lineage = min(offset, self._log_start_offset), self.epochs.entries()
-            restart = Restart.of(offset, start, lineage, NO_PRODUCERS)
-            self.truncate_fully_and_start_at(offset, now_ms, restart)
-            return True
+            yield from self._restart(
+                offset, now_ms, Restart.of(offset, start, lineage, NO_PRODUCERS)
+            )
+            return
+        cut = self._segments.find_cut(offset)
+        self._finish_restart()
+        yield from self._lowering(cut.next_offset)
         with self._lock:
-            cut = self._segments.find_cut(offset)
-            self._finish_restart()
-            self._lower_recovery_point(offset)
-            self._after_truncation(self._segments.cut(cut), now_ms)
-        return True
+            crosses = self._is_within(offset) and self._segments.drop_behind(cut)
+            if crosses:
+                self._after_truncation(self.active_segment.next_offset, now_ms)
+        if crosses:
+            yield self.directory.fsync  # else a crash could leave a gap
+            yield from self._lowering(cut.next_offset)
+        with self._lock:
+            if not self._is_within(offset):
+                return
+            self._segments.cut(self._segments.find_cut(offset))
+            self._after_truncation(self.active_segment.next_offset, now_ms)
+            names = [self.active_segment.log_file]
+        yield partial(self.durability.sync, names)
+
+    def _is_within(self, offset: int) -> bool:
+        """Whether a truncation that waited still has records to remove, and some to keep."""
+        return self._segments.bases[0] <= offset < self._log_end_offset
 
     def truncate_fully_and_start_at(
         self, offset: int, now_ms: int, restart: Restart | None = None
@@ -378,34 +415,47 @@ class Log:
         With `restart` log start, epochs and producers are those of its state, after a crash at any
         point, too (`commitlog.log.restart`).
         """
+        _do(restarting(self, offset, now_ms, restart))
+
+    def _restart(self, offset: int, now_ms: int, restart: Restart | None) -> Work:
+        yield from self._lowering(0)  # a crash may leave no segment at all
+        if restart is not None:
+            yield partial(self.durability.begin_restart, restart)
+        else:
+            self._finish_restart()
+        yield from self._lowering(0)
         with self._lock:
-            self._lower_recovery_point(0)  # a crash may leave no segment at all
-            if restart is not None:
-                self.durability.begin_restart(restart)
-            else:
-                self._finish_restart()
             try:
                 self._segments.restart_at(offset, now_ms)
-            finally:  # without a file, too: the old records are gone
-                self._log_start_offset = restart.log_start_offset if restart else offset
-                self.epochs.replace(restart.epochs if restart else ())
-                self.epochs.truncate_from_start(self._log_start_offset)
-                self.producers.drop_snapshots()
-                self._after_truncation(offset, now_ms)
-            self._finish_restart()
+            except BaseException:
+                self._after_restart(offset, now_ms, restart)
+                self.durability.sync(())
+                raise
+            self._after_restart(offset, now_ms, restart)
+        yield partial(self.durability.sync, ())
+        yield self._finish_restart
+
+    def _after_restart(self, offset: int, now_ms: int, restart: Restart | None) -> None:
+        """Takes over the new state; without a file, too: the old records are gone."""
+        self._log_start_offset = restart.log_start_offset if restart else offset
+        self.epochs.replace(restart.epochs if restart else ())
+        self.epochs.truncate_from_start(self._log_start_offset)
+        self.producers.drop_snapshots()
+        self._after_truncation(offset, now_ms)
 
     def _finish_restart(self) -> None:
         """Ends a restart, before the next change of the log's files."""
-        if self.durability.restart is not None:
-            self.durability.write_restart()
-            self._events.restarted(self)
-            self.durability.end_restart()
+        with self._lock:
+            if self.durability.restart is not None:
+                self.durability.write_restart()
+                self._events.restarted(self)
+                self.durability.end_restart()
 
     def _after_truncation(self, end_offset: int, now_ms: int) -> None:
         self._log_end_offset = end_offset
         self._log_start_offset = min(self._log_start_offset, end_offset)
         self._high_watermark = max(min(self._high_watermark, end_offset), self._log_start_offset)
-        self._lower_recovery_point(end_offset)  # again: the removed batch may begin lower
+        self.durability.lower(end_offset)
         self.changed.add(self)
         self.epochs.truncate_from_end(end_offset)
         if self.durability.restart is not None:
@@ -414,13 +464,12 @@ class Log:
             self.producers.reload(self._log_start_offset, end_offset, now_ms)
             replay_producers(self.producers, self._segments.all, end_offset)
         self.producers.on_high_watermark(self._high_watermark)
-        self.epochs.flush()
-        self.directory.fsync()
 
-    def _lower_recovery_point(self, offset: int) -> None:
+    def _lowering(self, offset: int) -> Work:
         """Precedes a truncation: later records there must be checked after a crash."""
-        if self.durability.lower(offset):
-            self._events.truncating(self)
+        while self.durability.lower(offset):
+            yield partial(self._events.truncating, self)
+            self._events.cut(self)
 
     # --- durability
 
@@ -459,6 +508,7 @@ class Log:
             is_new = [self.active_segment.finish_indexes(), self.producers.take_snapshot()]
             self._segments.name_changes += any(is_new) or not same
             self.flush()
+        self.epochs.close()
         for segment in self._segments.all:
             segment.close()
 
@@ -470,3 +520,20 @@ class Log:
             assert offset <= self._log_end_offset
         self.epochs.validate()
         self.producers.validate()
+
+
+def truncation(log: Log, offset: int, now_ms: int) -> Work:
+    """The steps of `Log.truncate_to`. The caller does each work that it yields, in any thread,
+    before it takes the next step. Meanwhile the log may be used, or the truncation given up.
+    """
+    return log._truncation(offset, now_ms)
+
+
+def restarting(log: Log, offset: int, now_ms: int, restart: Restart | None = None) -> Work:
+    """The steps of `Log.truncate_fully_and_start_at`, as `truncation` has them."""
+    return log._restart(offset, now_ms, restart)
+
+
+def _do(steps: Work) -> None:
+    for work in steps:
+        work()

@@ -126,17 +126,23 @@ class Segments:
         """
         return find_cut(self.all[self.index_of(offset)], offset)
 
-    def cut(self, cut: Cut) -> int:
-        """Durably removes the batches from a cut on, the newest segments first. Returns the next
-        offset.
+    def drop_behind(self, cut: Cut) -> bool:
+        """Removes the segments behind that of a cut, the newest first; returns whether there were
+        any. It must be durable before the cut.
         """
+        last = self.all[-1]
         while self.bases[-1] > cut.offset:
             self.remove_newest()
-        self.directory.fsync()  # a crash must not bring a later segment back behind a truncated one
+        if self.all[-1] is last:
+            return False
+        self.active.is_rolled = False
+        return True
+
+    def cut(self, cut: Cut) -> None:
+        """Removes the batches of the active segment from a cut on; not durable yet."""
         active = self.active
         active.is_rolled = False
         active.truncate_to(cut)
-        return active.next_offset
 
     def restart_at(self, base_offset: int, now_ms: int) -> None:
         """Removes all segments, the newest first, and creates one at `base_offset`."""

@@ -3,10 +3,12 @@ over them.
 
 Outsiders import `manager.LogManager`, the face of the room. They also import the types that meet
 them there: `changes.ChangeReader` and `retention_schedule.RetentionSchedule` for background work,
-and `registry.LogListener` for those notified of cuts, moves and removals.
+and `registry.LogListener` for those notified of cuts, moves and removals. `new_logs` is for the one
+who has logs made in a thread.
 
     manager              puts the parts below together
     registry             which logs are open, lost or failed, and where
+    new_logs             makes planned logs, many at a time; saves which logs there are
     placement            where a new log is made, which of two logs stays; pure
     ownership            whether a log that names another topic is a stray; pure
     opening              opens and recovers the logs of a start, in threads

@@ -34,11 +34,11 @@ from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, unique_name
 from commitlog.disk.open_files import OPEN_FILES
 from commitlog.disk.threads import work_off
 from commitlog.log.log import Log
-from commitlog.log.opening import open_log
 from commitlog.manager import placement
 from commitlog.manager.deleting import DeletedLogs
 from commitlog.manager.flush_passes import FlushPasses
 from commitlog.manager.full_disk import FullDiskWait
+from commitlog.manager.new_logs import NewLog, NewLogs
 from commitlog.manager.offset_checkpoints import LogCheckpoints
 from commitlog.manager.opening import Opening
 from commitlog.manager.ownership import foreign_log_error, is_other, is_stray
@@ -83,7 +83,6 @@ class LogManager:
         self._topic_config = topic_config
         self._known_replica = known_replica
         self._is_topic = is_topic
-        self._producer_expiration_ms = config.producer_id_expiration_ms
         self._locks: list[DirectoryLock] = []
         self.directories = tuple(
             d if isinstance(d, LogDirectory) else LogDirectory(d) for d in directories
@@ -95,10 +94,12 @@ class LogManager:
         """Wait of `open`; to be stopped with the node."""
         self._flushes = FlushPasses(self.changes)
         self._deleted = DeletedLogs(self._registry)
-        self._other_logs = set(self.directories)  # those that got or lost logs, or may have
         self.moves = DirectoryMoves(
             self._registry, self.checkpoints, known_replica, self._remove_later
         )
+        threads = config.num_recovery_threads_per_data_dir
+        self.new_logs = NewLogs(self._registry, self.checkpoints, self.moves, now_ms, threads)
+        self.set_producer_expiration(config.producer_id_expiration_ms)
         for directory in self.directories:
             self._watch(directory, directory_failed)
 
@@ -271,7 +272,7 @@ class LogManager:
 
     def set_producer_expiration(self, expiration_ms: int) -> None:
         """Applies an altered producer.id.expiration.ms."""
-        self._producer_expiration_ms = expiration_ms
+        self._producer_expiration_ms = self.new_logs.producer_expiration_ms = expiration_ms
         for log in self.logs():
             log.producers.expiration_ms = expiration_ms
 
@@ -286,9 +287,36 @@ class LogManager:
         is_placed: bool = True,
         leader_epoch: int = -1,
     ) -> Log:
+        """Returns the log of a partition as `get_or_plan` does; makes it if it is planned."""
+        found = self.get_or_plan(
+            topic_partition,
+            topic_id,
+            config,
+            assigned=assigned,
+            may_hold_data=may_hold_data,
+            is_placed=is_placed,
+            leader_epoch=leader_epoch,
+        )
+        if isinstance(found, Log):
+            return found
+        self.new_logs.make([found])
+        return self.new_logs.add(found)
+
+    def get_or_plan(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID | None,
+        config: TopicConfig,
+        *,
+        assigned: UUID | None = None,
+        may_hold_data: bool = False,
+        is_placed: bool = True,
+        leader_epoch: int = -1,
+    ) -> Log | NewLog:
         """Returns the log of a partition and applies `config`.
 
-        If there is none, makes a durable one, in the `assigned` directory if that is online.
+        If there is none, plans one, in the `assigned` directory if that is online. Then the caller
+        has `new_logs` make and add it; until then it plans no other of that name.
         `may_hold_data`: the metadata counts on this replica's records, so it must not come back
         empty (KIP-858). If it does not, a log that is damaged is set aside as stray, and the new
         one is copied from the leader. `is_placed`: the metadata has, or had, a directory for the
@@ -327,36 +355,14 @@ class LogManager:
             preferred=self.moves.preferred.pop(topic_partition, None),
             assigned=assigned,
             may_hold_data=may_hold_data,
-            homes=(*self._registry.homes(), *self.moves.destinations()),
+            homes=(*self._registry.homes(), *self.moves.destinations(), *self.new_logs.homes()),
         )
-        self.checkpoints.forget(home, topic_partition)
-        log = open_log(
-            home.subdirectory(str(topic_partition)),
-            topic_partition,
-            config,
-            topic_id=topic_id,
-            now_ms=self._now_ms(),
-            producer_expiration_ms=self._producer_expiration_ms,
-            events=self.checkpoints,
-        )
-        home.fsync()
-        self._registry.add(log, home)
-        self._other_logs.add(home)
-        self.moves.forget(topic_partition)
-        return log
-
-    def checkpoint_existence(self) -> None:
-        """Writes which logs were made, deleted or set aside since the last call. Call it before new
-        logs are used.
-        """
-        directories, self._other_logs = self._other_logs, set()
-        if directories:
-            self.checkpoints.write(HIGH_WATERMARK_CHECKPOINT, directories)
+        return self.new_logs.plan(topic_partition, topic_id, config, home)
 
     def _never_was(self, topic_partition: TopicPartition) -> bool:
         """Returns whether this node certainly never had a log of the partition, or deleted it.
 
-        A log is durable and named in a checkpoint before it is used (`checkpoint_existence`). So
+        A log is durable and named in a checkpoint before it is used (`NewLogs.save`). So
         neither a crash nor the removal of its directory makes it unknown. All directories are
         online and have none. Each had its checkpoint at the start: a directory that was emptied,
         or is new, has none.
@@ -400,7 +406,8 @@ class LogManager:
             uuid_to_text(found),
             uuid_to_text(topic_id),
         )
-        self.checkpoints.forget(self._take_out(topic_partition, STRAY_SUFFIX)[0], topic_partition)
+        home, _ = self._take_out(topic_partition, STRAY_SUFFIX)
+        self.checkpoints.forget(home, (topic_partition,))
 
     def set_damaged_aside(self, topic_partition: TopicPartition) -> None:
         """Renames the directory of a damaged log that failed to open, if there is one."""
@@ -416,12 +423,12 @@ class LogManager:
         )
         home.rename(str(topic_partition), name)
         home.fsync()
-        self.checkpoints.forget(home, topic_partition)
+        self.checkpoints.forget(home, (topic_partition,))
         self._registry.forget_failed(topic_partition)
 
     def delete(self, topic_partition: TopicPartition) -> None:
         """Deletes a log: renames it at once, and removes its files after file.delete.delay.ms
-        (`purge_deleted`).
+        (`purge_deleted`). It is durable with the next `new_logs.save`.
         """
         log = self.get(topic_partition)
         self.forget_lost(topic_partition)
@@ -439,13 +446,11 @@ class LogManager:
         self.moves.cancel(topic_partition)
         self.moves.forget(topic_partition)
         home = self._registry.remove(topic_partition)
-        self._other_logs.add(home)
+        self.new_logs.existence_changed(home)
         name = unique_name(topic_partition, random_uuid().hex, suffix)
-        # Without the sync the log would come back after a crash, under a deleted topic. In a failed
-        # directory it may come back with the directory: it is set aside then.
+        # A log that comes back with a failed directory, or after a crash, is set aside then.
         with suppress(LogDirectoryOfflineError):
             home.rename(str(topic_partition), name)
-            home.fsync()
         return home, name
 
     def _remove_later(self, directory: LogDirectory, name: str) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
 
 from commitlog.disk.checkpoints import (
@@ -152,11 +152,14 @@ class LogCheckpoints:
         return self._changes.unread
 
     def truncating(self, log: Log) -> None:
-        """Writes the lowered recovery point of a log, then notifies the registry's listeners."""
+        """Writes the lowered recovery point of a log."""
         home = self._registry.directory_of(log.topic_partition)
         if home is not None:
             self._changes.note((log,))
             self.write(RECOVERY_POINT_CHECKPOINT, (home,))
+
+    def cut(self, log: Log) -> None:
+        """Notifies the registry's listeners."""
         self._registry.cut(log)
 
     def restarted(self, log: Log) -> None:
@@ -211,12 +214,14 @@ class LogCheckpoints:
                 self._unsaved.add((name, directory))
                 self._save(directory, name)
 
-    def forget(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
-        """Durably removes the entries of a log that no longer exists."""
+    def forget(self, directory: LogDirectory, names: Collection[TopicPartition]) -> None:
+        """Durably removes the entries of logs that no longer exist."""
         with self.lock:
             for name, entries in self._entries.items():
                 known = entries.get(directory, {})
-                if topic_partition in known or (name, directory) in self._unsaved:
-                    known.pop(topic_partition, None)
+                gone = [each for each in names if each in known]
+                if gone or (name, directory) in self._unsaved:
+                    for each in gone:
+                        del known[each]
                     self._unsaved.add((name, directory))
                     self._save(directory, name)

@@ -34,6 +34,11 @@ class LogListener(Protocol):
     def log_moved(self, topic_partition: TopicPartition, left: LogDirectory) -> None:
         """The log continues in another directory than `left`."""
 
+    def save(self) -> None:
+        """Makes durable which logs were removed, before others of their names are used; any
+        thread.
+        """
+
 
 class LogRegistry:
     """Logs of a node; changed by their owner, and by several threads while logs are opened."""
@@ -165,6 +170,11 @@ class LogRegistry:
         """Notifies the listeners that a log is about to be truncated."""
         for listener in self._listeners:
             listener.log_cut(log)
+
+    def save(self) -> None:
+        """Has the listeners make durable which logs were removed; any thread."""
+        for listener in self._listeners:
+            listener.save()
 
     def _notify_removed(self, topic_partition: TopicPartition) -> None:
         for listener in self._listeners:

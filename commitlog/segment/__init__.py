@@ -2,11 +2,13 @@
 
 Outsiders import `segment.Segment`, `names` (names and suffixes of a segment's files), and
 `batch_table.BatchTable` where many headers are read at once. Logs also import `cutting`,
-`epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`, the tier their file formats
-and that of transaction indexes (`indexes.parse_transactions`), and `producer_replay`.
+`page_cache`, `epochs.LeaderEpochCache` and `producer_state.ProducerStateManager`. The tier imports
+their file formats and that of transaction indexes (`indexes.parse_transactions`), and
+`producer_replay`.
 
     segment              appends and reads; loads, rebuilds and recovers
     reading              the read of a fetch, checked for the order of its batches
+    page_cache           whether a read would wait for the disk
     cutting              the place of a truncation, found before anything is removed
     indexes              the offset, time and transaction index
     batches, batch_table scans over headers, one by one or as columns

@@ -2,11 +2,12 @@
 
 They are kept in `leader-epoch-checkpoint`, strictly rising in epoch and offset. `flush` writes new
 entries to disk; the log calls it before its recovery point passes them. A truncation writes at
-once. After an unclean stop, recovery finds unwritten entries in the batches.
+its end. After an unclean stop, recovery finds unwritten entries in the batches.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
@@ -24,6 +25,9 @@ class LeaderEpochCache:
         self.directory = directory
         self._epochs: list[int] = []
         self._starts: list[int] = []
+        self._changing = threading.Lock()  # held for a moment, by `entries` as well
+        self._writing = threading.Lock()  # held while the file is written
+        self._closed = False
         self._dirty = False
         self._on_disk: tuple[tuple[int, int], ...] | None = None  # durable entries; None: unknown
         if directory.exists(LEADER_EPOCH_CHECKPOINT):
@@ -34,7 +38,8 @@ class LeaderEpochCache:
                 self._dirty = True  # recovery fills it again
 
     def _set(self, entries: Iterable[tuple[int, int]]) -> None:
-        self._epochs, self._starts = [], []
+        with self._changing:
+            self._epochs, self._starts = [], []
         for epoch, start in entries:
             self.assign(epoch, start)
 
@@ -43,9 +48,15 @@ class LeaderEpochCache:
         """The newest epoch; None if there is none."""
         return self._epochs[-1] if self._epochs else None
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether `flush` has something to write."""
+        return self._dirty
+
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """Returns all (epoch, start offset), oldest first."""
-        return tuple(zip(self._epochs, self._starts, strict=True))
+        """Returns all (epoch, start offset), oldest first; any thread."""
+        with self._changing:
+            return tuple(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Starts `epoch` at `start_offset`, and drops entries that contradict this.
@@ -58,9 +69,10 @@ class LeaderEpochCache:
         if self._epochs and epoch == self._epochs[-1] and start_offset >= self._starts[-1]:
             return
         keep = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
-        del self._epochs[keep:], self._starts[keep:]
-        self._epochs.append(epoch)
-        self._starts.append(start_offset)
+        with self._changing:
+            del self._epochs[keep:], self._starts[keep:]
+            self._epochs.append(epoch)
+            self._starts.append(start_offset)
         self._dirty = True
 
     def on_batch(self, epoch: int, base_offset: int) -> None:
@@ -108,15 +120,17 @@ class LeaderEpochCache:
         """Drops the entries that begin at or above `end_offset`."""
         keep = bisect_left(self._starts, end_offset)
         if keep < len(self._starts):
-            del self._epochs[keep:], self._starts[keep:]
+            with self._changing:
+                del self._epochs[keep:], self._starts[keep:]
             self._dirty = True
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Drops the entries below `start_offset`; the one that spans it begins there afterwards."""
         index = bisect_right(self._starts, start_offset) - 1
         if index >= 0 and (index > 0 or self._starts[0] < start_offset):
-            del self._epochs[:index], self._starts[:index]
-            self._starts[0] = start_offset
+            with self._changing:
+                del self._epochs[:index], self._starts[:index]
+                self._starts[0] = start_offset
             self._dirty = True
 
     def replace(self, entries: Iterable[tuple[int, int]]) -> None:
@@ -127,17 +141,29 @@ class LeaderEpochCache:
     def clear(self) -> None:
         """Drops all entries; the next flush writes that."""
         if self._epochs:
-            self._epochs, self._starts = [], []
+            with self._changing:
+                self._epochs, self._starts = [], []
             self._dirty = True
 
     def flush(self) -> None:
-        """Durably writes the checkpoint if it differs from the one on disk."""
-        if self._dirty:
+        """Durably writes the checkpoint if it differs from the one on disk; any thread."""
+        with self._writing:
+            if not self._dirty or self._closed:
+                return
+            self._dirty = False  # entries that change from here on are for the next flush
             entries = self.entries()
-            if entries != self._on_disk:  # recovery mostly finds the entries on disk
+            if entries == self._on_disk:  # recovery mostly finds the entries on disk
+                return
+            try:
                 self.directory.write_atomic(LEADER_EPOCH_CHECKPOINT, format_epochs(entries))
-                self._on_disk = entries
-            self._dirty = False
+            except BaseException:
+                self._dirty = True
+                raise
+            self._on_disk = entries
+
+    def close(self) -> None:
+        """Has later flushes do nothing: the directory may be another log's."""
+        self._closed = True
 
     def repair(self) -> bool:
         """Durably writes the checkpoint anew if the file is no longer as it was written; returns

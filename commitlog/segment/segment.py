@@ -449,9 +449,8 @@ class Segment:
         self.has_producers = self.has_producers or table.has_producers
 
     def truncate_to(self, cut: Cut) -> int:
-        """Removes the batches from a cut on (`commitlog.segment.cutting`); returns their bytes.
-
-        Syncs the file, so that a crash can not bring them back.
+        """Removes the batches from a cut on (`commitlog.segment.cutting`); returns their bytes. A
+        crash can bring them back until the file is synced.
         """
         self.cuts += 1
         self.offset_index.truncate(cut.offset)
@@ -459,7 +458,6 @@ class Segment:
         self.txn_index.truncate(cut.offset)
         removed, self._size = self._size - cut.position, cut.position
         self.file.truncate(cut.position)
-        self.file.fsync()
         if self._fault is not None and self._fault[0] >= cut.position:
             self._fault = None
         self._forget_positions()

@@ -68,10 +68,19 @@ class PartitionRegistry:
                 raise KafkaStorageError(f"{key} is offline: {self.offline[key]}")
             if self._cluster.leader_of(key) is None:
                 raise UnknownTopicOrPartitionError(f"{key}: no such topic or partition (yet)")
+            if self.is_opening(key):
+                raise NotLeaderOrFollowerError(f"node {self._node_id} opens {key}: try it again")
             raise NotLeaderOrFollowerError(f"node {self._node_id} holds no replica of {key}")
         if hosted.offline:
             raise KafkaStorageError(hosted.offline)
         return hosted
+
+    def is_opening(self, topic_partition: TopicPartition) -> bool:
+        """Whether this node is to lead a partition whose log is not open yet."""
+        if topic_partition in self._hosted or topic_partition in self.offline:
+            return False
+        leader = self._cluster.leader_of(topic_partition)
+        return leader is not None and leader[0] == self._node_id
 
     def _named(self, topic: str, topic_id: bytes) -> str:
         """Returns the name of the topic with this id; `topic`, if it is given, has to be it. An id

@@ -38,7 +38,7 @@ from tidemark.types import TopicPartition
 
 GRAIN_S = 0.001  # due within this counts as due now
 GATHER_S = 0.005  # between the requests of which one ends the wait of the other
-FIRST_PAUSE_S = 0.01  # for a leader that has not heard of its election
+FIRST_PAUSE_S = 0.01  # for a leader that has not heard of its election, and after a lost fetch
 _UNDER_WAY_MAX = 2
 
 T = TypeVar("T")
@@ -130,6 +130,8 @@ class FetcherCore(Generic[T]):
         self._first = 0  # request of the session
         self._under_way: deque[int] = deque()
         self._sent_at = float("-inf")
+        self._losses = 0  # of fetches, one soon after the other
+        self._calm_at = float("-inf")  # a loss from then on is the first
 
     # --- what is followed ----------------------------------------------------------------------
 
@@ -265,15 +267,19 @@ class FetcherCore(Generic[T]):
         return item.named_in is not None and number >= item.named_in
 
     def lost(self, number: int, now: float, *, delays: bool) -> bool:
-        """Takes a fetch without an answer: the session is over. With `delays` all partitions wait.
-        False if the fetch was of an earlier session."""
+        """Takes a fetch without an answer: the session is over. With `delays` all partitions wait,
+        shortly at first: a call may break while the leader is well. False if the fetch was of an
+        earlier session."""
         self._under_way.remove(number)
         if number < self._first:
             return False
         self._end_session()
         if delays:
+            self._losses = self._losses + 1 if now < self._calm_at else 0
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(self._losses, 20), self._backoff_s)
+            self._calm_at = now + pause_s + self._backoff_s
             for item in tuple(self._fetching.values()):
-                self.delay(item, now)
+                self.hold(item, now + pause_s)
         return True
 
     def _end_session(self) -> None:

@@ -8,8 +8,12 @@ end of its own previous epoch, and the next fetch asks again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
 
+from commitlog.log.log import Work, restarting, truncation
 from node.partition.hosted import HostedPartition
 from tidemark.records import iter_batches
 from tidemark.wire import FetchPartitionData
@@ -68,7 +72,9 @@ def _make_room(hosted: HostedPartition, payload: Payload, request_epoch: int, no
         if header.partition_leader_epoch <= request_epoch and (
             header.base_offset < end <= header.last_offset
         ):
-            restart_at(hosted, header.base_offset, now_ms)
+            logger.info("%s: starting anew at %d", hosted.topic_partition, header.base_offset)
+            hosted.log.truncate_fully_and_start_at(header.base_offset, now_ms)
+            settle(hosted)
         return
 
 
@@ -99,14 +105,37 @@ def needs_tier(hosted: HostedPartition, offset: int) -> bool:
     return hosted.config.remote_storage_enable and offset < hosted.log.local_log_start_offset
 
 
-def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> None:
-    """Truncates the follower's log to end at `offset`; below its start, empties it there."""
+def truncate(hosted: HostedPartition, offset: int, now_ms: int) -> Work:
+    """The steps that truncate the follower's log to end at `offset`, or below its start empty it
+    there; for `carry_out`."""
     note_loss(hosted, offset)
     if offset < hosted.log.local_log_start_offset:
-        hosted.log.truncate_fully_and_start_at(offset, now_ms)
-    else:
-        hosted.log.truncate_to(offset, now_ms)
+        return restarting(hosted.log, offset, now_ms)
+    return truncation(hosted.log, offset, now_ms)
+
+
+def restart(hosted: HostedPartition, offset: int, now_ms: int) -> Work:
+    """The steps that empty the log and restart it at `offset`, where the leader's log begins; for
+    `carry_out`."""
+    logger.info("%s: starting anew at %d", hosted.topic_partition, offset)
+    return restarting(hosted.log, offset, now_ms)
+
+
+async def carry_out(
+    hosted: HostedPartition, steps: Work, pool: Executor | None, is_current: Callable[[], bool]
+) -> bool:
+    """Takes the steps of a truncation: those of the disk in `pool`, if there is one. Returns false
+    if the replica got another role, or left, meanwhile: the rest is given up then."""
+    for work in steps:
+        settle(hosted)
+        if pool is None:
+            work()
+            continue
+        await asyncio.get_running_loop().run_in_executor(pool, work)
+        if not is_current():
+            return False
     settle(hosted)
+    return True
 
 
 def note_loss(hosted: HostedPartition, offset: int) -> None:
@@ -120,13 +149,6 @@ def note_loss(hosted: HostedPartition, offset: int) -> None:
             offset,
             watermark,
         )
-
-
-def restart_at(hosted: HostedPartition, offset: int, now_ms: int) -> None:
-    """Empties the log and restarts it at `offset`, where the leader's log begins."""
-    logger.info("%s: starting anew at %d", hosted.topic_partition, offset)
-    hosted.log.truncate_fully_and_start_at(offset, now_ms)
-    settle(hosted)
 
 
 def settle(hosted: HostedPartition) -> None:

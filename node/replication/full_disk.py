@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from commitlog.disk.files import DISK_FULL
 from node.runtime.tasks import OnFatal, cancel_all, spawn
@@ -27,7 +27,9 @@ def is_full(error: Exception) -> bool:
 class ReplicasWithoutSpace:
     """Replicas that wait for space; belongs to the event loop."""
 
-    def __init__(self, retry: Callable[[TopicIdPartition], bool], on_fatal: OnFatal) -> None:
+    def __init__(
+        self, retry: Callable[[TopicIdPartition], Awaitable[bool]], on_fatal: OnFatal
+    ) -> None:
         """`retry` makes a replica again; it returns false if the disk is still full."""
         self._retry = retry
         self._on_fatal = on_fatal
@@ -52,7 +54,7 @@ class ReplicasWithoutSpace:
             await asyncio.sleep(_PAUSE_S)
             untold_s += _PAUSE_S
             for identity in sorted(self._waiting):
-                if not self._retry(identity):
+                if not await self._retry(identity):
                     break  # nor is there space for the others
                 self._waiting.discard(identity)
 

@@ -2,8 +2,9 @@
 
 The metadata is the only authority. `on_metadata_update(delta, image)` brings every changed
 partition to the state of the image: its log is created or deleted, its role set, its fetcher
-assigned. The update runs to its end without waiting, so a request sees the state before it or after
-it. Requests are served by `node.serving`, on the partitions of the registry.
+assigned. A few partitions change at once, many in slices (`node.replication.reconciling`). The
+change of one partition runs to its end without waiting, so a request sees the state before it or
+after it. Requests are served by `node.serving`, on the partitions of the registry.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
@@ -18,6 +20,7 @@ from uuid import UUID
 from commitlog.disk.log_directory import LogDirectoryOfflineError
 from commitlog.log.log import Log
 from commitlog.manager.manager import LogManager
+from commitlog.manager.new_logs import NewLog
 from commitlog.types import CorruptLogError
 from node.membership.directory_assignments import DirectoryAssignments
 from node.partition.cluster_view import ClusterView
@@ -27,6 +30,7 @@ from node.partition.registry import PartitionRegistry
 from node.replication.full_disk import ReplicasWithoutSpace, is_full
 from node.replication.isr import IsrKeeper
 from node.replication.peer_listener import PeerListener
+from node.replication.reconciling import Changed, Reconciler
 from node.replication.replica_fetcher import ReplicaFetchers
 from node.replication.tier_restore import Histories, TierRestore
 from node.runtime.clock import Clock
@@ -38,7 +42,7 @@ from quorum.image import (
     PartitionRegistration,
 )
 from quorum.image.types import LOST_DIRECTORY
-from tidemark.config import ServerConfig, TopicConfig
+from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, StorageError, TidemarkError
 from tidemark.types import TopicIdPartition, TopicPartition
 
@@ -80,7 +84,10 @@ class Hosting:
         assignments: DirectoryAssignments,
         tier: TierFollower | None,
         clock: Clock,
+        pool: Executor | None = None,
     ) -> None:
+        """New logs are made in `pool`, if there is one; `stop` shuts it down."""
+        self._pool = pool
         self._config = config
         self._cluster = cluster
         self._logs = logs
@@ -91,33 +98,72 @@ class Hosting:
         self._tier = tier
         self._clock = clock
         self._saw_image = False
+        self._looked_for_strays = False
         self._peer_listener = PeerListener(config)
         self._without_space = ReplicasWithoutSpace(self._make_again, partitions.fatal)
         self._restore = TierRestore(config, clock, partitions.fatal)
         self._given_up: set[TopicIdPartition] = set()
         self._no_log: dict[TopicIdPartition, UUID | None] = {}  # and where the metadata notes it
         self._leaving: set[asyncio.Task[None]] = set()
+        self._unhosted: dict[TopicPartition, UUID] = {}  # topics of logs that are made here
+        self._reconciler = Reconciler(
+            logs.new_logs, self._apply, self._at_rest, pool, partitions.fatal
+        )
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Applies a new image; called by the metadata loader, in order."""
-        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
-        followers: dict[TopicIdPartition, Log] = {}
+        """Applies a new image; called by the metadata loader, in order. `settled` waits for the
+        rest of a large one.
+        """
+        note = self._reconciler.note
+        state = Changed.STATE if self._saw_image else Changed.STATE | Changed.FIRST
+        self._saw_image = True
         for topic in delta.topics_deleted.values():
             for index in topic.partitions:
-                self._stop(TopicIdPartition(topic.topic_id, topic.name, index), topic_deleted=True)
+                note(TopicIdPartition(topic.topic_id, topic.name, index), state)
         for change in delta.topics_changed.values():
-            for index, registration in sorted(change.partitions.items()):
-                identity = TopicIdPartition(change.topic_id, change.name, index)
-                self._reconcile(identity, registration, leaders, followers)
-        self._update_configs(delta, leaders, followers)
-        if delta.brokers_changed:
-            self._peers_changed(set(delta.brokers_changed))
+            for index in sorted(change.partitions):
+                note(TopicIdPartition(change.topic_id, change.name, index), state)
+        all_topics = self._cluster.alters_broker(delta)
+        names = {resource.name for resource in delta.configs_changed if resource.type == _TOPIC}
+        for hosted in self._partitions if all_topics or names or delta.brokers_changed else ():
+            if all_topics or hosted.topic_partition.topic in names:
+                note(hosted.core.identity, Changed.SETTINGS)
+            if not hosted.is_leader and hosted.core.leader in delta.brokers_changed:
+                note(hosted.core.identity, Changed.PEERS)
+        self._reconciler.run()
+
+    async def settled(self) -> None:
+        """Waits until every replica is in the state of the newest image."""
+        await self._reconciler.settled()
+
+    def _apply(self, changed: Mapping[TopicIdPartition, Changed]) -> None:
+        """Brings replicas to the state of the newest image."""
+        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
+        followers: dict[TopicIdPartition, Log] = {}
+        for identity, change in changed.items():
+            if self._reconciler.is_opening(identity):
+                continue
+            registration = self._registration(identity)
+            if change & (Changed.STATE | Changed.FIRST):
+                is_first = Changed.FIRST in change
+                self._reconcile(identity, registration, is_first, leaders, followers)
+            hosted = self._partitions.find(identity.topic_partition)
+            if hosted is None or hosted.core.identity != identity:
+                continue
+            if Changed.SETTINGS in change:
+                self._reconfigure(hosted, leaders, followers)
+            if Changed.PEERS in change and not hosted.is_leader and not hosted.offline:
+                self._follow(hosted)
         if self._tier is not None and (leaders or followers):
             self._tier.on_leadership_change(leaders, followers)
-        if not self._saw_image:
-            self._saw_image = True
-            self._set_strays_aside(image)
-        self._checkpoint_existence()
+
+    def _at_rest(self) -> None:
+        if not self._looked_for_strays:
+            self._looked_for_strays = True
+            self._set_strays_aside(self._cluster.image)
+
+    def _registration(self, identity: TopicIdPartition) -> PartitionRegistration | None:
+        return self._cluster.image.topics.partition(identity.topic_id, identity.partition)
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
         """Renames logs that the image does not assign here (strays). Called once, with the first
@@ -138,19 +184,21 @@ class Hosting:
     def _reconcile(
         self,
         identity: TopicIdPartition,
-        registration: PartitionRegistration,
+        registration: PartitionRegistration | None,
+        is_first: bool,
         leaders: dict[TopicIdPartition, tuple[Log, int]],
         followers: dict[TopicIdPartition, Log],
     ) -> None:
-        if self._config.node_id not in registration.replicas:
-            self._stop(identity)
+        if registration is None or self._config.node_id not in registration.replicas:
+            is_deleted = self._cluster.image.topics.by_id(identity.topic_id) is None
+            self._stop(identity, topic_deleted=is_deleted)
             return
         hosted = self._partitions.find(identity.topic_partition)
         if hosted is not None and hosted.topic_id != identity.topic_id:
             self._stop(hosted.core.identity, topic_deleted=True)
             hosted = None
         try:
-            hosted = hosted or self._host(identity, registration)
+            hosted = hosted or self._host(identity, registration, is_first)
         except FatalError:
             raise
         except (StorageError, OSError) as error:
@@ -161,6 +209,8 @@ class Hosting:
                 return
             logger.error("%s is offline: %s", identity.topic_partition, error)
             self._report_lost(identity, registration, error)
+            return
+        if hosted is None:
             return
         self._report_directory(identity, registration)
         if hosted.offline:
@@ -189,75 +239,70 @@ class Hosting:
         elif new_epoch:
             followers[identity] = hosted.log
 
-    def _make_again(self, identity: TopicIdPartition) -> bool:
+    async def _make_again(self, identity: TopicIdPartition) -> bool:
         """Makes a replica for which there was no space; false if there still is none."""
-        registration = self._cluster.image.topics.partition(identity.topic_id, identity.partition)
-        if registration is None or self._partitions.find(identity.topic_partition) is not None:
-            return True
-        leaders: dict[TopicIdPartition, tuple[Log, int]] = {}
-        followers: dict[TopicIdPartition, Log] = {}
-        self._reconcile(identity, registration, leaders, followers)
-        self._checkpoint_existence()
-        if self._tier is not None and (leaders or followers):
-            self._tier.on_leadership_change(leaders, followers)
-        return self._partitions.find(identity.topic_partition) is not None
-
-    def _checkpoint_existence(self) -> None:
-        """Has a checkpoint name the logs that there are, before a new one takes a record."""
-        try:
-            self._logs.checkpoint_existence()
-        except FatalError:
-            raise
-        except (StorageError, OSError) as error:
-            logger.error("new logs are in a checkpoint only with its next write: %s", error)
+        self._reconciler.note(identity, Changed.STATE)
+        self._reconciler.run()
+        await self._reconciler.settled()
+        is_there = self._partitions.find(identity.topic_partition) is not None
+        return is_there or self._registration(identity) is None
 
     def _host(
-        self, identity: TopicIdPartition, registration: PartitionRegistration
-    ) -> HostedPartition:
-        """Opens or creates the log of a replica and registers the partition. Raises if the log
-        cannot be opened."""
+        self, identity: TopicIdPartition, registration: PartitionRegistration, is_first: bool
+    ) -> HostedPartition | None:
+        """Registers a replica with its log. If there is no log, has one made; the replica is
+        registered when that is durable. Raises if the log cannot be opened or made."""
+        topic_partition = identity.topic_partition
         config = self._cluster.topic_config(identity.topic)
-        core = Partition(
-            identity=identity,
-            node_id=self._config.node_id,
-            brokers=self._cluster.brokers,
-            min_insync_replicas=config.min_insync_replicas,
-            lag_max_ms=self._config.replica_lag_time_max_ms,
-        )
+        failure = self._reconciler.take_failure(topic_partition)
+        if failure is not None:
+            self._unhosted.pop(topic_partition, None)
+            raise failure
         assigned = registration.directory_of(self._config.node_id)
-        log = self._logs.get_or_create(
-            identity.topic_partition,
+        log = self._logs.get_or_plan(
+            topic_partition,
             identity.topic_id,
             config,
             assigned=None if assigned == LOST_DIRECTORY else assigned,
-            may_hold_data=self._may_hold_data(identity, registration),
+            may_hold_data=self._may_hold_data(identity, registration, is_first),
             is_placed=assigned is not None,
             leader_epoch=registration.leader_epoch,
         )
+        self._partitions.offline.pop(topic_partition, None)
+        self._given_up.discard(identity)
+        self._no_log.pop(identity, None)
+        if isinstance(log, NewLog):
+            self._unhosted[topic_partition] = identity.topic_id
+            self._reconciler.make(identity, log)
+            return None
+        self._unhosted.pop(topic_partition, None)
         if config.remote_storage_enable and self._tier is None:
             logger.error(
                 "%s has remote.storage.enable=true and this node has no tier: nothing is copied,"
                 " and no local segment deleted, until remote.log.storage.system.enable=true here",
-                identity.topic_partition,
+                topic_partition,
             )
-        nudge = None if self._tier is None else self._tier.segment_copyable
         hosted = HostedPartition(
-            core,
+            Partition(
+                identity=identity,
+                node_id=self._config.node_id,
+                brokers=self._cluster.brokers,
+                min_insync_replicas=config.min_insync_replicas,
+                lag_max_ms=self._config.replica_lag_time_max_ms,
+            ),
             log,
             config,
-            segment_copyable=nudge,
+            segment_copyable=None if self._tier is None else self._tier.segment_copyable,
             watched=self._isr.watched,
             give_up=self._give_up,
         )
-        core.on_truncate(log.log_end_offset, max(log.high_watermark, log.log_start_offset))
+        end = log.log_end_offset
+        hosted.core.on_truncate(end, max(log.high_watermark, log.log_start_offset))
         self._partitions.add(hosted)
-        self._partitions.offline.pop(identity.topic_partition, None)
-        self._given_up.discard(identity)
-        self._no_log.pop(identity, None)
         return hosted
 
     def _may_hold_data(
-        self, identity: TopicIdPartition, registration: PartitionRegistration
+        self, identity: TopicIdPartition, registration: PartitionRegistration, is_first: bool
     ) -> bool:
         """Whether the metadata counts on committed records in this replica.
 
@@ -273,7 +318,7 @@ class Hosting:
             return True  # until the controller knows: this image may be older than its ISR
         is_old = (
             registration.directory_of(node_id) is not None
-            or not self._saw_image
+            or is_first
             or (
                 identity.topic_partition in self._partitions.offline
                 and identity not in self._without_space
@@ -408,12 +453,6 @@ class Hosting:
         else:
             self._fetchers.follow(hosted, leader, endpoint)
 
-    def _peers_changed(self, changed: set[int]) -> None:
-        """Follows leaders among the changed brokers again, since their endpoints may be new."""
-        for hosted in self._partitions:
-            if not hosted.is_leader and hosted.core.leader in changed and not hosted.offline:
-                self._follow(hosted)
-
     def _stop(self, identity: TopicIdPartition, *, topic_deleted: bool = False) -> None:
         """Removes a replica and its log from this node.
 
@@ -422,6 +461,10 @@ class Hosting:
         """
         hosted = self._partitions.find(identity.topic_partition)
         if hosted is None:
+            if self._unhosted.get(identity.topic_partition) == identity.topic_id:
+                del self._unhosted[identity.topic_partition]
+                if self._reconciler.take_failure(identity.topic_partition) is None:
+                    self._logs.delete(identity.topic_partition)
             self._partitions.offline.pop(identity.topic_partition, None)
             self._no_log.pop(identity, None)
             self._logs.forget_lost(identity.topic_partition)
@@ -469,38 +512,28 @@ class Hosting:
         hosted.fail(f"{hosted.topic_partition} is offline: {error}")
         self._leave_tier(hosted.core.identity, delete_remote=False)
 
-    def _update_configs(
+    def _reconfigure(
         self,
-        delta: MetadataDelta,
+        hosted: HostedPartition,
         leaders: dict[TopicIdPartition, tuple[Log, int]],
         followers: dict[TopicIdPartition, Log],
     ) -> None:
-        """Applies changed settings to logs and cores, and reports topics that are tiered from now
-        on."""
-        all_topics = self._cluster.alters_broker(delta)
-        names = {resource.name for resource in delta.configs_changed if resource.type == _TOPIC}
-        configs: dict[str, TopicConfig] = {}
-        for hosted in self._partitions if all_topics or names else ():
-            topic = hosted.topic_partition.topic
-            if not all_topics and topic not in names:
-                continue
-            if topic not in configs:
-                configs[topic] = self._cluster.topic_config(topic)
-            before, config = hosted.config, configs[topic]
-            hosted.reconfigure(config)
-            if hosted.offline:
-                continue
-            # A smaller min.insync.replicas may let the high watermark advance.
-            if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
-                hosted.committed()
-            switched = config.remote_storage_enable != before.remote_storage_enable
-            if switched or config.remote_log_delete_on_disable:  # off and on may come at once
-                self._tiering_switched(hosted)
-            if config.has_tier and not before.has_tier:
-                if hosted.is_leader and not hosted.core.restoring:
-                    leaders[hosted.core.identity] = (hosted.log, hosted.core.leader_epoch)
-                elif hosted.core.leader is not None:
-                    followers[hosted.core.identity] = hosted.log
+        """Applies changed settings to log and core; notes a topic that is tiered from now on."""
+        before, config = hosted.config, self._cluster.topic_config(hosted.topic_partition.topic)
+        hosted.reconfigure(config)
+        if hosted.offline:
+            return
+        # A smaller min.insync.replicas may let the high watermark advance.
+        if hosted.core.maybe_advance_high_watermark(self._clock.mono_ms()):
+            hosted.committed()
+        switched = config.remote_storage_enable != before.remote_storage_enable
+        if switched or config.remote_log_delete_on_disable:  # off and on may come at once
+            self._tiering_switched(hosted)
+        if config.has_tier and not before.has_tier:
+            if hosted.is_leader and not hosted.core.restoring:
+                leaders[hosted.core.identity] = (hosted.log, hosted.core.leader_epoch)
+            elif hosted.core.leader is not None:
+                followers[hosted.core.identity] = hosted.log
 
     def _tiering_switched(self, hosted: HostedPartition) -> None:
         """Takes nothing for copied until the tier is looked at again. Where tiering is off from
@@ -513,10 +546,13 @@ class Hosting:
 
     async def stop(self) -> None:
         """Stops following; the log manager closes hosted logs."""
+        await self._reconciler.stop()
         await self._fetchers.stop()
         await self._restore.stop()
         await self._without_space.stop()
         await cancel_all(*self._leaving)
+        if self._pool is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         for hosted in self._partitions:
             hosted.stop()
 

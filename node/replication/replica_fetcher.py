@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 
 from commitlog.log.continuity import check_begun
+from commitlog.log.log import Work
 from commitlog.types import CorruptLogError
 from node.membership.identity import BrokerIdentity
 from node.partition.hosted import HostedPartition
@@ -68,7 +70,10 @@ class ReplicaFetcher:
         on_fatal: Callable[[FatalError], None],
         clock: Clock,
         throttle: ReplicationThrottle | None = None,
+        pool: Executor | None = None,
     ) -> None:
+        """Logs are cut in `pool`, if there is one."""
+        self._pool = pool
         self._clock = clock
         self._throttle = throttle
         self._config = config
@@ -246,8 +251,7 @@ class ReplicaFetcher:
                 follower_log.note_loss(hosted, target)
                 self._aside(item, self._from_tier(item), FollowerState.BUILDING_REMOTE_LOG_AUX)
             else:
-                follower_log.truncate(hosted, target, self._clock.wall_ms())
-                logger.info("%s: truncated to %d", hosted.topic_partition, target)
+                self._aside(item, self._truncate(item, target), FollowerState.TRUNCATING)
         elif command is Command.FIND_RANGE:
             check_begun(hosted.log.segments, hosted.log.epochs, item.epoch)
             self._aside(item, self._find_range(item), FollowerState.TRUNCATING)
@@ -325,7 +329,7 @@ class ReplicaFetcher:
                 self._core.begin(item, FollowerState.BUILDING_REMOTE_LOG_AUX)
                 await self._from_tier(item)
             elif self._is_current(item):
-                follower_log.truncate(item.hosted, latest.offset, self._clock.wall_ms())
+                await self._truncate(item, latest.offset)
             return
         earliest = await leader_offset(self.client, item.hosted, item.epoch, -2, timeout_ms)
         if earliest.offset <= item.hosted.log.log_end_offset:
@@ -334,7 +338,19 @@ class ReplicaFetcher:
             self._core.begin(item, FollowerState.BUILDING_REMOTE_LOG_AUX)
             await self._from_tier(item)
         elif self._is_current(item):
-            follower_log.restart_at(item.hosted, earliest.offset, self._clock.wall_ms())
+            now_ms = self._clock.wall_ms()
+            await self._cut(item, follower_log.restart(item.hosted, earliest.offset, now_ms))
+
+    async def _truncate(self, item: Item, offset: int) -> None:
+        if self._is_current(item):
+            now_ms = self._clock.wall_ms()
+            if await self._cut(item, follower_log.truncate(item.hosted, offset, now_ms)):
+                logger.info("%s: truncated to %d", item.hosted.topic_partition, offset)
+
+    async def _cut(self, item: Item, steps: Work) -> bool:
+        return await follower_log.carry_out(
+            item.hosted, steps, self._pool, lambda: self._is_current(item)
+        )
 
     async def _from_tier(self, item: Item) -> None:
         if self._bootstrap is None:
@@ -345,6 +361,7 @@ class ReplicaFetcher:
             item.epoch,
             is_current=lambda: self._is_current(item),
             now_ms=self._clock.wall_ms,
+            cut=lambda steps: self._cut(item, steps),
         )
 
 

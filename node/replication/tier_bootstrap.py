@@ -16,11 +16,12 @@ ends below its local start:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from commitlog.log.from_tier import rebuild_from_remote
+from commitlog.log.from_tier import rebuilding
+from commitlog.log.log import Work
 from node.partition.hosted import HostedPartition
 from node.replication import follower_log
 from node.replication.client import ReplicationClient
@@ -75,9 +76,10 @@ class TierBootstrap:
         *,
         is_current: Callable[[], bool],
         now_ms: Callable[[], int],
+        cut: Callable[[Work], Awaitable[bool]],
     ) -> None:
-        """Rebuilds the follower's log. Raises if the leader or the tier cannot answer; the caller
-        retries."""
+        """Rebuilds the follower's log by `cut`. Raises if the leader or the tier cannot answer; the
+        caller retries."""
         leader = _Leader(client, hosted, epoch, self._timeout_ms)
         first = await leader.offset(OffsetSpec.EARLIEST_LOCAL)
         start = await leader.offset(OffsetSpec.EARLIEST)
@@ -85,12 +87,12 @@ class TierBootstrap:
             first = await _pending_upload(leader, first, start)
         if first.offset <= start.offset:
             if is_current():
-                follower_log.restart_at(hosted, start.offset, now_ms())
+                await cut(follower_log.restart(hosted, start.offset, now_ms()))
             return
         aux = await self._state_before(leader, hosted, first)
         if not is_current():
             return
-        rebuild_from_remote(
+        steps = rebuilding(
             hosted.log,
             aux.epochs,
             aux.producer_snapshot,
@@ -98,10 +100,12 @@ class TierBootstrap:
             now_ms(),
             log_start_offset=start.offset,
         )
-        follower_log.settle(hosted)
-        logger.info(
-            "%s: rebuilt from the tier, fetching from %d", hosted.topic_partition, aux.start_offset
-        )
+        if await cut(steps):
+            logger.info(
+                "%s: rebuilt from the tier, fetching from %d",
+                hosted.topic_partition,
+                aux.start_offset,
+            )
 
     async def _state_before(
         self, leader: _Leader, hosted: HostedPartition, first: Offset

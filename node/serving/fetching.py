@@ -17,9 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from commitlog.types import CorruptLogError, FetchResult, TransactionsUncheckedError
+from commitlog.types import (
+    CorruptLogError,
+    FetchResult,
+    NotCachedError,
+    TransactionsUncheckedError,
+)
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.quotas.replication import ReplicationThrottle
@@ -37,9 +43,13 @@ from tidemark.errors import (
     StorageError,
     code_of,
 )
+from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
 
 logger = logging.getLogger(__name__)
+
+TURN_BYTES = 8 << 20
+"""Records that one turn of the loop reads, some 10 ms; at most as many of one partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,7 @@ class _Found:
     )
     reads: list[TierRead] = field(default_factory=list)  # of the tier, not finished
     throttled: bool = False  # a read of the tier did not begin
+    loads: list[asyncio.Future[None]] = field(default_factory=list)  # of records not in memory
 
     @property
     def waits_for_tier(self) -> bool:
@@ -86,7 +97,11 @@ class FetchHandler:
         *,
         selects_closest: bool = False,
         throttle: ReplicationThrottle | None = None,
+        cold_reads: Executor | None = None,
     ) -> None:
+        """Records that the page cache lacks are read in `cold_reads`, if there is one."""
+        self._cold_reads = cold_reads
+        self._loads: dict[tuple[TopicPartition, int], asyncio.Future[None]] = {}
         self.selects_closest = selects_closest
         self._partitions = partitions
         self._isr = isr
@@ -101,10 +116,10 @@ class FetchHandler:
         deadline = begun + max(0, params.max_wait_ms) / 1000
         if params.replica is not None:
             context.asked_at(self._clock.mono_ms())
-        acknowledge = True
+        acknowledge, waits = True, self._cold_reads is None
         while True:
-            found = self._read_all(params, context, acknowledge)
-            acknowledge = False
+            found = await self._read_all(params, context, acknowledge, waits)
+            acknowledge, waits = False, self._cold_reads is None
             if found.unchecked:
                 await self._name_aborted(found)
             if found.waits_for_tier:
@@ -112,23 +127,38 @@ class FetchHandler:
             least = min(params.min_bytes, max(1, found.max_bytes))
             enough = found.size_bytes >= (max(1, least) if found.waits_for_tier else least)
             answers = found.answer_now or enough or context.ends_now()
+            if found.loads and not answers:
+                await asyncio.wait(found.loads)
+                waits = True  # even if the memory was needed for something else meanwhile
+                continue
             if answers or loop.time() >= deadline:
                 return context.answers()
             if all(read.outcome is None for read in found.reads):
                 await context.wait(deadline, [read.waiters for read in found.reads])
 
-    def _read_all(self, params: FetchParams, context: FetchContext, acknowledge: bool) -> _Found:
+    async def stop(self) -> None:
+        """Waits for the reads of the disk."""
+        if self._cold_reads is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._cold_reads.shutdown)
+
+    async def _read_all(
+        self, params: FetchParams, context: FetchContext, acknowledge: bool, waits: bool
+    ) -> _Found:
         room = params.max_bytes if params.room is None else params.room()
         found = _Found(min(params.max_bytes, room))
         items = context.take()
         answers = []
+        turn_ends = TURN_BYTES
         for item in items:
+            if found.size_bytes >= turn_ends:
+                turn_ends = found.size_bytes + TURN_BYTES
+                await asyncio.sleep(0)
             answer = FetchPartitionData(item.topic, item.partition)
             if not item.topic:  # named by its id alone
                 answer.topic_id = item.topic_id
             answers.append(answer)
             try:
-                self._read_one(params, context, item, answer, found, acknowledge)
+                self._read_one(params, context, item, answer, found, acknowledge, waits)
             except FatalError as error:
                 self._partitions.fatal(error)
                 self._failed(answer, item, KafkaStorageError(str(error)), found)
@@ -158,6 +188,7 @@ class FetchHandler:
         answer: FetchPartitionData,
         found: _Found,
         acknowledge: bool,
+        waits: bool,
     ) -> None:
         hosted = self._partitions.get(item.topic, item.partition, item.topic_id)
         core, local = hosted.core, hosted.log
@@ -199,18 +230,11 @@ class FetchHandler:
         limit = _read_limit(hosted, params)
         room = found.max_bytes - found.size_bytes
         if item.fetch_offset < limit and (room > 0 or not found.size_bytes):
-            size = min(item.max_bytes, max(0, room))
-            try:
-                result = local.read(
-                    item.fetch_offset,
-                    size,
-                    max_offset=None if replica is not None else limit,
-                    min_one=not found.size_bytes,
-                )
-            except CorruptLogError as error:
-                if hosted.found_damage(error):  # another replica will answer
-                    raise KafkaStorageError(hosted.offline) from error
-                raise
+            result = self._local(params, item, hosted, limit, found, waits)
+            if result is None:
+                context.look_again(item)
+                set_positions(answer, hosted)
+                return
             if result.records:
                 _fill(answer, hosted, params, item, result, found)
             found.size_bytes += len(result.records)
@@ -219,6 +243,45 @@ class FetchHandler:
         elif item.fetch_offset < limit:
             context.look_again(item)  # the next answer has room for it
         set_positions(answer, hosted)
+
+    def _local(
+        self,
+        params: FetchParams,
+        item: FetchPartition,
+        hosted: HostedPartition,
+        limit: int,
+        found: _Found,
+        waits: bool,
+    ) -> FetchResult | None:
+        """Reads below `limit`, as far as there is room. None if the disk has to read first, and the
+        fetch does not wait: it does so in a thread."""
+        try:
+            return hosted.log.read(
+                item.fetch_offset,
+                min(item.max_bytes, max(0, found.max_bytes - found.size_bytes), TURN_BYTES),
+                max_offset=None if params.replica is not None else limit,
+                min_one=not found.size_bytes,
+                waits=waits,
+            )
+        except NotCachedError as error:
+            found.loads.append(self._loading(hosted, item.fetch_offset, error.load))
+            return None
+        except CorruptLogError as error:
+            if hosted.found_damage(error):  # another replica will answer
+                raise KafkaStorageError(hosted.offline) from error
+            raise
+
+    def _loading(
+        self, hosted: HostedPartition, offset: int, load: Callable[[], None]
+    ) -> asyncio.Future[None]:
+        """Begins a read in a thread, once for all who wait for it. It ends even if they give up."""
+        key = hosted.topic_partition, offset
+        known = self._loads.get(key)
+        if known is None:
+            loop = asyncio.get_running_loop()
+            known = self._loads[key] = loop.run_in_executor(self._cold_reads, load)
+            known.add_done_callback(lambda _: self._loads.pop(key, None))
+        return known
 
     def _heard_of(
         self,

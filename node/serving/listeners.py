@@ -76,8 +76,9 @@ class BrokerListeners:
         await self._health.set(serving)
 
     async def stop(self) -> None:
-        """Ends calls that stay open, then each server after a second of grace."""
+        """Ends calls that stay open, then each server after a second of grace, then reads."""
         for service in self._services:
             service.end_open_calls()
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
+        await self._handlers.fetch.stop()

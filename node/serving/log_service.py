@@ -59,6 +59,7 @@ class RequestHandlers:
     deletion: RecordDeleter
     producer_ids: ProducerIdManager
     throttling: Throttling = field(default_factory=Throttling)
+    is_opening: Callable[[TopicPartition], bool] = lambda _: False
 
 
 class LogService:
@@ -386,7 +387,12 @@ class LogService:
 
     async def metadata(self, request: pb.MetadataRequest, context: Context) -> pb.MetadataResponse:
         return metadata_response(
-            self._images.image, request, self._cluster_id, self._controller_id(), self._listener
+            self._images.image,
+            request,
+            self._cluster_id,
+            self._controller_id(),
+            self._listener,
+            self._handlers.is_opening,
         )
 
     async def init_producer_id(

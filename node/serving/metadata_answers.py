@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quorum.image import MetadataImage, TopicImage
 from quorum.services.admin_answers import INTERNAL_PREFIX, node_of, offline_replicas
 from tidemark.errors import ErrorCode
+from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2 as pb
 
 
@@ -14,9 +17,11 @@ def metadata_response(
     cluster_id: str,
     controller_id: int | None,
     listener: str | None,
+    is_opening: Callable[[TopicPartition], bool] = lambda _: False,
 ) -> pb.MetadataResponse:
     """Brokers at `listener`, and the requested topics or all. Unknown topics have
-    UNKNOWN_TOPIC_OR_PARTITION."""
+    UNKNOWN_TOPIC_OR_PARTITION. Partitions that the answering node leads and `is_opening` have
+    LEADER_NOT_AVAILABLE."""
     response = pb.MetadataResponse(
         cluster_id=cluster_id, controller_id=-1 if controller_id is None else controller_id
     )
@@ -33,11 +38,16 @@ def metadata_response(
                 error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),  # type: ignore[arg-type]
             )
         else:
-            _add_topic(response, image, topic)
+            _add_topic(response, image, topic, is_opening)
     return response
 
 
-def _add_topic(response: pb.MetadataResponse, image: MetadataImage, topic: TopicImage) -> None:
+def _add_topic(
+    response: pb.MetadataResponse,
+    image: MetadataImage,
+    topic: TopicImage,
+    is_opening: Callable[[TopicPartition], bool],
+) -> None:
     answer = response.topics.add(
         name=topic.name,
         topic_id=topic.topic_id.bytes,
@@ -45,7 +55,11 @@ def _add_topic(response: pb.MetadataResponse, image: MetadataImage, topic: Topic
     )
     for index, partition in topic.ordered():
         leader = partition.leader
-        led = leader is not None and leader in image.brokers
+        led = (
+            leader is not None
+            and leader in image.brokers
+            and not is_opening(TopicPartition(topic.name, index))
+        )
         code = ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE
         answer.partitions.add(
             error_code=int(code),  # type: ignore[arg-type]

@@ -118,6 +118,8 @@ class BackgroundWork:
         A log that is being cleaned is left for the next pass.
         """
         for changed in self._retention.take(self._clock.wall_ms(), self._logs.by_partition):
+            if changed.epochs.is_dirty:
+                await self._in_pool(changed.epochs.flush)  # a deletion needs them on disk
             hosted = self._partitions.find(changed.topic_partition)
             if hosted is None or hosted.offline or hosted.deleted:
                 continue  # hosting it marks it as changed

@@ -69,6 +69,7 @@ class CleanerWorkers:
         start."""
         self._cleaner.stop()
         await cancel_all(*self._tasks.values())
+        await self._in_pool(self._cleaner.save)
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
 
     async def _work(self, number: int) -> None:
@@ -80,6 +81,7 @@ class CleanerWorkers:
     async def clean_one(self) -> bool:
         """Cleans the dirtiest log; False if none qualifies or the cleaning failed."""
         cleaner = self._cleaner
+        await self._in_pool(cleaner.save)
         if not cleaner.has_work:
             return False
         # Loads the kernels in a thread: the first time takes long.

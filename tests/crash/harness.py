@@ -107,6 +107,9 @@ class CrashingFile:
     def pread_into(self, buffer: memoryview, position: int) -> int:
         return self._inner.pread_into(buffer, position)
 
+    def is_cached(self, size: int, position: int) -> bool:
+        return self._inner.is_cached(size, position)
+
     def pwrite(self, data: bytes | memoryview, position: int) -> None:
         mode = self._plan.before("pwrite", self._name)
         self._inner.pwrite(data[: len(data) // 2] if mode == "~" else data, position)

@@ -171,7 +171,7 @@ def test_the_power_fails_at_any_point(keep: Keep, monkeypatch: pytest.MonkeyPatc
 def restore(directory: Directory, ack: Ack) -> None:
     """A leader without a record is restored from the tier, and goes on in its own epoch."""
     manager, log = open_all(directory)
-    manager.checkpoint_existence()
+    manager.new_logs.save()
     ack("empty")
     restored(log)
     ack("restored")

@@ -106,6 +106,7 @@ class Node:
             self.assignments,
             tier,
             self.clock,
+            cluster.pool,
         )
         self.handlers = RequestHandlers(
             ProduceHandler(self.partitions, self.clock),
@@ -116,10 +117,12 @@ class Node:
                 self.clock,
                 selects_closest=self.config.selects_closest_replica,
                 throttle=self._throttle(LEADER),
+                cold_reads=cluster.pool,
             ),
             OffsetFinder(self.partitions, tier),
             RecordDeleter(self.partitions),
             ProducerIdManager(self.identity, cluster.controller),
+            is_opening=self.partitions.is_opening,
         )
         self.service = LogService(
             self.handlers,
@@ -148,6 +151,7 @@ class Node:
             self.fatal.append,
             self.clock,
             self.follower_throttle,
+            self.cluster.pool,
         )
 
     def _throttle(self, side: str) -> ReplicationThrottle:
@@ -295,8 +299,9 @@ class Link:
 class Cluster:
     """Brokers 1, 2, 3 and their metadata."""
 
-    def __init__(self, tier: Any = None) -> None:
+    def __init__(self, tier: Any = None, pool: Any = None) -> None:
         self.tier = tier
+        self.pool = pool  # None: new logs are made on the loop
         self.disks: dict[int, MemoryDirectory] = {}
         self.nodes: dict[int, Node] = {}
         self.cut: set[tuple[int, int]] = set()

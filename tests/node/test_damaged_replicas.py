@@ -108,6 +108,7 @@ def test_a_follower_that_can_not_truncate_for_damage_is_copied_anew() -> None:
         (item,) = fetcher._core._followed.values()
         answer = FetchPartitionData(TOPIC, 0, diverging_epoch=(item.epoch, 40))
         fetcher._take(item, Command.TRUNCATE, answer)
+        await asyncio.gather(*fetcher._side_tasks)
         assert hosted.offline and hosted.log.log_end_offset == 60
         await copied_anew(cluster, 2)
 

@@ -65,6 +65,15 @@ class Client:
         topics.configs.update({key.replace("_", "."): value for key, value in configs.items()})
         answer = await self.admin.CreateTopics(request)
         assert answer.topics[0].error_code == ErrorCode.NONE, answer
+        await self.until_led(topic)
+
+    async def until_led(self, topic: str) -> None:
+        """Waits as clients do, until the node leads the topic's partition."""
+        while True:
+            (found,) = (await self.log.Metadata(log_pb2.MetadataRequest(topics=[topic]))).topics
+            if not found.error_code and not any(p.error_code for p in found.partitions):
+                return
+            await asyncio.sleep(0.01)
 
     async def produce(self, topic: str, raw: bytes, acks: int = -1) -> log_pb2.ProduceResponse:
         data = wire.PartitionProduceData(topic, 0, raw)

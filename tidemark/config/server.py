@@ -243,6 +243,12 @@ class ServerConfig:
     log_max_open_files: int = setting(
         4096, doc="open files of logs; others are opened again when they are used", at_least=1
     )
+    event_loop_stall_ms: int = setting(
+        1_000,
+        doc="the log names the place where the event loop stood this long; 50 to look for long"
+        " turns, 0: never",
+        at_least=0,
+    )
     num_replica_alter_log_dirs_threads: int = setting(
         0, doc="replicas moved between directories at once; 0: one for each of log.dirs", at_least=0
     )

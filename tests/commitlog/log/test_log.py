@@ -366,6 +366,9 @@ class Checkpoints:
     def truncating(self, log: Log) -> None:
         self._told.append((log.recovery_point, log.log_end_offset))
 
+    def cut(self, log: Log) -> None:
+        self._told.append((log.recovery_point, log.log_end_offset))
+
     def rolling(self, log: Log, is_gap: bool) -> None:
         pass
 
@@ -375,7 +378,7 @@ def test_a_truncation_tells_the_checkpoint_before_it_cuts() -> None:
     log = filled(batches=20, events=Checkpoints(told))
     log.flush()
     log.truncate_to(30, NOW)
-    assert told == [(30, 60)]
+    assert told == [(30, 60), (30, 60)]
 
 
 def test_a_flush_that_overlaps_a_truncation_does_not_move_the_recovery_point() -> None:

@@ -23,6 +23,7 @@ from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.names import parse_directory_name
 from commitlog.disk.os_files import OsDirectory
 from commitlog.manager.manager import LogManager
+from commitlog.manager.new_logs import NewLog
 from tests.commitlog.builders import NOW, batch, config, offsets_of
 from tidemark.config import parse_server_config
 from tidemark.errors import StorageError
@@ -170,6 +171,7 @@ def test_a_deleted_log_is_renamed_at_once_and_gone_after_the_delay() -> None:
     logs.get_or_create(TP, first, config()).append_as_leader(batch(3), 1, NOW)
     logs.delete(TP)
     logs.delete(TP)
+    logs.new_logs.save()
     assert logs.get(TP) is None
     (name,) = [n for n in disk.list() if n.endswith("-delete")]
     disk.crash(keep="nothing")
@@ -180,6 +182,25 @@ def test_a_deleted_log_is_renamed_at_once_and_gone_after_the_delay() -> None:
     assert logs.purge_deleted(NOW + 999) == 0
     assert logs.purge_deleted(NOW + 1000) == 1
     assert not disk.exists(name)
+
+
+def test_a_deleted_log_is_not_back_beside_its_successor_in_another_directory() -> None:
+    first, second = MemoryDirectory("first"), MemoryDirectory("second")
+    ids = random_uuid(), random_uuid()
+    logs = manager(LogDirectory(first, ids[0]), LogDirectory(second, ids[1]))
+    logs.open()
+    logs.get_or_create(TP, random_uuid(), config(), assigned=ids[0])
+    logs.new_logs.save()
+    logs.delete(TP)
+    new = random_uuid()
+    planned = logs.get_or_plan(TP, new, config(), assigned=ids[1])
+    assert isinstance(planned, NewLog)
+    logs.new_logs.make([planned])
+    first.crash(keep="nothing")
+    second.crash(keep="everything")
+    again = manager(first, second)
+    again.open()
+    assert [log.topic_id for log in again.logs()] == [new]
 
 
 def test_leftovers_of_a_deletion_go_with_the_next_start() -> None:

@@ -331,6 +331,7 @@ def test_the_cleaner_s_checkpoint_moves_and_a_cleaning_under_way_has_no_effect()
     cleaner.finish(cleaning, None)
     assert records_of(log) == before
     assert cleaner.checkpoint_of(TP) == clean_until
+    cleaner.save()
     name = "cleaner-offset-checkpoint"
     assert OffsetCheckpoint(disk.subdirectory("b"), name).read() == {TP: clean_until}
     assert OffsetCheckpoint(disk.subdirectory("a"), name).read() == {}

@@ -251,6 +251,9 @@ class FailingSource:
     def log_cut(self, log: Log) -> None:
         pass
 
+    def save(self) -> None:
+        """Keeps nothing."""
+
     def log_removed(self, topic_partition: TopicPartition) -> None:
         pass
 

@@ -174,6 +174,22 @@ def test_a_leader_that_does_not_hear_of_its_election_is_asked_seldom() -> None:
     scenario(test, nodes=(1, 2))
 
 
+def test_acks_all_wait_for_a_follower_whose_call_broke_no_longer_than_a_moment() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1, 2))
+        await cluster.nodes[1].produce("a")
+        await asyncio.sleep(2)
+        cluster.cut |= {(2, 1)}
+        waiting = asyncio.ensure_future(cluster.nodes[1].produce("b"))
+        await asyncio.sleep(0.005)  # the answer with the record is lost
+        cluster.cut.clear()
+        began = asyncio.get_running_loop().time()
+        assert (await waiting).error_code == ErrorCode.NONE
+        assert asyncio.get_running_loop().time() - began < 0.1
+
+    scenario(test, nodes=(1, 2))
+
+
 def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception) -> set[TopicPartition]:
     """Has followers' appends of these partitions fail."""
     refused = {TopicPartition(TOPIC, 0)}

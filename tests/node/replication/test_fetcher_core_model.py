@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.replication.fetcher_core import Command, FetcherCore, FetchPlan, Followed, FollowerState
+from node.replication.fetcher_core import (
+    FIRST_PAUSE_S,
+    Command,
+    FetcherCore,
+    FetchPlan,
+    Followed,
+    FollowerState,
+)
 from tidemark.errors import ErrorCode
 from tidemark.types import TopicPartition
 
@@ -369,4 +376,36 @@ def test_what_was_under_way_when_a_session_ended_belongs_to_no_later_one() -> No
     assert core.next_request(2.0) is not None
     assert core.lost(3, 2.0, delays=True)
     assert not core.lost(2, 2.5, delays=True)
-    assert core.next_deadline() == 3.0, "delayed once"
+    assert core.next_deadline() == 2.0 + FIRST_PAUSE_S, "delayed once"
+
+
+def lose(core: FetcherCore[Replica], now: float, *, answered: bool = False) -> float:
+    """Loses the next fetch, after the answer of one before it; returns the pause that follows."""
+    request = core.next_request(now)
+    assert request is not None
+    if answered:
+        assert core.answered(request.number, 7)
+        core.follow(KEYS[1], Replica(), request.number)
+        request = core.next_request(now)
+        assert request is not None
+    assert core.lost(request.number, now, delays=True)
+    due = core.next_deadline()
+    assert due is not None
+    return due - now
+
+
+def test_a_broken_call_is_begun_anew_soon_and_a_leader_that_is_lost_is_asked_seldom() -> None:
+    core, now, pauses = begun(), 1.0, []
+    for _ in range(9):
+        pauses.append(lose(core, now))
+        now += pauses[-1]
+    assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0])
+    assert lose(core, now + 2.0) == pytest.approx(0.01), "the call has held for a while"
+
+
+def test_calls_that_each_break_after_an_answer_are_begun_ever_more_seldom() -> None:
+    core, now, pauses = begun(), 1.0, []
+    for _ in range(8):
+        pauses.append(lose(core, now, answered=True))
+        now += pauses[-1]
+    assert pauses[-2:] == pytest.approx([0.64, 1.0])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from commitlog.log.log import Log
+from node.replication import follower_log
 from node.replication.tier_bootstrap import TierBootstrap
 from tests import virtual_time
 from tests.node.cluster import Cluster, batch
@@ -350,7 +351,14 @@ def run(leader: FakeLeader, tier: NotingTier, last_tiered: bool = False) -> Log:
         hosted = cluster.nodes[3].hosted()
         bootstrap = TierBootstrap(tier, 1000, lambda: last_tiered)
         client: Any = leader
-        await bootstrap.run(client, hosted, 0, is_current=lambda: True, now_ms=lambda: 1)
+        await bootstrap.run(
+            client,
+            hosted,
+            0,
+            is_current=lambda: True,
+            now_ms=lambda: 1,
+            cut=lambda steps: follower_log.carry_out(hosted, steps, None, lambda: True),
+        )
         found.append(hosted.log)
         await cluster.stop()
 

@@ -133,7 +133,10 @@ _follow = ReplicaFetcher.follow
 def _cuts_first(self: ReplicaFetcher, hosted: Any) -> None:
     known = self._core._followed.get(hosted.topic_partition)
     if known is None or known.epoch != hosted.core.leader_epoch:
-        follower_log.truncate(hosted, hosted.core.high_watermark, self._clock.wall_ms())
+        end = hosted.core.high_watermark
+        for work in follower_log.truncate(hosted, end, self._clock.wall_ms()):
+            work()
+        follower_log.settle(hosted)
     _follow(self, hosted)
 
 
@@ -210,9 +213,9 @@ _read_one = FetchHandler._read_one
 
 
 def _tells_more(
-    self: Any, params: Any, context: Any, item: Any, answer: Any, found: Any, acknowledge: bool
+    self: FetchHandler, params: Any, context: Any, item: Any, answer: Any, *others: Any
 ) -> None:
-    _read_one(self, params, context, item, answer, found, acknowledge)
+    _read_one(self, params, context, item, answer, *others)
     if params.replica is None and answer.next_offset:
         answer.high_watermark = max(answer.high_watermark, answer.next_offset)
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from commitlog.log import retention
-from commitlog.log.from_tier import rebuild_from_remote
-from commitlog.log.log import Log
+from commitlog.log.from_tier import rebuild_from_remote, rebuilding
+from commitlog.log.log import Log, Work
 from commitlog.segment.producer_replay import NO_PRODUCERS
 from node.replication import tier_bootstrap
 from tests.sim.cluster.planting import ClusterCanary
@@ -136,7 +136,7 @@ def _rebuilds_in_two_steps(
     now_ms: int,
     *,
     log_start_offset: int | None = None,
-) -> None:
+) -> Work:
     """Empties the log now, and installs what the tier has a moment later, unless a crash comes."""
     asyncio.get_running_loop().call_later(
         0.2,
@@ -144,13 +144,13 @@ def _rebuilds_in_two_steps(
             *(log, epochs, snapshot, start_offset, now_ms), log_start_offset=log_start_offset
         ),
     )
-    rebuild_from_remote(log, (), None, start_offset, now_ms, log_start_offset=log_start_offset)
+    return rebuilding(log, (), None, start_offset, now_ms, log_start_offset=log_start_offset)
 
 
 class BootstrapsInTwoSteps(ClusterCanary):
     """A follower's log is emptied before it gets the leader epochs of the tier."""
 
-    patches = ((tier_bootstrap, "rebuild_from_remote", _rebuilds_in_two_steps),)
+    patches = ((tier_bootstrap, "rebuilding", _rebuilds_in_two_steps),)
 
 
 CANARIES: dict[str, type[ClusterCanary]] = {
