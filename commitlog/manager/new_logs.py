@@ -89,8 +89,8 @@ class NewLogs:
     def making(self, plans: Sequence[NewLog]) -> Callable[[], None]:
         """Returns work that makes planned logs durably, for any thread; it raises FatalError.
 
-        An earlier log of one of their names has left its directory durably before the new one is
-        made in another: else a crash would bring it back beside the new one.
+        An earlier log of one of their names has durably left its directory before. Else a crash
+        could bring it back beside the new one.
         """
         return partial(self._make_all, plans, tuple(self._changed))
 
