@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 5
 _COLD_READ_THREADS = 8
+_FLUSH_THREADS = 8
 _LOG_CHANGE_THREADS = 2  # so that the making of many logs delays no truncation
 _STILL_STARTING = (
     "not ready yet: logs are opened and recovered, and the record kernels loaded (the very first"
@@ -165,7 +166,9 @@ class BrokerServer:
         self._loader.add_publisher(quotas)
         timeout_ms = config.remote_list_offsets_request_timeout_ms
         return RequestHandlers(
-            ProduceHandler(self.partitions, clock),
+            ProduceHandler(
+                self.partitions, clock, ThreadPoolExecutor(_FLUSH_THREADS, "log-flushes")
+            ),
             FetchHandler(
                 self.partitions,
                 isr,

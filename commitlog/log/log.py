@@ -60,7 +60,7 @@ class Log:
         self._config = self._segments.config
         self._log_start_offset = self._high_watermark = start
         self._log_end_offset = self._segments.active.next_offset
-        self._unflushed_messages = self.recovered_bytes_cut = 0
+        self.recovered_bytes_cut = 0
         self.highest_remote_offset = -1
         self._lock = threading.RLock()  # of appends (the loop) and flushes (any thread)
         self._events = events
@@ -219,9 +219,6 @@ class Log:
             self._update_producers(prepared)
         self.producers.end_offset = self._log_end_offset
         self.changed.add(self)
-        self._unflushed_messages += self._log_end_offset - headers[0].base_offset
-        if self._unflushed_messages >= self._config.flush_messages:
-            self.flush()
         first, stamp_ms = headers[0].base_offset, prepared.log_append_time_ms
         start, count = self._log_start_offset, len(headers)
         return AppendInfo(first, last_offset, newest_ms, stamp_ms, start, False, size_bytes, count)
@@ -497,8 +494,6 @@ class Log:
         """Advances the recovery point after `pending.run`, but not past a truncation."""
         with self._lock:
             self.durability.complete(pending)
-            if pending.end_offset >= self._log_end_offset:
-                self._unflushed_messages = 0
         self.changed.add(self)
 
     def close(self, clean: bool = True) -> None:

@@ -60,6 +60,8 @@ class HostedPartition:
     watched: OrderedSet[HostedPartition] = field(default_factory=OrderedSet)  # IsrKeeper's, too
     give_up: Callable[[HostedPartition, CorruptLogError], bool] = lambda *_: False
     damage: str = ""  # found in the log, which is served as far as it can be read
+    flushed_end: int = -1  # a leader's, while a flush of flush.messages is under way
+    flush_acks: list[PendingAck] = field(default_factory=list)  # with acks=1
     confirmed_epoch: int = -1  # a follower's: the last one whose leader found no divergence
     reported_start: int = 0  # the log start at the last `start_moved`
     _nudged_base: int = 0
@@ -76,12 +78,71 @@ class HostedPartition:
     def is_leader(self) -> bool:
         return self.core.role is Role.LEADER
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the log is no longer this replica's, or unusable."""
+        return self.deleted or bool(self.offline)
+
     def appended(self, now_ms: int) -> None:
-        """Updates the core after an append as leader, and wakes the waiters concerned."""
-        if self.core.on_append(self.log.log_end_offset, now_ms):
+        """Updates the core after an append as leader, and wakes the waiters concerned. While a
+        flush is under way the records do not count yet."""
+        if not self.is_flushing:
+            self._count(self.log.log_end_offset, now_ms)
+
+    def _count(self, end_offset: int, now_ms: int) -> None:
+        if self.core.on_append(end_offset, now_ms):
             self.committed()
         self.watched.add(self)
         _wake(self.data_waiters)
+
+    # --- flush.messages
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether the log has flush.messages that are not known to be durable."""
+        log = self.log
+        return log.log_end_offset - log.recovery_point >= self.config.flush_messages
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether records of this leader wait for a flush."""
+        return self.flushed_end >= 0
+
+    @property
+    def counted_end(self) -> int:
+        """The end of the records that count: those of a leader that wait for no flush."""
+        end: int = self.log.log_end_offset
+        return min(self.flushed_end, end) if self.is_flushing and self.is_leader else end
+
+    def begin_flush(self) -> None:
+        """Notes that records from the core's end on count only after a flush."""
+        self.flushed_end = self.core.log_end_offset
+
+    def flushed(self, end_offset: int, now_ms: int) -> None:
+        """Counts the leader's records below `end_offset`; answers produces with acks=1."""
+        self.flushed_end = end_offset
+        self._count(end_offset, now_ms)
+        waiting, self.flush_acks = self.flush_acks, []
+        for ack in waiting:
+            if ack.required_offset <= end_offset:
+                ack.answer(ErrorCode.NONE)
+            else:
+                self.flush_acks.append(ack)
+
+    def end_flush(self, now_ms: int) -> None:
+        """Counts all records again as they are appended."""
+        self.flushed_end = -1
+        if self.is_leader and not self.is_gone:
+            self.flushed(self.log.log_end_offset, now_ms)
+            self.flushed_end = -1
+
+    def flush_failed(self) -> None:
+        """Fails the produces that wait for a flush; a later one has their records count."""
+        waiting, self.flush_acks = self.flush_acks, []
+        while self.acks and self.acks[-1].required_offset > self.flushed_end:
+            waiting.append(self.acks.pop())
+        for ack in waiting:
+            ack.answer(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def committed(self) -> None:
         """Applies an advanced high watermark: updates the log, wakes consumers, answers
@@ -144,6 +205,8 @@ class HostedPartition:
     def role_changed(self) -> None:
         """Wakes all waiters; produces fail unless this node leads on."""
         self.answer_acks()
+        if not self.is_leader:
+            self._answer_flush_acks(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
 
@@ -189,8 +252,14 @@ class HostedPartition:
     def _send_away(self, code: ErrorCode) -> None:
         while self.acks:
             self.acks.popleft().answer(code)
+        self._answer_flush_acks(code)
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
+
+    def _answer_flush_acks(self, code: ErrorCode) -> None:
+        waiting, self.flush_acks = self.flush_acks, []
+        for ack in waiting:
+            ack.answer(code)
 
 
 def _wake(waiters: OrderedSet[Wakeable]) -> None:

@@ -4,11 +4,12 @@
     -----------------------  ------------------------  --------------------------------------------
     (not followed)           FETCHING                  `follow`
     FETCHING                 TRUNCATING                the offset is out of the leader's range
+    FETCHING                 FLUSHING                  flush.messages is reached
     FETCHING, TRUNCATING     BUILDING_REMOTE_LOG_AUX   the records are in the tier (KIP-405)
-    TRUNCATING, BUILDING...  FETCHING                  `ended`: the log is where the leader's is
-    FETCHING, TRUNC., B...   DELAYED                   an error that may pass, or a throttle
+    TRUNC., BUILD., FLUSH.   FETCHING                  `ended`: the log is where the leader's is
+    all but FAILED           DELAYED                   an error that may pass, or a throttle
     DELAYED                  FETCHING                  the delay is over
-    FETCHING, TRUNC., B...   FAILED                    the log cannot take what the leader has
+    all but DELAYED          FAILED                    the log cannot take what the leader has
     any                      FETCHING                  `follow` in another leader epoch; from FAILED
                                                        with any change of the metadata
     any                      (not followed)            `unfollow`
@@ -49,16 +50,25 @@ class FollowerState(enum.Enum):
 
     FETCHING = "Fetching"
     TRUNCATING = "Truncating"
+    FLUSHING = "Flushing"
     BUILDING_REMOTE_LOG_AUX = "BuildingRemoteLogAux"
     DELAYED = "Delayed"
     FAILED = "Failed"
 
 
-_ASIDE = frozenset({FollowerState.TRUNCATING, FollowerState.BUILDING_REMOTE_LOG_AUX})
+_ASIDE = frozenset(
+    {
+        FollowerState.FLUSHING,
+        FollowerState.TRUNCATING,
+        FollowerState.BUILDING_REMOTE_LOG_AUX,
+    }
+)
+_DONE = frozenset(FollowerState) - _ASIDE
 _NEXT = {
-    FollowerState.FETCHING: _ASIDE | {FollowerState.DELAYED, FollowerState.FAILED},
-    FollowerState.TRUNCATING: frozenset(FollowerState) - {FollowerState.TRUNCATING},
-    FollowerState.BUILDING_REMOTE_LOG_AUX: frozenset(FollowerState) - _ASIDE,
+    FollowerState.FETCHING: frozenset(FollowerState) - {FollowerState.FETCHING},
+    FollowerState.FLUSHING: _DONE,
+    FollowerState.TRUNCATING: _DONE | {FollowerState.BUILDING_REMOTE_LOG_AUX},
+    FollowerState.BUILDING_REMOTE_LOG_AUX: _DONE,
     FollowerState.DELAYED: frozenset({FollowerState.FETCHING}),
     FollowerState.FAILED: frozenset(),
 }
@@ -292,7 +302,7 @@ class FetcherCore(Generic[T]):
     # --- states --------------------------------------------------------------------------------
 
     def begin(self, item: Followed[T], state: FollowerState) -> None:
-        """Begins to find out where to fetch from: TRUNCATING or BUILDING_REMOTE_LOG_AUX."""
+        """Begins work on the log, or to find out where to fetch from: any of `_ASIDE`."""
         assert state in _ASIDE, state
         if self.follows(item) and item.state is not state:
             self._move(item, state)

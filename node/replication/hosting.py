@@ -219,6 +219,7 @@ class Hosting:
         new_epoch = hosted.core.apply(
             registration_of(registration), hosted.log.log_end_offset, self._clock.mono_ms()
         )
+        hosted.core.log_end_offset = hosted.counted_end
         try:
             if hosted.is_leader:
                 self._lead(hosted, new_epoch)

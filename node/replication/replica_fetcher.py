@@ -243,7 +243,10 @@ class ReplicaFetcher:
             follower_log.append(hosted, answer, item.epoch, self._clock.wall_ms())
             if hosted.log.log_start_offset != start:
                 self._core.name_again(item)  # the leader waits for it (DeleteRecords)
-            self._hold_back(item, answer)
+            if hosted.is_flush_due:
+                self._aside(item, self._flush(item, answer), FollowerState.FLUSHING)
+            else:
+                self._hold_back(item, answer)
         elif command is Command.TRUNCATE:
             assert answer.diverging_epoch is not None
             target = follower_log.divergence(hosted, *answer.diverging_epoch)
@@ -351,6 +354,15 @@ class ReplicaFetcher:
         return await follower_log.carry_out(
             item.hosted, steps, self._pool, lambda: self._is_current(item)
         )
+
+    async def _flush(self, item: Item, answer: FetchPartitionData) -> None:
+        """Flushes the log before the next fetch acknowledges its records (flush.messages)."""
+        if self._pool is None:
+            item.hosted.log.flush()
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._pool, item.hosted.log.flush)
+        if self._is_current(item):
+            self._hold_back(item, answer)
 
     async def _from_tier(self, item: Item) -> None:
         if self._bootstrap is None:

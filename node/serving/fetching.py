@@ -432,7 +432,7 @@ def _diverging_epoch(hosted: HostedPartition, item: FetchPartition) -> tuple[int
 def _read_limit(hosted: HostedPartition, params: FetchParams) -> int:
     """The offset that a reader must stay below."""
     if params.replica is not None:
-        return hosted.log.log_end_offset
+        return hosted.counted_end
     if params.read_committed:
         return min(hosted.log.last_stable_offset, hosted.core.high_watermark)
     return hosted.core.high_watermark

@@ -82,3 +82,4 @@ class BrokerListeners:
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
         await self._handlers.fetch.stop()
+        await self._handlers.produce.stop()

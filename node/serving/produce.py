@@ -5,8 +5,9 @@ Path of a request:
 1. The leader and, for acks=all, the ISR are checked.
 2. `Log.append_as_leader` checks sizes, CRC and sequences, and assigns offsets; it decodes no
    record.
-3. Followers' parked fetches wake; their next fetches move the high watermark.
-4. The request is answered, each partition with its own outcome.
+3. Where flush.messages is reached, a thread flushes the log; the records count once it did.
+4. Followers' parked fetches wake; their next fetches move the high watermark.
+5. The request is answered, each partition with its own outcome.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from node.partition.flushes import LogFlushes
 from node.partition.hosted import HostedPartition, PendingAck
 from node.partition.registry import PartitionRegistry
 from node.runtime.clock import Clock
@@ -125,9 +128,17 @@ class Produced:
 class ProduceHandler:
     """The produce side of a node's partitions."""
 
-    def __init__(self, partitions: PartitionRegistry, clock: Clock) -> None:
+    def __init__(
+        self, partitions: PartitionRegistry, clock: Clock, flushes: Executor | None = None
+    ) -> None:
+        """Flushes of flush.messages are done in `flushes`, if there is one."""
         self._partitions = partitions
         self._clock = clock
+        self._flushes = LogFlushes(flushes, clock, partitions.fatal)
+
+    async def stop(self) -> None:
+        """Waits for flushes under way; nothing is appended any more."""
+        await self._flushes.stop()
 
     async def produce(
         self, acks: int, timeout_ms: int, data: Sequence[PartitionProduceData]
@@ -152,21 +163,17 @@ class ProduceHandler:
             for result in results:
                 _fail(result, InvalidRequiredAcksError(f"acks={acks}: use 0, 1 or -1 (all)"))
             return produced
-        wait = produced if acks == ACKS_ALL else None
         for position, item in enumerate(data):
-            self._append(position, item, results[position], wait)
+            self._append(position, item, acks, produced)
         return produced
 
     def _append(
-        self,
-        position: int,
-        item: PartitionProduceData,
-        result: ProduceResult,
-        wait: Produced | None,
+        self, position: int, item: PartitionProduceData, acks: int, produced: Produced
     ) -> None:
+        result = produced.results[position]
         try:
             hosted = self._partitions.get(item.topic, item.index, item.topic_id)
-            self._append_to(hosted, position, item, result, wait)
+            self._append_to(hosted, position, item, acks, produced)
         except FatalError as error:
             self._partitions.fatal(error)
             _fail(result, KafkaStorageError(str(error)))
@@ -184,12 +191,12 @@ class ProduceHandler:
         hosted: HostedPartition,
         position: int,
         item: PartitionProduceData,
-        result: ProduceResult,
-        wait: Produced | None,
+        acks: int,
+        produced: Produced,
     ) -> None:
-        core = hosted.core
+        core, result = hosted.core, produced.results[position]
         core.check_leader()
-        if wait is not None:
+        if acks == ACKS_ALL:
             core.check_enough_replicas()
         now_ms = self._clock.wall_ms()
         records = item.records
@@ -199,17 +206,24 @@ class ProduceHandler:
         result.base_offset = info.first_offset
         result.log_append_time_ms = info.log_append_time_ms
         result.log_start_offset = hosted.log.log_start_offset
-        if wait is not None:
-            _park(hosted, position, info.last_offset + 1, wait)
+        self._flushes.begin(hosted)
+        if acks == ACKS_ALL:
+            _park(hosted, _ack_of(hosted, position, info.last_offset + 1, produced))
+        elif acks == 1 and hosted.is_flushing and info.last_offset >= hosted.flushed_end:
+            hosted.flush_acks.append(_ack_of(hosted, position, info.last_offset + 1, produced))
         hosted.appended(self._clock.mono_ms())
-        if wait is not None:
+        if acks == ACKS_ALL:
             hosted.answer_acks()
 
 
-def _park(hosted: HostedPartition, position: int, required: int, wait: Produced) -> None:
+def _ack_of(hosted: HostedPartition, position: int, required: int, wait: Produced) -> PendingAck:
     wait.waiting.add(position)
     answer = functools.partial(wait.answered, position)
-    pending = PendingAck(required, hosted.core.leader_epoch, answer)
+    return PendingAck(required, hosted.core.leader_epoch, answer)
+
+
+def _park(hosted: HostedPartition, pending: PendingAck) -> None:
+    required = pending.required_offset
     if hosted.acks and hosted.acks[-1].required_offset > required:
         # A duplicate of an idempotent producer requires offsets below the newest.
         hosted.acks = type(hosted.acks)(

@@ -109,7 +109,7 @@ class Node:
             cluster.pool,
         )
         self.handlers = RequestHandlers(
-            ProduceHandler(self.partitions, self.clock),
+            ProduceHandler(self.partitions, self.clock, cluster.pool),
             FetchHandler(
                 self.partitions,
                 self.isr,

@@ -392,14 +392,6 @@ def test_a_flush_that_overlaps_a_truncation_does_not_move_the_recovery_point() -
     assert log.recovery_point <= 9
 
 
-def test_flush_messages_flushes_by_itself() -> None:
-    log = open_log(settings=config(flush_messages=4))
-    log.append_as_leader(batch(3), 1, NOW)
-    assert log.recovery_point == 0
-    log.append_as_leader(batch(1), 1, NOW)
-    assert log.recovery_point == 4
-
-
 def test_a_follower_begins_above_the_tier_with_its_epochs_and_producers() -> None:
     source = open_log()
     for number in range(12):
