@@ -3,7 +3,8 @@
 `core.Partition` decides roles, ISR and high watermark, without IO and with time as an argument.
 `replica_state.ReplicaState` is its view of one remote replica. `hosted.HostedPartition` joins the
 core with its log and wakes those who wait for either. `registry.PartitionRegistry` finds a hosted
-partition, or raises Kafka's error for it. `cluster_view.ClusterView` is the published metadata:
+partition, or raises Kafka's error for it. `flushes.LogFlushes` does the flushes of flush.messages.
+`cluster_view.ClusterView` is the published metadata:
 brokers, leaders, settings of topics and of this broker.
 
 The rooms above may import all of it; nothing outside of node does.
