@@ -6,7 +6,6 @@ here until its calls end, by their deadline or with the connection.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 
@@ -28,8 +27,27 @@ class AnswerMemory:
     def hold(self, size_bytes: int, context: Any) -> None:
         """Counts an answer until its call, a gRPC context, has ended."""
         self.used_bytes += size_bytes
-        context.add_done_callback(partial(self._release, size_bytes))
+        context.add_done_callback(lambda _: self.release(size_bytes))
 
-    def _release(self, size_bytes: int, _: Any) -> None:
+    def release(self, size_bytes: int) -> None:
+        """Counts bytes no longer that gRPC has sent."""
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0, "released more than was held"
+
+
+class AnswersOfCall:
+    """The answers of one call that stays open: each is held until it is written."""
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self._held_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Counts an answer until `release`."""
+        self._memory.used_bytes += size_bytes
+        self._held_bytes += size_bytes
+
+    def release(self) -> None:
+        """All answers are written, or the call has ended."""
+        self._memory.release(self._held_bytes)
+        self._held_bytes = 0

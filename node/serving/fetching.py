@@ -145,10 +145,10 @@ class FetchHandler:
         self, params: FetchParams, context: FetchContext, acknowledge: bool, waits: bool
     ) -> _Found:
         room = params.max_bytes if params.room is None else params.room()
-        found = _Found(min(params.max_bytes, room))
         items = context.take()
+        found = _Found(min(params.max_bytes, room), context.held_bytes)
         answers = []
-        turn_ends = TURN_BYTES
+        turn_ends = found.size_bytes + TURN_BYTES
         for item in items:
             if found.size_bytes >= turn_ends:
                 turn_ends = found.size_bytes + TURN_BYTES
@@ -212,7 +212,7 @@ class FetchHandler:
         if item.fetch_offset < local.local_log_start_offset or (
             item.fetch_offset > local.log_end_offset
         ):
-            self._beyond_local(params, item, answer, found, hosted)
+            self._beyond_local(params, context, item, answer, found, hosted)
             return
         if params.rack and self.selects_closest:
             closest = closest_replica(core, params.rack, item.fetch_offset)
@@ -237,6 +237,8 @@ class FetchHandler:
                 return
             if result.records:
                 _fill(answer, hosted, params, item, result, found)
+            else:
+                context.look_again(item)  # the first batch needs more room than is left
             found.size_bytes += len(result.records)
             if throttle is not None:
                 throttle.record(len(result.records), self._clock.mono_ms() / 1000)
@@ -308,6 +310,7 @@ class FetchHandler:
     def _beyond_local(
         self,
         params: FetchParams,
+        context: FetchContext,
         item: FetchPartition,
         answer: FetchPartitionData,
         found: _Found,
@@ -324,7 +327,7 @@ class FetchHandler:
                     f"the local log starts at {local.local_log_start_offset}"
                 )
             set_positions(answer, hosted)
-            self._take_remote(params, item, answer, found, hosted)
+            self._take_remote(params, context, item, answer, found, hosted)
             return
         set_positions(answer, hosted)
         raise OffsetOutOfRangeError(
@@ -335,6 +338,7 @@ class FetchHandler:
     def _take_remote(
         self,
         params: FetchParams,
+        context: FetchContext,
         item: FetchPartition,
         answer: FetchPartitionData,
         found: _Found,
@@ -345,6 +349,8 @@ class FetchHandler:
         """
         size = min(item.max_bytes, found.max_bytes)
         read = self._remote.take(hosted, item.fetch_offset, size, params.read_committed)
+        if read is None or read.outcome is None:
+            context.look_again(item)
         if read is None:
             found.throttled = True
             return
@@ -357,7 +363,9 @@ class FetchHandler:
         except ApiError:
             self._remote.done(read)
             raise
-        if outcome is not None:
+        if outcome is None:
+            context.look_again(item)  # the next answer has room for it
+        else:
             self._remote.done(read)
             answer.records = (outcome.records,)
             answer.next_offset = outcome.next_offset

@@ -17,8 +17,9 @@ from typing import Any
 
 import grpc
 
-from node.serving.answer_memory import AnswerMemory
+from node.serving.answer_memory import AnswerMemory, AnswersOfCall
 from node.serving.fetch_session import (
+    ConsumerSession,
     FetchContext,
     FetchingReplica,
     FetchPartition,
@@ -99,6 +100,9 @@ class LogService:
                     "Produce": grpc.unary_unary_rpc_method_handler(self.produce),
                     "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
                     "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
+                    "FetchStream": grpc.stream_stream_rpc_method_handler(
+                        self.fetch_stream, request_deserializer=pb.FetchRequest.FromString
+                    ),
                     "ListOffsets": _unary(self._charged(self.list_offsets), pb.ListOffsetsRequest),
                     "Metadata": _unary(self._charged(self.metadata), pb.MetadataRequest),
                     "DeleteRecords": _unary(
@@ -219,26 +223,51 @@ class LogService:
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """Answers a consumer's long poll. A client that is above its quota gets an answer without
         partitions, and at most what the quota's windows hold otherwise (KIP-219)."""
+        fetch = SessionlessFetch(_wanted(request.partitions))
+        payload = await self._consumer_fetch(request, context, fetch)
+        self._answers.hold(len(payload), context)
+        return payload
+
+    async def fetch_stream(self, requests: Any, context: Context) -> None:
+        """Answers a consumer's fetches one after another, in one session."""
+        session, answers = ConsumerSession(), AnswersOfCall(self._answers)
+
+        async def answer(request: pb.FetchRequest, behind: asyncio.Future[Any]) -> bytes:
+            session.behind = behind
+            session.apply(_wanted(request.partitions), map(_forgotten_key, request.forgotten))
+            payload = await self._consumer_fetch(request, context, session)
+            answers.hold(len(payload))
+            return payload
+
+        try:
+            work = answer_until_next(context, answer, answers.release)
+            await self._until_stopped(context, work)
+        finally:
+            session.close()
+            answers.release()
+
+    async def _consumer_fetch(
+        self, request: pb.FetchRequest, context: Context, fetch: SessionlessFetch | ConsumerSession
+    ) -> bytes:
         if not self._throttling.is_active:
-            return self._sent(await self._fetch(request, request.max_bytes), context)
+            return wire.encode_fetch_response(await self._fetch(request, request.max_bytes, fetch))
         await self._throttling.until_unmuted(context)
         charge = self._throttling.begin(context)
         throttle_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
         if throttle_ms:
             return wire.encode_fetch_response(wire.FetchResponse(throttle_time_ms=throttle_ms))
         most = charge.most_bytes(CONSUMER_BYTE_RATE, self._limit(request.max_bytes))
-        response = await charge.spending(self._fetch(request, most))
+        response = await charge.spending(self._fetch(request, most, fetch))
         charge.use(CONSUMER_BYTE_RATE, response.size_bytes)
         response.throttle_time_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
-        return self._sent(response, context)
+        return wire.encode_fetch_response(response)
 
-    def _sent(self, response: wire.FetchResponse, context: Context) -> bytes:
-        """Encodes the answer to a consumer, which is held until the client has it."""
-        payload = wire.encode_fetch_response(response)
-        self._answers.hold(len(payload), context)
-        return payload
-
-    async def _fetch(self, request: pb.FetchRequest, max_bytes: int) -> wire.FetchResponse:
+    async def _fetch(
+        self,
+        request: pb.FetchRequest,
+        max_bytes: int,
+        fetch: SessionlessFetch | ConsumerSession,
+    ) -> wire.FetchResponse:
         params = FetchParams(
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
             min_bytes=min(request.min_bytes, self._limit(max_bytes)),
@@ -247,11 +276,10 @@ class LogService:
             rack=request.rack_id,
             room=self._answers.room,
         )
-        fetch = SessionlessFetch(_wanted(request.partitions))
         answers = await self._handlers.fetch.fetch(params, fetch)
         if request.plain_records:
-            for answer, item in zip(answers, request.partitions, strict=True):
-                to_plain(answer, item.fetch_offset)
+            for answer, offset in zip(answers, fetch.offsets, strict=True):
+                to_plain(answer, offset)
         return wire.FetchResponse(answers)
 
     async def replica_fetch(
@@ -280,7 +308,7 @@ class LogService:
         wanted = _wanted(request.partitions)
         fetch: FetchContext = session or SessionlessFetch(wanted, from_replica=True)
         if session is not None:
-            forgotten = [TopicPartition(f.topic, f.partition) for f in request.forgotten]
+            forgotten = map(_forgotten_key, request.forgotten)
             try:
                 session.begin(replica, request.session_id, wanted, forgotten)
             except ApiError as error:
@@ -474,6 +502,10 @@ def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchP
         )
         for item in partitions
     ]
+
+
+def _forgotten_key(item: pb.FetchRequest.ForgottenPartition) -> TopicPartition:
+    return TopicPartition(item.topic or item.topic_id.hex(), item.partition)
 
 
 async def _refuse(context: Context, error: ApiError) -> bytes:

@@ -19,11 +19,12 @@ from uuid import UUID
 import grpc
 import grpc.aio
 
+from tests.client.fetch_sessions import FakeSession
 from tidemark import records, wire
 from tidemark.errors import ErrorCode
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2
-from tidemark.wire.exchange import answer_in_order
+from tidemark.wire.exchange import answer_each, answer_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,6 @@ class FakeCluster:
         methods: dict[str, Callable[[int, bytes, Any], Awaitable[bytes]]] = {
             "Metadata": self._metadata,
             "Produce": self._produce,
-            "Fetch": self._fetch,
             "ListOffsets": self._list_offsets,
             "InitProducerId": self._init_producer_id,
         }
@@ -138,7 +138,17 @@ class FakeCluster:
 
             await answer_in_order(context, answer)
 
+        async def fetch_stream(requests: Any, context: Any) -> None:
+            session = FakeSession()
+
+            async def answer(request: bytes) -> bytes:
+                self.calls.append("Fetch")
+                return await self._fetch(node_id, request, session)
+
+            await answer_each(context, answer)
+
         handlers = {name: handler(method, name) for name, method in methods.items()}
+        handlers["FetchStream"] = grpc.stream_stream_rpc_method_handler(fetch_stream)
         handlers["ProduceStream"] = grpc.stream_stream_rpc_method_handler(produce_stream)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tidemark.v1.Log", handlers),)
@@ -228,8 +238,8 @@ class FakeCluster:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
         return answer.SerializeToString()
 
-    async def _fetch(self, node_id: int, request: bytes, context: Any) -> bytes:
-        asked = log_pb2.FetchRequest.FromString(request)
+    async def _fetch(self, node_id: int, request: bytes, session: FakeSession) -> bytes:
+        asked = session.whole(log_pb2.FetchRequest.FromString(request))
         deadline = asyncio.get_running_loop().time() + asked.max_wait_ms / 1000
         while True:
             waiter = self.changed
@@ -241,6 +251,7 @@ class FakeCluster:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(waiter.wait(), left)
+        answer.responses = session.news(answer.responses)
         return wire.encode_fetch_response(answer)
 
     def _read(

@@ -1,7 +1,7 @@
 """A broker that is one dict of record batches, behind the real `Log` service on a loopback port.
 
-It is enough for readers: Metadata, ListOffsets, Fetch. Tests add batches, cut the log's start, and
-read through the real client and over real gRPC.
+It is enough for readers: Metadata, ListOffsets, FetchStream. Tests add batches, cut the log's
+start, and read through the real client and over real gRPC.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from tests.client.fetch_sessions import FakeSession
 from tidemark.errors import ErrorCode
 from tidemark.records import Record, encode_batch, read_header
 from tidemark.types import TopicPartition
@@ -56,7 +57,7 @@ class FakePartition:
 
 
 class FakeLog(log_pb2_grpc.LogServicer):
-    """The service over `partitions`; `fetches` counts Fetch calls."""
+    """The service over `partitions`; `fetches` counts requests of FetchStream."""
 
     def __init__(self, partitions: dict[TopicPartition, FakePartition]) -> None:
         self.partitions = partitions
@@ -95,8 +96,14 @@ class FakeLog(log_pb2_grpc.LogServicer):
             )
         return answer
 
-    def Fetch(self, request: Any, context: Any) -> Any:
-        self.fetches += 1
+    def FetchStream(self, requests: Any, context: Any) -> Any:
+        session = FakeSession()
+        for request in requests:
+            self.fetches += 1
+            answer = self._fetch(session.whole(request))
+            yield log_pb2.FetchResponse(responses=session.news(answer.responses))
+
+    def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         answer = log_pb2.FetchResponse()
         for asked in request.partitions:
             log = self.partitions[TopicPartition(asked.topic, asked.partition)]

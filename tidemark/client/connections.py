@@ -114,6 +114,10 @@ class _Connection:
             self._methods[path] = found
         return found
 
+    def open(self, path: str) -> Exchange:
+        """A call that nobody else uses; it ends with the connection, or when it is closed."""
+        return Exchange(self.channel, path, self._call_metadata)
+
     def exchange(self, path: str) -> Exchange:
         found = self._exchanges.get(path)
         if found is None or not found.is_open:
@@ -217,6 +221,11 @@ class Connections:
         except MessageTooLargeError:
             return await self.call(address, alone, request, decode, timeout_ms=timeout_ms)
 
+    def open_call(self, address: str, path: str) -> OpenCall:
+        """Opens a call of one owner, for requests that build on each other."""
+        connection = self._to(address)
+        return OpenCall(connection.open(path), partial(self._outcome, connection, address))
+
     async def _outcome(
         self, connection: _Connection, address: str, call: Awaitable[bytes], limit_ms: float
     ) -> bytes:
@@ -255,6 +264,31 @@ class Connections:
         for connection in connections:
             await connection.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+class OpenCall:
+    """A call that stays open, of one owner."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        outcome: Callable[[Awaitable[bytes], float], Awaitable[bytes]],
+    ) -> None:
+        self._exchange = exchange
+        self._outcome = outcome
+
+    @property
+    def is_open(self) -> bool:
+        return self._exchange.is_open
+
+    async def ask(self, request: bytes, decode: Callable[[bytes], T], timeout_ms: float) -> T:
+        """Sends a request and decodes its answer; raises as `Connections.call`."""
+        call = self._exchange.ask(request, max(timeout_ms, 1) / 1000)
+        return decode(await self._outcome(call, timeout_ms))
+
+    def close(self) -> None:
+        """Ends the call. Idempotent."""
+        self._exchange.close()
 
 
 async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:

@@ -65,7 +65,7 @@ class SimNetwork:
         self.break_rate = 0.0
         """Share of requests whose connection breaks for the caller, while they arrive later."""
         self.late_ms_max = 3_000
-        self.change_answer: Callable[[_UnaryCall, bytes], bytes] = lambda call, answer: answer
+        self.change_answer: Callable[[_Call, bytes], bytes] = lambda call, answer: answer
         """Damages the answer of a unary call on its way."""
         self.on_handler_error: Callable[[Exception], None] = lambda error: None
         self.seen: Counter[str] = Counter()
@@ -507,6 +507,7 @@ class _StreamContext:
 
     async def write(self, answer: Any) -> None:
         call, data = self._call, answer if self._encode is None else self._encode(answer)
+        data = call.network.change_answer(call, data)
         call.to_caller(lambda: call._answers.put(data))
 
 

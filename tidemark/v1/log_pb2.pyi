@@ -177,6 +177,30 @@ class FetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
+    class ForgottenPartition(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_FIELD_NUMBER: _builtins.int
+        PARTITION_FIELD_NUMBER: _builtins.int
+        TOPIC_ID_FIELD_NUMBER: _builtins.int
+        topic: _builtins.str
+        partition: _builtins.int
+        topic_id: _builtins.bytes
+        """instead of topic, if the partition was named so"""
+        def __init__(
+            self,
+            *,
+            topic: _builtins.str = ...,
+            partition: _builtins.int = ...,
+            topic_id: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class FetchPartition(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,6 +255,7 @@ class FetchRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
     RACK_ID_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     max_wait_ms: _builtins.int
     """at most 60,000; the call's deadline has to be later"""
     min_bytes: _builtins.int
@@ -249,6 +274,10 @@ class FetchRequest(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.FetchPartition]:
         """rotate their order if max_bytes is small: the first are filled first"""
 
+    @_builtins.property
+    def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.ForgottenPartition]:
+        """on a FetchStream: no longer fetched"""
+
     def __init__(
         self,
         *,
@@ -259,10 +288,11 @@ class FetchRequest(_message.Message):
         partitions: _abc.Iterable[Global___FetchRequest.FetchPartition] | None = ...,
         plain_records: _builtins.bool = ...,
         rack_id: _builtins.str = ...,
+        forgotten: _abc.Iterable[Global___FetchRequest.ForgottenPartition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation_level", b"isolation_level", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "partitions", b"partitions", "plain_records", b"plain_records", "rack_id", b"rack_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten", "isolation_level", b"isolation_level", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "min_bytes", b"min_bytes", "partitions", b"partitions", "plain_records", b"plain_records", "rack_id", b"rack_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,26 +301,6 @@ Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 @_typing.final
 class ReplicaFetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Forgotten(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        TOPIC_FIELD_NUMBER: _builtins.int
-        PARTITION_FIELD_NUMBER: _builtins.int
-        topic: _builtins.str
-        partition: _builtins.int
-        def __init__(
-            self,
-            *,
-            topic: _builtins.str = ...,
-            partition: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     REPLICA_EPOCH_FIELD_NUMBER: _builtins.int
@@ -313,7 +323,7 @@ class ReplicaFetchRequest(_message.Message):
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.FetchPartition]: ...
     @_builtins.property
-    def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaFetchRequest.Forgotten]:
+    def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRequest.ForgottenPartition]:
         """no longer fetched in this session"""
 
     def __init__(
@@ -327,7 +337,7 @@ class ReplicaFetchRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         partitions: _abc.Iterable[Global___FetchRequest.FetchPartition] | None = ...,
         session_id: _builtins.int = ...,
-        forgotten: _abc.Iterable[Global___ReplicaFetchRequest.Forgotten] | None = ...,
+        forgotten: _abc.Iterable[Global___FetchRequest.ForgottenPartition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

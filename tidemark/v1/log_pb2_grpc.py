@@ -51,6 +51,11 @@ class LogStub:
                 request_serializer=tidemark_dot_v1_dot_log__pb2.FetchRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.FetchStream = channel.stream_stream(
+                '/tidemark.v1.Log/FetchStream',
+                request_serializer=tidemark_dot_v1_dot_log__pb2.FetchRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
+                _registered_method=True)
         self.ListOffsets = channel.unary_unary(
                 '/tidemark.v1.Log/ListOffsets',
                 request_serializer=tidemark_dot_v1_dot_log__pb2.ListOffsetsRequest.SerializeToString,
@@ -101,6 +106,16 @@ class LogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchStream(self, request_iterator, context):
+        """Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+        had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+        news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+        call begin a new one, and name all partitions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListOffsets(self, request, context):
         """Finds offsets by time, and where partitions begin and end.
         """
@@ -144,6 +159,11 @@ def add_LogServicer_to_server(servicer, server):
             ),
             'Fetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Fetch,
+                    request_deserializer=tidemark_dot_v1_dot_log__pb2.FetchRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.SerializeToString,
+            ),
+            'FetchStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.FetchStream,
                     request_deserializer=tidemark_dot_v1_dot_log__pb2.FetchRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_log__pb2.FetchResponse.SerializeToString,
             ),
@@ -249,6 +269,33 @@ class Log:
             request,
             target,
             '/tidemark.v1.Log/Fetch',
+            tidemark_dot_v1_dot_log__pb2.FetchRequest.SerializeToString,
+            tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidemark.v1.Log/FetchStream',
             tidemark_dot_v1_dot_log__pb2.FetchRequest.SerializeToString,
             tidemark_dot_v1_dot_log__pb2.FetchResponse.FromString,
             options,

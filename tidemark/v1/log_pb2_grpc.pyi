@@ -52,6 +52,12 @@ class LogStub:
     """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
     An error of any partition ends the wait at once.
     """
+    FetchStream: _grpc.StreamStreamMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]
+    """Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+    had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+    news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+    call begin a new one, and name all partitions.
+    """
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
     """Finds offsets by time, and where partitions begin and end."""
     Metadata: _grpc.UnaryUnaryMultiCallable[_log_pb2.MetadataRequest, _log_pb2.MetadataResponse]
@@ -77,6 +83,12 @@ class LogAsyncStub(LogStub):
     Fetch: _aio.UnaryUnaryMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
     """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
     An error of any partition ends the wait at once.
+    """
+    FetchStream: _aio.StreamStreamMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
+    """Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+    had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+    news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+    call begin a new one, and name all partitions.
     """
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     """Finds offsets by time, and where partitions begin and end."""
@@ -118,6 +130,18 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_log_pb2.FetchResponse, _abc.Awaitable[_log_pb2.FetchResponse]]:
         """Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
         An error of any partition ends the wait at once.
+        """
+
+    @_abc_1.abstractmethod
+    def FetchStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_log_pb2.FetchRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_log_pb2.FetchResponse], _abc.AsyncIterator[_log_pb2.FetchResponse]]:
+        """Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+        had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+        news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+        call begin a new one, and name all partitions.
         """
 
     @_abc_1.abstractmethod

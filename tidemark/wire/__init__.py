@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from tidemark.wire.channel import (
     CHANNEL_OPTIONS,
-    FETCH,
+    FETCH_STREAM,
     MAX_MESSAGE_BYTES,
     PRODUCE,
     PRODUCE_STREAM,
@@ -43,7 +43,7 @@ from tidemark.wire.produce import (
 
 __all__ = [
     "CHANNEL_OPTIONS",
-    "FETCH",
+    "FETCH_STREAM",
     "MAX_MESSAGE_BYTES",
     "PRODUCE",
     "PRODUCE_STREAM",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PRODUCE = "/tidemark.v1.Log/Produce"
 PRODUCE_STREAM = "/tidemark.v1.Log/ProduceStream"
-FETCH = "/tidemark.v1.Log/Fetch"
+FETCH_STREAM = "/tidemark.v1.Log/FetchStream"
 REPLICA_FETCH = "/tidemark.v1.Replication/Fetch"
 REPLICA_FETCH_STREAM = "/tidemark.v1.Replication/FetchStream"
 

@@ -165,18 +165,22 @@ async def answer_each(context: Any, answer: Callable[[Any], Coroutine[Any, Any, 
 
 
 async def answer_until_next(
-    context: Any, answer: Callable[[Any, asyncio.Future[Any]], Coroutine[Any, Any, bytes]]
+    context: Any,
+    answer: Callable[[Any, asyncio.Future[Any]], Coroutine[Any, Any, bytes]],
+    written: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves one exchange one request after the other, and reads one request ahead.
 
     `answer` also takes a future, which is done when the next request is there or the call ends. An
-    answer that waits for news need not wait any longer then.
+    answer that waits for news need not wait any longer then. Calls `written` after each answer:
+    the client's flow control had room for it.
     """
     behind = asyncio.ensure_future(context.read())
     try:
         while (request := await behind) is not _END:
             behind = asyncio.ensure_future(context.read())
             await context.write(await answer(request, behind))
+            written()
     finally:
         if not behind.cancel() and not behind.cancelled():
             behind.exception()  # the call ended, which the answer may have noticed first

@@ -10,6 +10,7 @@ import pytest
 
 from tests import virtual_time
 from tests.client.consuming.harness import A, B, FakeLog
+from tests.client.fetch_sessions import FakeSession
 from tidemark import wire
 from tidemark.client import AsyncConsumer
 from tidemark.client.connections import Connections
@@ -44,17 +45,21 @@ class Nodes(Connections):
         *,
         timeout_ms: float | None = None,
     ) -> Any:
-        name = path.rpartition("/")[2]
-        self.calls.append((address, name))
-        if address in self.hung:
-            await asyncio.sleep((timeout_ms or self.request_timeout_ms) / 1000)
-            raise RequestTimedOutError(address)
-        self.trip(address, name)
+        await self.begin(address, path.rpartition("/")[2], timeout_ms or self.request_timeout_ms)
         if path == METADATA:
             return self._metadata()
-        if path == wire.FETCH:
-            return await self._fetch(request)
         return self._offsets(request)
+
+    async def begin(self, address: str, name: str, timeout_ms: float) -> None:
+        self.calls.append((address, name))
+        if address in self.hung:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOutError(address)
+        self.trip(address, name)
+
+    def open_call(self, address: str, path: str) -> Any:
+        assert path == wire.FETCH_STREAM
+        return _FetchCall(self, address)
 
     def _offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
         answer = log_pb2.ListOffsetsResponse()
@@ -77,7 +82,7 @@ class Nodes(Connections):
             topic.partitions.add(partition_index=partition.partition, leader_id=leader)
         return answer
 
-    async def _fetch(self, request: log_pb2.FetchRequest) -> wire.FetchResponse:
+    async def fetch(self, request: log_pb2.FetchRequest) -> wire.FetchResponse:
         found = []
         for item in request.partitions:
             log = self.logs[TopicPartition(item.topic, item.partition)]
@@ -90,6 +95,27 @@ class Nodes(Connections):
 
     def fetches(self, address: str = NODE_1) -> int:
         return self.calls.count((address, "Fetch"))
+
+
+class _FetchCall:
+    """A consumer's open call to one of the nodes."""
+
+    is_open = True
+
+    def __init__(self, nodes: Nodes, address: str) -> None:
+        self._nodes = nodes
+        self._address = address
+        self._session = FakeSession()
+
+    async def ask(self, request: bytes, decode: Any, timeout_ms: float) -> wire.FetchResponse:
+        whole = self._session.whole(log_pb2.FetchRequest.FromString(request))
+        await self._nodes.begin(self._address, "Fetch", timeout_ms)
+        answer = await self._nodes.fetch(whole)
+        answer.responses = self._session.news(answer.responses)
+        return answer
+
+    def close(self) -> None:
+        self.is_open = False
 
 
 def run(

@@ -413,7 +413,7 @@ def test_a_deleted_topic_is_asked_for_once_a_second_at_most(
             )
 
         monkeypatch.setattr(nodes, "_metadata", gone)
-        monkeypatch.setattr(nodes, "_fetch", unknown)
+        monkeypatch.setattr(nodes, "fetch", unknown)
         await consumer.poll(10_000)
         asked = len(nodes.calls)
         await consumer.poll(60_000)

@@ -22,7 +22,7 @@ from tidemark.errors import TidemarkError
 from tidemark.testing.cluster import CLIENTS
 from tidemark.testing.node import SimNode
 from tidemark.types import TopicPartition
-from tidemark.wire import FETCH
+from tidemark.wire import FETCH_STREAM
 
 if TYPE_CHECKING:
     from tests.sim.cluster.world import ClusterWorld
@@ -301,7 +301,7 @@ class Faults:
 
     def _rot(self, call: Any, answer: bytes, rate: float) -> bytes:
         """Damages batches on their way to a consumer."""
-        if self.is_over or call.path != FETCH or call.source.node_id != CLIENTS:
+        if self.is_over or call.path != FETCH_STREAM or call.source.node_id != CLIENTS:
             return answer
         if self._rng.random() >= rate:
             return answer

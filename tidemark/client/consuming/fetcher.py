@@ -11,17 +11,16 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from tidemark import wire
 from tidemark.client.connections import Connections
 from tidemark.client.consuming.core import FetchCore
-from tidemark.client.consuming.partition import Position, Reset
+from tidemark.client.consuming.partition import Reset
 from tidemark.client.consuming.requests import Request
+from tidemark.client.consuming.sessions import FetchSessions
 from tidemark.client.errors import ClientClosedError
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.offsets import OffsetLookup
 from tidemark.client.retry import is_retriable
 from tidemark.errors import ApiError, NetworkError
-from tidemark.v1 import log_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +38,10 @@ class Fetcher:
         lookup: OffsetLookup,
     ) -> None:
         self.core = core
-        self._connections = connections
         self._metadata = metadata
         self._lookup = lookup
         self._loop = asyncio.get_running_loop()
+        self._sessions = FetchSessions(connections, core.settings, self._loop.time)
         self._tasks: dict[asyncio.Task[None], int] = {}  # with the id of the request, or 0
         self._timer: asyncio.TimerHandle | None = None
         self._told = 0  # version of the core that waiters know
@@ -78,6 +77,7 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._sessions.close()
         self._tell()
 
     def schedule(self) -> None:
@@ -144,42 +144,11 @@ class Fetcher:
     # Requests.
 
     async def _fetch(self, request: Request) -> None:
-        settings = self.core.settings
         address = self._metadata.address(request.node)
         if address is None:
             raise NetworkError(f"broker {request.node} is not alive")
-        answer = await self._connections.call(
-            address,
-            wire.FETCH,
-            self._fetch_request(request),
-            wire.decode_fetch_response,
-            timeout_ms=self._connections.request_timeout_ms + settings.fetch_max_wait_ms,
-        )
+        answer = await self._sessions.fetch(address, request)
         self.core.answered(request.request_id, answer, self.now_ms())
-
-    def _fetch_request(self, request: Request) -> log_pb2.FetchRequest:
-        settings = self.core.settings
-        message = log_pb2.FetchRequest(
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=settings.fetch_max_bytes,
-            isolation_level=settings.isolation_level,
-            rack_id=request.rack,
-        )
-        for partition, ask in request.asked.items():
-            assert isinstance(ask.target, Position)
-            message.partitions.add(
-                topic=partition.topic,
-                topic_id=ask.topic_id,
-                partition=partition.partition,
-                current_leader_epoch=ask.leader_epoch,
-                fetch_offset=ask.target.offset,
-                last_fetched_epoch=ask.target.epoch,
-                log_start_offset=-1,
-                partition_max_bytes=settings.max_partition_fetch_bytes,
-                high_watermark=-1,
-            )
-        return message
 
     async def _look_up(self, request: Request) -> None:
         wanted = {

@@ -159,7 +159,8 @@ type FetchRequest struct {
 	PlainRecords   bool                           `protobuf:"varint,6,opt,name=plain_records,json=plainRecords,proto3" json:"plain_records,omitempty"`       // answer with records, not batches
 	// The client's rack (KIP-392). The leader may then name a closer replica instead of records, and a follower answers, with
 	// what is committed. Empty: the leader alone answers, itself.
-	RackId        string `protobuf:"bytes,7,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	RackId        string                             `protobuf:"bytes,7,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Forgotten     []*FetchRequest_ForgottenPartition `protobuf:"bytes,8,rep,name=forgotten,proto3" json:"forgotten,omitempty"` // on a FetchStream: no longer fetched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -243,17 +244,24 @@ func (x *FetchRequest) GetRackId() string {
 	return ""
 }
 
+func (x *FetchRequest) GetForgotten() []*FetchRequest_ForgottenPartition {
+	if x != nil {
+		return x.Forgotten
+	}
+	return nil
+}
+
 type ReplicaFetchRequest struct {
-	state         protoimpl.MessageState           `protogen:"open.v1"`
-	ReplicaId     int32                            `protobuf:"varint,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	ReplicaEpoch  int64                            `protobuf:"varint,2,opt,name=replica_epoch,json=replicaEpoch,proto3" json:"replica_epoch,omitempty"` // the follower's broker epoch (KIP-903)
-	ClusterId     string                           `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	MaxWaitMs     int32                            `protobuf:"varint,4,opt,name=max_wait_ms,json=maxWaitMs,proto3" json:"max_wait_ms,omitempty"`
-	MinBytes      int32                            `protobuf:"varint,5,opt,name=min_bytes,json=minBytes,proto3" json:"min_bytes,omitempty"`
-	MaxBytes      int32                            `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	Partitions    []*FetchRequest_FetchPartition   `protobuf:"bytes,7,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	SessionId     int32                            `protobuf:"varint,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // KIP-227: of the last response on this call; `partitions` are then the changed ones. 0: they are all
-	Forgotten     []*ReplicaFetchRequest_Forgotten `protobuf:"bytes,9,rep,name=forgotten,proto3" json:"forgotten,omitempty"`                   // no longer fetched in this session
+	state         protoimpl.MessageState             `protogen:"open.v1"`
+	ReplicaId     int32                              `protobuf:"varint,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ReplicaEpoch  int64                              `protobuf:"varint,2,opt,name=replica_epoch,json=replicaEpoch,proto3" json:"replica_epoch,omitempty"` // the follower's broker epoch (KIP-903)
+	ClusterId     string                             `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	MaxWaitMs     int32                              `protobuf:"varint,4,opt,name=max_wait_ms,json=maxWaitMs,proto3" json:"max_wait_ms,omitempty"`
+	MinBytes      int32                              `protobuf:"varint,5,opt,name=min_bytes,json=minBytes,proto3" json:"min_bytes,omitempty"`
+	MaxBytes      int32                              `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	Partitions    []*FetchRequest_FetchPartition     `protobuf:"bytes,7,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	SessionId     int32                              `protobuf:"varint,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // KIP-227: of the last response on this call; `partitions` are then the changed ones. 0: they are all
+	Forgotten     []*FetchRequest_ForgottenPartition `protobuf:"bytes,9,rep,name=forgotten,proto3" json:"forgotten,omitempty"`                   // no longer fetched in this session
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -344,7 +352,7 @@ func (x *ReplicaFetchRequest) GetSessionId() int32 {
 	return 0
 }
 
-func (x *ReplicaFetchRequest) GetForgotten() []*ReplicaFetchRequest_Forgotten {
+func (x *ReplicaFetchRequest) GetForgotten() []*FetchRequest_ForgottenPartition {
 	if x != nil {
 		return x.Forgotten
 	}
@@ -1179,6 +1187,66 @@ func (x *ProduceResponse_PartitionProduceResponse) GetCurrentLeader() *LeaderIdA
 	return nil
 }
 
+type FetchRequest_ForgottenPartition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	TopicId       []byte                 `protobuf:"bytes,3,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"` // instead of topic, if the partition was named so
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchRequest_ForgottenPartition) Reset() {
+	*x = FetchRequest_ForgottenPartition{}
+	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchRequest_ForgottenPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchRequest_ForgottenPartition) ProtoMessage() {}
+
+func (x *FetchRequest_ForgottenPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchRequest_ForgottenPartition.ProtoReflect.Descriptor instead.
+func (*FetchRequest_ForgottenPartition) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{2, 0}
+}
+
+func (x *FetchRequest_ForgottenPartition) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *FetchRequest_ForgottenPartition) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *FetchRequest_ForgottenPartition) GetTopicId() []byte {
+	if x != nil {
+		return x.TopicId
+	}
+	return nil
+}
+
 type FetchRequest_FetchPartition struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	Topic              string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -1196,7 +1264,7 @@ type FetchRequest_FetchPartition struct {
 
 func (x *FetchRequest_FetchPartition) Reset() {
 	*x = FetchRequest_FetchPartition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	mi := &file_tidemark_v1_log_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1276,7 @@ func (x *FetchRequest_FetchPartition) String() string {
 func (*FetchRequest_FetchPartition) ProtoMessage() {}
 
 func (x *FetchRequest_FetchPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	mi := &file_tidemark_v1_log_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1289,7 @@ func (x *FetchRequest_FetchPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest_FetchPartition.ProtoReflect.Descriptor instead.
 func (*FetchRequest_FetchPartition) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{2, 0}
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{2, 1}
 }
 
 func (x *FetchRequest_FetchPartition) GetTopic() string {
@@ -1283,58 +1351,6 @@ func (x *FetchRequest_FetchPartition) GetPartitionMaxBytes() int32 {
 func (x *FetchRequest_FetchPartition) GetHighWatermark() int64 {
 	if x != nil {
 		return x.HighWatermark
-	}
-	return 0
-}
-
-type ReplicaFetchRequest_Forgotten struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReplicaFetchRequest_Forgotten) Reset() {
-	*x = ReplicaFetchRequest_Forgotten{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReplicaFetchRequest_Forgotten) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReplicaFetchRequest_Forgotten) ProtoMessage() {}
-
-func (x *ReplicaFetchRequest_Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReplicaFetchRequest_Forgotten.ProtoReflect.Descriptor instead.
-func (*ReplicaFetchRequest_Forgotten) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{3, 0}
-}
-
-func (x *ReplicaFetchRequest_Forgotten) GetTopic() string {
-	if x != nil {
-		return x.Topic
-	}
-	return ""
-}
-
-func (x *ReplicaFetchRequest_Forgotten) GetPartition() int32 {
-	if x != nil {
-		return x.Partition
 	}
 	return 0
 }
@@ -2187,7 +2203,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"baseOffset\x12+\n" +
 	"\x12log_append_time_ms\x18\a \x01(\x03R\x0flogAppendTimeMs\x12(\n" +
 	"\x10log_start_offset\x18\b \x01(\x03R\x0elogStartOffset\x12D\n" +
-	"\x0ecurrent_leader\x18\t \x01(\v2\x1d.tidemark.v1.LeaderIdAndEpochR\rcurrentLeader\"\xff\x04\n" +
+	"\x0ecurrent_leader\x18\t \x01(\v2\x1d.tidemark.v1.LeaderIdAndEpochR\rcurrentLeader\"\xb0\x06\n" +
 	"\fFetchRequest\x12\x1e\n" +
 	"\vmax_wait_ms\x18\x01 \x01(\x05R\tmaxWaitMs\x12\x1b\n" +
 	"\tmin_bytes\x18\x02 \x01(\x05R\bminBytes\x12\x1b\n" +
@@ -2197,7 +2213,12 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"partitions\x18\x05 \x03(\v2(.tidemark.v1.FetchRequest.FetchPartitionR\n" +
 	"partitions\x12#\n" +
 	"\rplain_records\x18\x06 \x01(\bR\fplainRecords\x12\x17\n" +
-	"\arack_id\x18\a \x01(\tR\x06rackId\x1a\xe3\x02\n" +
+	"\arack_id\x18\a \x01(\tR\x06rackId\x12J\n" +
+	"\tforgotten\x18\b \x03(\v2,.tidemark.v1.FetchRequest.ForgottenPartitionR\tforgotten\x1ac\n" +
+	"\x12ForgottenPartition\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x19\n" +
+	"\btopic_id\x18\x03 \x01(\fR\atopicId\x1a\xe3\x02\n" +
 	"\x0eFetchPartition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\fR\atopicId\x12\x1c\n" +
@@ -2207,7 +2228,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\x12last_fetched_epoch\x18\x06 \x01(\x05R\x10lastFetchedEpoch\x12(\n" +
 	"\x10log_start_offset\x18\a \x01(\x03R\x0elogStartOffset\x12.\n" +
 	"\x13partition_max_bytes\x18\b \x01(\x05R\x11partitionMaxBytes\x12%\n" +
-	"\x0ehigh_watermark\x18\t \x01(\x03R\rhighWatermark\"\xc6\x03\n" +
+	"\x0ehigh_watermark\x18\t \x01(\x03R\rhighWatermark\"\x87\x03\n" +
 	"\x13ReplicaFetchRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\x05R\treplicaId\x12#\n" +
@@ -2221,11 +2242,8 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"partitions\x18\a \x03(\v2(.tidemark.v1.FetchRequest.FetchPartitionR\n" +
 	"partitions\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\b \x01(\x05R\tsessionId\x12H\n" +
-	"\tforgotten\x18\t \x03(\v2*.tidemark.v1.ReplicaFetchRequest.ForgottenR\tforgotten\x1a?\n" +
-	"\tForgotten\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\xd6\b\n" +
+	"session_id\x18\b \x01(\x05R\tsessionId\x12J\n" +
+	"\tforgotten\x18\t \x03(\v2,.tidemark.v1.FetchRequest.ForgottenPartitionR\tforgotten\"\xd6\b\n" +
 	"\rFetchResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
@@ -2370,11 +2388,12 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"error_code\x18\x03 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x04 \x01(\tR\ferrorMessage\x12#\n" +
-	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark2\xa9\x04\n" +
+	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark2\xf3\x04\n" +
 	"\x03Log\x12D\n" +
 	"\aProduce\x12\x1b.tidemark.v1.ProduceRequest\x1a\x1c.tidemark.v1.ProduceResponse\x12N\n" +
 	"\rProduceStream\x12\x1b.tidemark.v1.ProduceRequest\x1a\x1c.tidemark.v1.ProduceResponse(\x010\x01\x12>\n" +
-	"\x05Fetch\x12\x19.tidemark.v1.FetchRequest\x1a\x1a.tidemark.v1.FetchResponse\x12P\n" +
+	"\x05Fetch\x12\x19.tidemark.v1.FetchRequest\x1a\x1a.tidemark.v1.FetchResponse\x12H\n" +
+	"\vFetchStream\x12\x19.tidemark.v1.FetchRequest\x1a\x1a.tidemark.v1.FetchResponse(\x010\x01\x12P\n" +
 	"\vListOffsets\x12\x1f.tidemark.v1.ListOffsetsRequest\x1a .tidemark.v1.ListOffsetsResponse\x12G\n" +
 	"\bMetadata\x12\x1c.tidemark.v1.MetadataRequest\x1a\x1d.tidemark.v1.MetadataResponse\x12Y\n" +
 	"\x0eInitProducerId\x12\".tidemark.v1.InitProducerIdRequest\x1a#.tidemark.v1.InitProducerIdResponse\x12V\n" +
@@ -2415,8 +2434,8 @@ var file_tidemark_v1_log_proto_goTypes = []any{
 	(*DeleteRecordsResponse)(nil),                       // 14: tidemark.v1.DeleteRecordsResponse
 	(*ProduceRequest_PartitionProduceData)(nil),         // 15: tidemark.v1.ProduceRequest.PartitionProduceData
 	(*ProduceResponse_PartitionProduceResponse)(nil),    // 16: tidemark.v1.ProduceResponse.PartitionProduceResponse
-	(*FetchRequest_FetchPartition)(nil),                 // 17: tidemark.v1.FetchRequest.FetchPartition
-	(*ReplicaFetchRequest_Forgotten)(nil),               // 18: tidemark.v1.ReplicaFetchRequest.Forgotten
+	(*FetchRequest_ForgottenPartition)(nil),             // 17: tidemark.v1.FetchRequest.ForgottenPartition
+	(*FetchRequest_FetchPartition)(nil),                 // 18: tidemark.v1.FetchRequest.FetchPartition
 	(*FetchResponse_PartitionData)(nil),                 // 19: tidemark.v1.FetchResponse.PartitionData
 	(*FetchResponse_AbortedTransaction)(nil),            // 20: tidemark.v1.FetchResponse.AbortedTransaction
 	(*ListOffsetsRequest_ListOffsetsPartition)(nil),     // 21: tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
@@ -2436,59 +2455,62 @@ var file_tidemark_v1_log_proto_goTypes = []any{
 var file_tidemark_v1_log_proto_depIdxs = []int32{
 	15, // 0: tidemark.v1.ProduceRequest.partition_data:type_name -> tidemark.v1.ProduceRequest.PartitionProduceData
 	16, // 1: tidemark.v1.ProduceResponse.responses:type_name -> tidemark.v1.ProduceResponse.PartitionProduceResponse
-	17, // 2: tidemark.v1.FetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
-	17, // 3: tidemark.v1.ReplicaFetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
-	18, // 4: tidemark.v1.ReplicaFetchRequest.forgotten:type_name -> tidemark.v1.ReplicaFetchRequest.Forgotten
-	29, // 5: tidemark.v1.FetchResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	19, // 6: tidemark.v1.FetchResponse.responses:type_name -> tidemark.v1.FetchResponse.PartitionData
-	21, // 7: tidemark.v1.ListOffsetsRequest.partitions:type_name -> tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
-	22, // 8: tidemark.v1.ListOffsetsResponse.partitions:type_name -> tidemark.v1.ListOffsetsResponse.PartitionResponse
-	30, // 9: tidemark.v1.MetadataResponse.brokers:type_name -> tidemark.v1.Node
-	23, // 10: tidemark.v1.MetadataResponse.topics:type_name -> tidemark.v1.MetadataResponse.Topic
-	29, // 11: tidemark.v1.InitProducerIdResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	25, // 12: tidemark.v1.OffsetForLeaderEpochRequest.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochRequest.Partition
-	26, // 13: tidemark.v1.OffsetForLeaderEpochResponse.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochResponse.Partition
-	27, // 14: tidemark.v1.DeleteRecordsRequest.partitions:type_name -> tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
-	28, // 15: tidemark.v1.DeleteRecordsResponse.partitions:type_name -> tidemark.v1.DeleteRecordsResponse.PartitionResult
-	31, // 16: tidemark.v1.ProduceRequest.PartitionProduceData.plain_records:type_name -> tidemark.v1.Record
-	29, // 17: tidemark.v1.ProduceResponse.PartitionProduceResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	32, // 18: tidemark.v1.ProduceResponse.PartitionProduceResponse.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
-	29, // 19: tidemark.v1.FetchResponse.PartitionData.error_code:type_name -> tidemark.v1.ErrorCode
-	33, // 20: tidemark.v1.FetchResponse.PartitionData.diverging_epoch:type_name -> tidemark.v1.EpochEndOffset
-	32, // 21: tidemark.v1.FetchResponse.PartitionData.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
-	20, // 22: tidemark.v1.FetchResponse.PartitionData.aborted_transactions:type_name -> tidemark.v1.FetchResponse.AbortedTransaction
-	31, // 23: tidemark.v1.FetchResponse.PartitionData.plain_records:type_name -> tidemark.v1.Record
-	29, // 24: tidemark.v1.ListOffsetsResponse.PartitionResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 25: tidemark.v1.MetadataResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	24, // 26: tidemark.v1.MetadataResponse.Topic.partitions:type_name -> tidemark.v1.MetadataResponse.Partition
-	29, // 27: tidemark.v1.MetadataResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 28: tidemark.v1.OffsetForLeaderEpochResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 29: tidemark.v1.DeleteRecordsResponse.PartitionResult.error_code:type_name -> tidemark.v1.ErrorCode
-	0,  // 30: tidemark.v1.Log.Produce:input_type -> tidemark.v1.ProduceRequest
-	0,  // 31: tidemark.v1.Log.ProduceStream:input_type -> tidemark.v1.ProduceRequest
-	2,  // 32: tidemark.v1.Log.Fetch:input_type -> tidemark.v1.FetchRequest
-	5,  // 33: tidemark.v1.Log.ListOffsets:input_type -> tidemark.v1.ListOffsetsRequest
-	7,  // 34: tidemark.v1.Log.Metadata:input_type -> tidemark.v1.MetadataRequest
-	9,  // 35: tidemark.v1.Log.InitProducerId:input_type -> tidemark.v1.InitProducerIdRequest
-	13, // 36: tidemark.v1.Log.DeleteRecords:input_type -> tidemark.v1.DeleteRecordsRequest
-	3,  // 37: tidemark.v1.Replication.Fetch:input_type -> tidemark.v1.ReplicaFetchRequest
-	3,  // 38: tidemark.v1.Replication.FetchStream:input_type -> tidemark.v1.ReplicaFetchRequest
-	11, // 39: tidemark.v1.Replication.OffsetForLeaderEpoch:input_type -> tidemark.v1.OffsetForLeaderEpochRequest
-	1,  // 40: tidemark.v1.Log.Produce:output_type -> tidemark.v1.ProduceResponse
-	1,  // 41: tidemark.v1.Log.ProduceStream:output_type -> tidemark.v1.ProduceResponse
-	4,  // 42: tidemark.v1.Log.Fetch:output_type -> tidemark.v1.FetchResponse
-	6,  // 43: tidemark.v1.Log.ListOffsets:output_type -> tidemark.v1.ListOffsetsResponse
-	8,  // 44: tidemark.v1.Log.Metadata:output_type -> tidemark.v1.MetadataResponse
-	10, // 45: tidemark.v1.Log.InitProducerId:output_type -> tidemark.v1.InitProducerIdResponse
-	14, // 46: tidemark.v1.Log.DeleteRecords:output_type -> tidemark.v1.DeleteRecordsResponse
-	4,  // 47: tidemark.v1.Replication.Fetch:output_type -> tidemark.v1.FetchResponse
-	4,  // 48: tidemark.v1.Replication.FetchStream:output_type -> tidemark.v1.FetchResponse
-	12, // 49: tidemark.v1.Replication.OffsetForLeaderEpoch:output_type -> tidemark.v1.OffsetForLeaderEpochResponse
-	40, // [40:50] is the sub-list for method output_type
-	30, // [30:40] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	18, // 2: tidemark.v1.FetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
+	17, // 3: tidemark.v1.FetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
+	18, // 4: tidemark.v1.ReplicaFetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
+	17, // 5: tidemark.v1.ReplicaFetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
+	29, // 6: tidemark.v1.FetchResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	19, // 7: tidemark.v1.FetchResponse.responses:type_name -> tidemark.v1.FetchResponse.PartitionData
+	21, // 8: tidemark.v1.ListOffsetsRequest.partitions:type_name -> tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
+	22, // 9: tidemark.v1.ListOffsetsResponse.partitions:type_name -> tidemark.v1.ListOffsetsResponse.PartitionResponse
+	30, // 10: tidemark.v1.MetadataResponse.brokers:type_name -> tidemark.v1.Node
+	23, // 11: tidemark.v1.MetadataResponse.topics:type_name -> tidemark.v1.MetadataResponse.Topic
+	29, // 12: tidemark.v1.InitProducerIdResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	25, // 13: tidemark.v1.OffsetForLeaderEpochRequest.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochRequest.Partition
+	26, // 14: tidemark.v1.OffsetForLeaderEpochResponse.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochResponse.Partition
+	27, // 15: tidemark.v1.DeleteRecordsRequest.partitions:type_name -> tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
+	28, // 16: tidemark.v1.DeleteRecordsResponse.partitions:type_name -> tidemark.v1.DeleteRecordsResponse.PartitionResult
+	31, // 17: tidemark.v1.ProduceRequest.PartitionProduceData.plain_records:type_name -> tidemark.v1.Record
+	29, // 18: tidemark.v1.ProduceResponse.PartitionProduceResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	32, // 19: tidemark.v1.ProduceResponse.PartitionProduceResponse.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
+	29, // 20: tidemark.v1.FetchResponse.PartitionData.error_code:type_name -> tidemark.v1.ErrorCode
+	33, // 21: tidemark.v1.FetchResponse.PartitionData.diverging_epoch:type_name -> tidemark.v1.EpochEndOffset
+	32, // 22: tidemark.v1.FetchResponse.PartitionData.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
+	20, // 23: tidemark.v1.FetchResponse.PartitionData.aborted_transactions:type_name -> tidemark.v1.FetchResponse.AbortedTransaction
+	31, // 24: tidemark.v1.FetchResponse.PartitionData.plain_records:type_name -> tidemark.v1.Record
+	29, // 25: tidemark.v1.ListOffsetsResponse.PartitionResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	29, // 26: tidemark.v1.MetadataResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	24, // 27: tidemark.v1.MetadataResponse.Topic.partitions:type_name -> tidemark.v1.MetadataResponse.Partition
+	29, // 28: tidemark.v1.MetadataResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	29, // 29: tidemark.v1.OffsetForLeaderEpochResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	29, // 30: tidemark.v1.DeleteRecordsResponse.PartitionResult.error_code:type_name -> tidemark.v1.ErrorCode
+	0,  // 31: tidemark.v1.Log.Produce:input_type -> tidemark.v1.ProduceRequest
+	0,  // 32: tidemark.v1.Log.ProduceStream:input_type -> tidemark.v1.ProduceRequest
+	2,  // 33: tidemark.v1.Log.Fetch:input_type -> tidemark.v1.FetchRequest
+	2,  // 34: tidemark.v1.Log.FetchStream:input_type -> tidemark.v1.FetchRequest
+	5,  // 35: tidemark.v1.Log.ListOffsets:input_type -> tidemark.v1.ListOffsetsRequest
+	7,  // 36: tidemark.v1.Log.Metadata:input_type -> tidemark.v1.MetadataRequest
+	9,  // 37: tidemark.v1.Log.InitProducerId:input_type -> tidemark.v1.InitProducerIdRequest
+	13, // 38: tidemark.v1.Log.DeleteRecords:input_type -> tidemark.v1.DeleteRecordsRequest
+	3,  // 39: tidemark.v1.Replication.Fetch:input_type -> tidemark.v1.ReplicaFetchRequest
+	3,  // 40: tidemark.v1.Replication.FetchStream:input_type -> tidemark.v1.ReplicaFetchRequest
+	11, // 41: tidemark.v1.Replication.OffsetForLeaderEpoch:input_type -> tidemark.v1.OffsetForLeaderEpochRequest
+	1,  // 42: tidemark.v1.Log.Produce:output_type -> tidemark.v1.ProduceResponse
+	1,  // 43: tidemark.v1.Log.ProduceStream:output_type -> tidemark.v1.ProduceResponse
+	4,  // 44: tidemark.v1.Log.Fetch:output_type -> tidemark.v1.FetchResponse
+	4,  // 45: tidemark.v1.Log.FetchStream:output_type -> tidemark.v1.FetchResponse
+	6,  // 46: tidemark.v1.Log.ListOffsets:output_type -> tidemark.v1.ListOffsetsResponse
+	8,  // 47: tidemark.v1.Log.Metadata:output_type -> tidemark.v1.MetadataResponse
+	10, // 48: tidemark.v1.Log.InitProducerId:output_type -> tidemark.v1.InitProducerIdResponse
+	14, // 49: tidemark.v1.Log.DeleteRecords:output_type -> tidemark.v1.DeleteRecordsResponse
+	4,  // 50: tidemark.v1.Replication.Fetch:output_type -> tidemark.v1.FetchResponse
+	4,  // 51: tidemark.v1.Replication.FetchStream:output_type -> tidemark.v1.FetchResponse
+	12, // 52: tidemark.v1.Replication.OffsetForLeaderEpoch:output_type -> tidemark.v1.OffsetForLeaderEpochResponse
+	42, // [42:53] is the sub-list for method output_type
+	31, // [31:42] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_log_proto_init() }

@@ -30,6 +30,7 @@ const (
 	Log_Produce_FullMethodName        = "/tidemark.v1.Log/Produce"
 	Log_ProduceStream_FullMethodName  = "/tidemark.v1.Log/ProduceStream"
 	Log_Fetch_FullMethodName          = "/tidemark.v1.Log/Fetch"
+	Log_FetchStream_FullMethodName    = "/tidemark.v1.Log/FetchStream"
 	Log_ListOffsets_FullMethodName    = "/tidemark.v1.Log/ListOffsets"
 	Log_Metadata_FullMethodName       = "/tidemark.v1.Log/Metadata"
 	Log_InitProducerId_FullMethodName = "/tidemark.v1.Log/InitProducerId"
@@ -51,6 +52,11 @@ type LogClient interface {
 	// Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
 	// An error of any partition ends the wait at once.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (*FetchResponse, error)
+	// Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+	// had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+	// news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+	// call begin a new one, and name all partitions.
+	FetchStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FetchRequest, FetchResponse], error)
 	// Finds offsets by time, and where partitions begin and end.
 	ListOffsets(ctx context.Context, in *ListOffsetsRequest, opts ...grpc.CallOption) (*ListOffsetsResponse, error)
 	// Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so.
@@ -101,6 +107,19 @@ func (c *logClient) Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.Ca
 	}
 	return out, nil
 }
+
+func (c *logClient) FetchStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FetchRequest, FetchResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Log_ServiceDesc.Streams[1], Log_FetchStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FetchRequest, FetchResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Log_FetchStreamClient = grpc.BidiStreamingClient[FetchRequest, FetchResponse]
 
 func (c *logClient) ListOffsets(ctx context.Context, in *ListOffsetsRequest, opts ...grpc.CallOption) (*ListOffsetsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -157,6 +176,11 @@ type LogServer interface {
 	// Reads committed records from an offset on. A long poll: without min_bytes of records it answers after max_wait_ms.
 	// An error of any partition ends the wait at once.
 	Fetch(context.Context, *FetchRequest) (*FetchResponse, error)
+	// Many Fetch requests on one call, which is a session (KIP-227): a request names only partitions that are new, or whose answer
+	// had records, an error, a diverging epoch or a preferred replica, and those to forget. An answer names only partitions with
+	// news, in any order. A request that comes while another one waits ends its wait: read all answers, in order. After a failed
+	// call begin a new one, and name all partitions.
+	FetchStream(grpc.BidiStreamingServer[FetchRequest, FetchResponse]) error
 	// Finds offsets by time, and where partitions begin and end.
 	ListOffsets(context.Context, *ListOffsetsRequest) (*ListOffsetsResponse, error)
 	// Addresses of brokers, and leaders of partitions: the first call of a client, repeated after an error that says so.
@@ -183,6 +207,9 @@ func (UnimplementedLogServer) ProduceStream(grpc.BidiStreamingServer[ProduceRequ
 }
 func (UnimplementedLogServer) Fetch(context.Context, *FetchRequest) (*FetchResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Fetch not implemented")
+}
+func (UnimplementedLogServer) FetchStream(grpc.BidiStreamingServer[FetchRequest, FetchResponse]) error {
+	return status.Errorf(codes.Unimplemented, "method FetchStream not implemented")
 }
 func (UnimplementedLogServer) ListOffsets(context.Context, *ListOffsetsRequest) (*ListOffsetsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ListOffsets not implemented")
@@ -259,6 +286,13 @@ func _Log_Fetch_Handler(srv interface{}, ctx context.Context, dec func(interface
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Log_FetchStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LogServer).FetchStream(&grpc.GenericServerStream[FetchRequest, FetchResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Log_FetchStreamServer = grpc.BidiStreamingServer[FetchRequest, FetchResponse]
 
 func _Log_ListOffsets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListOffsetsRequest)
@@ -368,6 +402,12 @@ var Log_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ProduceStream",
 			Handler:       _Log_ProduceStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "FetchStream",
+			Handler:       _Log_FetchStream_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},
