@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from commitlog.disk.log_directory import LogDirectoryOfflineError, offline_error
+from commitlog.manager.ownership import is_other
 from tidemark.errors import StorageError
 from tidemark.types import TopicPartition, uuid_to_text
 
@@ -60,15 +61,24 @@ def current_of(first: Found[P], second: Found[P], known: KnownReplica | None) ->
     """Returns the directory of the current one of two logs; None if the metadata does not determine
     it.
 
-    The topic id decides, and between logs of one topic the directory id.
+    The topic id decides, and between logs of one topic the directory id. Of two logs of different
+    topics that are both deleted, one came back with its directory: either may stay, as neither is
+    needed.
     """
-    if known is None:
-        return None
-    topic_id, directory_id = known
+    topic_id, directory_id = known or (None, None)
+    if _are_both_outdated(first.topic_id, second.topic_id, topic_id):
+        return first.directory
     of_topic = [found.directory for found in (first, second) if found.topic_id == topic_id]
     in_place = [directory for directory in of_topic if directory.directory_id == directory_id]
     current = of_topic if len(of_topic) == 1 else in_place
     return current[0] if len(current) == 1 else None
+
+
+def _are_both_outdated(first: UUID | None, second: UUID | None, known: UUID | None) -> bool:
+    """Whether two ids are of different topics, and neither is the known one or that, damaged."""
+    if first is None or second is None or not is_other(first, second):
+        return False
+    return known is None or (is_other(first, known) and is_other(second, known))
 
 
 def home_of_new(

@@ -482,8 +482,8 @@ class SimNode:
             if pending is not None:
                 try:
                     pending.run()
-                except FatalError as error:
-                    if not self.canary.retries_fsync:
+                except (StorageError, FatalError) as error:
+                    if isinstance(error, StorageError) or not self.canary.retries_fsync:
                         self.disk_failed(error)
                         return
                 self.log.complete_flush(pending)

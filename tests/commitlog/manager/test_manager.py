@@ -158,6 +158,8 @@ def test_a_log_in_two_directories_is_the_one_that_the_metadata_knows() -> None:
     assert offset(opened((new, None), new, old)) == 1
     assert offset(opened((new, ids[0]), new, new)) == 1
     assert offset(opened((new, ids[1]), new, new)) == 2
+    for deleted in (None, (random_uuid(), None)):
+        assert offset(opened(deleted, old, new)) == 1, "both are of topics that were deleted"
     for known in (None, (new, None), (random_uuid(), None)):
         with pytest.raises(StorageError, match="remove the older one"):
             opened(known, new, new)
