@@ -137,6 +137,29 @@ def test_a_batch_for_which_there_was_no_room_comes_with_the_next_answer() -> Non
     scenario(test, nodes=(1,))
 
 
+def test_partitions_without_room_come_before_those_that_are_named_again() -> None:
+    async def test(cluster: Cluster) -> None:
+        create(cluster, 4)
+        for number in range(4):
+            for value in ("a", "b", "c", "d"):
+                await append_to_leader(cluster, number, value)
+        consumer, offsets = Consumer(cluster), [0] * 4
+        named: list[int] = [0, 1, 2, 3]
+        order = []
+        for _ in range(8):
+            consumer.session.apply(
+                [item for number in named for item in of(number, offset=offsets[number])]
+            )
+            found = await consumer.fetch(max_bytes=1)
+            named = [number for number, values in found.items() if values]
+            order += named
+            for number in named:
+                offsets[number] += len(found[number])
+        assert order == [0, 1, 2, 3, 0, 1, 2, 3], "the response's limit starves none (KIP-74)"
+
+    scenario(test, nodes=(1,))
+
+
 def test_a_follower_gets_a_batch_for_which_there_was_no_room_with_the_next_answer() -> None:
     async def test(cluster: Cluster) -> None:
         create_followed(cluster, 2)
@@ -262,8 +285,7 @@ def test_a_stranger_reads_plain_records_over_a_session_and_may_name_topics_by_id
     async def test(cluster: Cluster) -> None:
         create(cluster, 2)
         stream, by_id = Stream(cluster), {"topic": "", "topic_id": cluster.topic_id.bytes}
-        for value in ("a", "b"):
-            await append_to_leader(cluster, 1, value)
+        await append_to_leader(cluster, 1, "a", "b")
         first = await stream.ask(
             plain_records=True, partitions=[named(0, 0, **by_id), named(1, 1, **by_id)]
         )

@@ -42,8 +42,8 @@ def create(cluster: Cluster, partitions: int) -> None:
     )
 
 
-async def append(cluster: Cluster, partition: int, value: str) -> None:
-    data = PartitionProduceData(TOPIC, partition, batch(value))
+async def append(cluster: Cluster, partition: int, *values: str) -> None:
+    data = PartitionProduceData(TOPIC, partition, batch(*values))
     (result,) = await cluster.nodes[1].handlers.produce.produce(1, 1_000, [data])
     assert result.error_code == 0
 
