@@ -6,12 +6,12 @@ nothing while one is busy. Kafka numbers sessions and their requests, and keeps 
 them. Here the call is the session: it begins with a full request and ends with the call. The id
 only shows a follower that its call has been replaced.
 
-A partition is read in three cases:
+A partition is read in these cases:
 
 - The request names it.
 - Its log moved or its ISR shrank since the last read.
-- It has more to do: bytes beyond the response's limit, a read of a slow disk or of the tier, or a
-  follower outside of the ISR.
+- It has more to do: bytes beyond the response's limit, or a follower outside of the ISR.
+- A disk or the tier was read for it meanwhile.
 
 After an answer with records, an error or a diverging epoch a partition is not read before a request
 names it. The next request may have been sent before the follower had that answer. A request that
