@@ -303,3 +303,93 @@ def test_random_walks_keep_the_invariants(idempotent: bool, steps: list[str], se
                 accumulator.failed(batch, error, now)
         accumulator.validate()
     assert all(created == sorted(created) for created in order.values())
+
+
+def ready(box: Accumulator, *partitions: TopicPartition) -> list[Batch]:
+    """Batches that are encoded and wait to be sent."""
+    found = [send(box, partition, 0) for partition in partitions]
+    box.close_due(0, everything=True)
+    assert encode(box) == found
+    return found
+
+
+def test_a_batch_that_waits_for_room_goes_to_the_new_leader_of_its_partition() -> None:
+    for is_told in (True, False):
+        box = make(idempotent=False)
+        (batch,) = ready(box, ONE)
+        assert box.drain(1, lambda _: 1, lambda _: False, 1000) == {}
+        if is_told:
+            box.leaders_known(2, lambda _: 7)
+            assert box.drain(2, lambda _: 2, lambda leader: leader == 2, 1000) == {2: [batch]}
+        else:  # found out when the old one has room
+            assert box.drain(2, lambda _: 2, lambda _: True, 1000) == {2: [batch]}
+
+
+def test_a_batch_without_a_leader_is_sent_once_there_is_one() -> None:
+    box = make(idempotent=False)
+    (batch,) = ready(box, ONE)
+    for _ in range(2):
+        assert box.drain(1, lambda _: None, lambda _: True, 1000) == {}
+        assert box.waiting_without_leader(lambda _: None) == [ONE]
+    assert box.drain(2, lambda _: 1, lambda _: True, 1000) == {1: [batch]}
+    assert box.waiting_without_leader(lambda _: None) == []
+
+
+def test_batches_that_a_full_request_left_out_keep_their_order() -> None:
+    box = make(idempotent=False)
+    partitions = [TopicPartition("t", number) for number in range(4)]
+    batches = ready(box, *partitions)
+    assert [drain(box, 1, limit=1) for _ in batches] == [[batch] for batch in batches]
+
+
+def test_a_newer_leader_ends_the_backoff_of_a_batch_that_waits_for_its_time() -> None:
+    box = make(idempotent=False)
+    (batch,) = ready(box, ONE)
+    assert drain(box, 1) == [batch]
+    assert box.failed(batch, NetworkError("gone"), 2)
+    assert drain(box, 3) == []
+    assert box.next_deadline_ms(3) == 12
+    box.leaders_known(4, lambda _: 7)
+    assert drain(box, 4) == [batch]
+
+
+def test_a_step_looks_at_what_moved_and_not_at_all_busy_partitions() -> None:
+    """With 1,000 partitions that have a batch under way and another one open."""
+    box = make()
+    box.set_identity(1, 0)
+    queues = [box.queue(TopicPartition("t", number)) for number in range(1_000)]
+    asked: list[int] = []
+
+    def leader_of(partition: TopicPartition) -> int:
+        asked.append(partition.partition)
+        return partition.partition % 3
+
+    def step(now_ms: float) -> list[Batch]:
+        asked.clear()
+        box.close_due(now_ms)
+        found = box.take_encodable()
+        for batch in found:
+            assert batch.stamp is not None
+            box.encoded(batch, b"payload", batch.stamp)
+        sent = box.drain(now_ms, leader_of, lambda _: True, 1 << 20)
+        box.validate()
+        return [batch for batches in sent.values() for batch in batches]
+
+    for queue in queues:
+        box.append(queue, None, b"a", 0, (), 0)
+    under_way = step(5)
+    assert len(under_way) == 1_000
+    for queue in queues:
+        box.append(queue, None, b"b", 0, (), 6)
+    assert step(7) == []
+    assert len(asked) == 0, "their heads are under way"
+    assert box.next_deadline_ms(8) == 1_000
+    for batch in under_way[:3]:
+        box.succeeded(batch, 0)
+    assert box.next_deadline_ms(8) == 11
+    assert {batch.topic_partition for batch in step(11)} == {
+        batch.topic_partition for batch in under_way[:3]
+    }
+    assert len(asked) <= 6
+    assert step(12) == []
+    assert asked == []

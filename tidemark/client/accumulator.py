@@ -10,6 +10,8 @@ without a setting that trades latency for throughput.
                                                               ^          |   |
                                                               +- retry --+   +-> cutting -> cut
 
+A step looks only at queues that changed, or whose time has come (`waiting_queues`).
+
 Each batch has one explicit state (`batch.State`). A batch that has no answer in time is taken from
 its request: it expires, or goes to another leader. A late answer changes nothing.
 
@@ -36,6 +38,7 @@ from tidemark.client.batch import (
 )
 from tidemark.client.models import Header
 from tidemark.client.retry import RetryPolicy
+from tidemark.client.waiting_queues import ReadyQueues, Timers, is_ready
 from tidemark.errors import (
     DuplicateSequenceNumberError,
     MessageTooLargeError,
@@ -68,6 +71,11 @@ class PartitionQueue:
         self.epoch = -1
         self.next_sequence = 0
 
+    @property
+    def head(self) -> Batch | None:
+        """The oldest batch."""
+        return self.batches[0] if self.batches else None
+
 
 class Accumulator:
     """Batches of all partitions. Sizes in bytes, times in ms of the caller's clock.
@@ -93,7 +101,13 @@ class Accumulator:
         self._rng = rng
         self._identity: tuple[int, int] | None = None
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._busy: dict[TopicPartition, PartitionQueue] = {}  # those with batches; order rotates
+        self._busy: dict[TopicPartition, PartitionQueue] = {}  # those with batches
+        self._filling: dict[TopicPartition, PartitionQueue] = {}  # those with an open batch
+        self._changed: dict[TopicPartition, PartitionQueue] = {}  # since the last `drain`
+        self._anonymous: dict[TopicPartition, PartitionQueue] = {}  # busy, without a producer id
+        self._lingers = Timers(lambda head: head.state is State.OPEN)
+        self._retries = Timers(is_ready)
+        self._ready = ReadyQueues()
         self._no_expiry_before_ms = inf  # a lower bound: most batches are done long before
         self.buffered_bytes = 0
 
@@ -134,7 +148,7 @@ class Accumulator:
         if batch is None:
             batch = self._open(queue, now_ms)
         elif batch.size_bytes + size > self._batch_size:
-            batch.move(State.CLOSED)
+            self._close(queue)
             batch = self._open(queue, now_ms)
         if headers:
             batch.headers[batch.count] = headers
@@ -151,10 +165,9 @@ class Accumulator:
     ) -> Batch:
         """Adds a whole batch whose records `source` holds."""
         if queue.open is not None:
-            queue.open.move(State.CLOSED)
+            self._close(queue)
         batch = self._open(queue, now_ms)
-        queue.open = None
-        batch.move(State.CLOSED)
+        self._close(queue)
         batch.source, batch.count = source, count
         batch.size_bytes += size_bytes
         self.buffered_bytes += size_bytes
@@ -163,49 +176,59 @@ class Accumulator:
     def _open(self, queue: PartitionQueue, now_ms: float) -> Batch:
         batch = queue.open = Batch(queue.topic_partition, now_ms)
         queue.batches.append(batch)
-        self._busy[queue.topic_partition] = queue
+        key = queue.topic_partition
+        self._busy[key] = self._filling[key] = self._changed[key] = queue
+        if queue.producer_id < 0:
+            self._anonymous[key] = queue
+        if queue.batches[0] is batch:
+            self._lingers.add(now_ms + self._linger_ms, queue, batch)
         self.buffered_bytes += HEADER_BYTES
         self._no_expiry_before_ms = min(self._no_expiry_before_ms, self._expiry_ms(batch))
         return batch
 
     # Closing, stamping, encoding.
 
+    def _close(self, queue: PartitionQueue) -> None:
+        assert queue.open is not None
+        queue.open.move(State.CLOSED)
+        queue.open = None
+        del self._filling[queue.topic_partition]
+        self._look_at(queue)
+
+    def _look_at(self, queue: PartitionQueue) -> None:
+        """Has the next step look at a queue that changed."""
+        self._changed[queue.topic_partition] = queue
+
     def close_due(self, now_ms: float, *, everything: bool = False) -> None:
         """Closes open batches that are next in their queue and have lingered, or all if
         `everything`.
         """
-        for queue in self._busy.values():
-            batch = queue.open
-            if batch is None:
-                continue
-            lingered = batch is queue.batches[0] and now_ms >= batch.created_ms + self._linger_ms
-            if everything or lingered:
-                batch.move(State.CLOSED)
-                queue.open = None
+        for due in self._lingers.due(now_ms):
+            self._close(self._queues[due.topic_partition])
+        if everything:
+            for queue in list(self._filling.values()):
+                self._close(queue)
 
     @property
     def needs_identity(self) -> bool:
         """Whether batches wait for a producer id."""
-        return (
-            self._idempotent
-            and self._identity is None
-            and any(queue.producer_id < 0 and queue.batches for queue in self._busy.values())
-        )
+        return self._idempotent and self._identity is None and bool(self._anonymous)
 
     def without_identity(self) -> list[Batch]:
         """Batches of queues that have no producer id yet."""
-        return [b for q in self._busy.values() if q.producer_id < 0 for b in q.batches]
+        return [batch for queue in self._anonymous.values() for batch in queue.batches]
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
         """Applies the answer of InitProducerId to queues without an id."""
         self._identity = (producer_id, producer_epoch)
+        self._changed |= self._anonymous
 
     def take_encodable(self) -> list[Batch]:
         """Closed batches to encode now, stamped. Each is returned once, until `encoded` is called
         for it.
         """
         found: list[Batch] = []
-        for queue in self._busy.values():
+        for queue in self._changed.values():
             for batch in queue.batches:
                 if batch.state is State.OPEN or not self._stamp(queue, batch):
                     break
@@ -224,6 +247,7 @@ class Accumulator:
             if self._identity is None:
                 return False
             (queue.producer_id, queue.epoch), queue.next_sequence = self._identity, 0
+            self._anonymous.pop(queue.topic_partition, None)
         batch.stamp = Stamp(queue.producer_id, queue.epoch, queue.next_sequence)
         queue.next_sequence = sequence_after(queue.next_sequence, batch.count)
         return True
@@ -238,6 +262,7 @@ class Accumulator:
         batch.payload, batch.payload_stamp = payload, stamp
         batch.keys, batch.values, batch.timestamps, batch.headers = [], [], [], {}
         batch.source = None
+        self._look_at(self._queues[batch.topic_partition])
 
     # Sending.
 
@@ -254,39 +279,62 @@ class Accumulator:
         The batches are in flight from here on. A request has at most `max_request_size` bytes
         unless its first batch alone is larger.
         """
-        requests: dict[int, list[Batch]] = {}
-        sizes: dict[int, int] = {}
-        for queue in list(self._busy.values()):
-            batch = queue.batches[0]
-            if batch.state is not State.READY or now_ms < batch.tries.retry_at_ms:
+        for due in self._retries.due(now_ms):
+            self._ready.add(due, leader_of(due.topic_partition))
+        changed, self._changed = self._changed, {}
+        for queue in [*self._ready.take_leaderless(), *changed.values()]:
+            head = queue.head
+            if head is None or head.state >= State.IN_FLIGHT:
                 continue
-            if batch.stamp is None:
+            leader = leader_of(queue.topic_partition)
+            if leader is None or is_ready(head):
+                self._ready.add(queue, leader)
+        requests: dict[int, list[Batch]] = {}
+        leaders = deque(self._ready.leaders())
+        while leaders:
+            leader = leaders.popleft()
+            if leader not in requests and room(leader):
+                batches = self._fill(leader, now_ms, leader_of, max_request_size, leaders)
+                if batches:
+                    requests[leader] = batches
+        return requests
+
+    def _fill(
+        self,
+        leader: int,
+        now_ms: float,
+        leader_of: Callable[[TopicPartition], int | None],
+        max_request_size: int,
+        leaders: deque[int],
+    ) -> list[Batch]:
+        """The batches of one request. Those whose leader is another one by now go there."""
+        found: list[Batch] = []
+        size = 0
+        while (queue := self._ready.take(leader)) is not None:
+            batch = queue.head
+            if batch is None or not is_ready(batch) or now_ms < batch.tries.retry_at_ms:
+                continue  # it comes back when it changes, or its time has come
+            now_at = leader_of(queue.topic_partition)
+            if now_at != leader:
+                self._ready.add(queue, now_at)
+                if now_at is not None:
+                    leaders.append(now_at)
                 continue
             assert batch.payload is not None
-            leader = leader_of(queue.topic_partition)
-            if leader is None or not room(leader):
-                continue
-            size = sizes.get(leader, 0) + len(batch.payload)
-            if leader in requests and size > max_request_size:
-                continue
-            sizes[leader] = size
-            requests.setdefault(leader, []).append(batch)
+            size += len(batch.payload)
+            if found and size > max_request_size:
+                self._ready.put_back(queue, leader)
+                break
             batch.move(State.IN_FLIGHT)
             batch.tries.count += 1
-            # To the back: the next request begins with the queues that a full one left out.
-            self._busy.pop(queue.topic_partition)
-            self._busy[queue.topic_partition] = queue
-        return requests
+            found.append(batch)
+        return found
 
     def waiting_without_leader(
         self, leader_of: Callable[[TopicPartition], int | None]
     ) -> list[TopicPartition]:
         """Partitions that have batches and no known leader: a reason to refresh the metadata."""
-        return [
-            partition
-            for partition, queue in self._busy.items()
-            if queue.batches[0].state < State.IN_FLIGHT and leader_of(partition) is None
-        ]
+        return [key for key in self._ready.leaderless() if leader_of(key) is None]
 
     # Answers.
 
@@ -331,6 +379,9 @@ class Accumulator:
             batch.move(State.READY)
         batch.tries.refusal = error
         batch.tries.retry_at_ms = now_ms + (0 if at_once else wait_ms)
+        queue = self.queue(batch.topic_partition)
+        self._retries.add(batch.tries.retry_at_ms, queue, batch)
+        self._look_at(queue)
         return True
 
     def leaders_known(self, now_ms: float, epoch_of: Callable[[TopicPartition], int]) -> None:
@@ -341,6 +392,9 @@ class Accumulator:
             tries = queue.batches[0].tries
             if tries.retry_at_ms > now_ms and epoch_of(partition) > tries.leader_epoch:
                 tries.retry_at_ms = now_ms
+                self._look_at(queue)
+        for waiting in self._ready.take_all():
+            self._look_at(self._queues[waiting.topic_partition])
 
     def give_up(self, batch: Batch, error: BaseException) -> None:
         """Ends a batch that is lost for good; its successors must not leave a gap in the
@@ -393,6 +447,7 @@ class Accumulator:
             self.buffered_bytes += child.size_bytes
         assert sum(child.count for child in batch.children) == batch.count
         queue.batches.extendleft(reversed(batch.children))
+        self._look_at(queue)
         self.buffered_bytes -= batch.size_bytes
         batch.payload = None
         batch.notify()
@@ -407,12 +462,17 @@ class Accumulator:
             batch.keys, batch.values, batch.timestamps, batch.headers = [], [], [], {}
         if queue.open is not None and queue.open.done:
             queue.open = None
+            del self._filling[queue.topic_partition]
         if len(batches) == 1 and queue.batches[0] is batches[0]:
             queue.batches.popleft()
         else:
             queue.batches = deque(batch for batch in queue.batches if not batch.done)
+        self._look_at(queue)
         if not queue.batches:
-            self._busy.pop(queue.topic_partition, None)
+            for found in (self._busy, self._anonymous, self._changed):
+                found.pop(queue.topic_partition, None)
+        elif (head := queue.batches[0]) is queue.open:
+            self._lingers.add(head.created_ms + self._linger_ms, queue, head)
         for batch in batches:
             batch.notify()
 
@@ -424,6 +484,8 @@ class Accumulator:
             if self._identity is not None and self._identity[0] == queue.producer_id:
                 self._identity = None
             queue.producer_id = queue.epoch = -1
+            if queue.batches:
+                self._anonymous[queue.topic_partition] = queue
         assert not any(batch.state is State.IN_FLIGHT for batch in queue.batches)
         self._stamp_anew(queue, list(queue.batches), 0)
 
@@ -474,14 +536,8 @@ class Accumulator:
         """
         if not self._busy:
             return None
-        deadline_ms = self._no_expiry_before_ms
-        for queue in self._busy.values():
-            head = queue.batches[0]
-            if head is queue.open:
-                deadline_ms = min(deadline_ms, head.created_ms + self._linger_ms)
-            elif head.state is State.READY and head.tries.retry_at_ms > now_ms:
-                deadline_ms = min(deadline_ms, head.tries.retry_at_ms)
-        return deadline_ms
+        times = (self._no_expiry_before_ms, self._lingers.first_ms(), self._retries.first_ms())
+        return min(at_ms for at_ms in times if at_ms is not None)
 
     @property
     def is_empty(self) -> bool:
@@ -501,6 +557,10 @@ class Accumulator:
         for partition, queue in self._queues.items():
             assert (partition in self._busy) == bool(queue.batches)
             assert queue.open is None or queue.open is queue.batches[-1]
+            assert (partition in self._filling) == (queue.open is not None)
+            assert (partition in self._anonymous) == (bool(queue.batches) and queue.producer_id < 0)
+            if partition not in self._changed:
+                self._validate_unchanged(queue)
             sequence = None
             for place, batch in enumerate(queue.batches):
                 assert not batch.done
@@ -514,3 +574,11 @@ class Accumulator:
                     sequence = sequence_after(batch.stamp.base_sequence, batch.count)
             assert sequence is None or sequence == queue.next_sequence
         assert total == self.buffered_bytes
+
+    def _validate_unchanged(self, queue: PartitionQueue) -> None:
+        """A queue at which the next step does not look waits for something that will come."""
+        head, is_known = queue.head, not self._idempotent or queue.producer_id >= 0
+        waits = self._ready.has(queue) or self._retries.has(queue) or self._lingers.has(queue)
+        assert waits or head is None or head.state not in (State.OPEN, State.READY) or not is_known
+        for batch in queue.batches:
+            assert batch.state is not State.CLOSED or not is_known, "it would not be encoded"

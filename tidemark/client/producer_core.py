@@ -55,6 +55,11 @@ class ProduceCall:
         self.timeout_ms = 0.0
 
     @property
+    def is_open(self) -> bool:
+        """Whether a batch still waits for the answer."""
+        return any(batch.flight is self for batch in self.batches)
+
+    @property
     def open_batches(self) -> list[Batch]:
         return [batch for batch in self.batches if batch.flight is self]
 
@@ -229,7 +234,7 @@ class ProducerCore:
                     if leader is not None and leader != request.leader:
                         text = f"{batch.topic_partition}: broker {request.leader} does not answer"
                         self._failed(batch, NetworkError(text), now_ms, hinted=True)
-            if not request.open_batches:
+            if not request.is_open:
                 self._end(request)
                 left.append(request)
             elif now_ms >= request.look_at_ms:
