@@ -1,4 +1,4 @@
-"""What each of a producer's partition queues waits for, so that a step costs what moved. Pure.
+"""The waits of a producer's partition queues, so that a step costs what moved. Pure.
 
 A queue is looked at after a change: a batch was closed, encoded, answered or lost. What it waits
 for then decides where it is found again: a time (`Timers`), room at its leader (`ReadyQueues`), or
