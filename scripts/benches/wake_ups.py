@@ -6,7 +6,6 @@ once. A unary Fetch names all partitions in each request, a session (KIP-227) th
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import time
