@@ -65,9 +65,11 @@ def current_of(first: Found[P], second: Found[P], known: KnownReplica | None) ->
     topics that are both deleted, one came back with its directory: either may stay, as neither is
     needed.
     """
-    topic_id, directory_id = known or (None, None)
-    if _are_both_outdated(first.topic_id, second.topic_id, topic_id):
+    if _are_both_outdated(first.topic_id, second.topic_id, known[0] if known else None):
         return first.directory
+    if known is None:
+        return None
+    topic_id, directory_id = known
     of_topic = [found.directory for found in (first, second) if found.topic_id == topic_id]
     in_place = [directory for directory in of_topic if directory.directory_id == directory_id]
     current = of_topic if len(of_topic) == 1 else in_place

@@ -143,6 +143,13 @@ def test_none_of_two_logs_stays_where_the_metadata_tells_neither(
     assert current_of(Found(Disk("a", A), TOPIC), Found(Disk("b", B), TOPIC), known) is None
 
 
+def test_none_of_two_logs_of_an_unknown_topic_stays_because_the_other_tells_no_topic() -> None:
+    """An empty directory, say: what has no topic is not what the metadata do not know."""
+    a, b = Found(Disk("a", A), TOPIC), Found(Disk("b", B), None)
+    assert current_of(a, b, None) is None
+    assert current_of(b, a, None) is None
+
+
 def test_none_of_two_logs_stays_where_no_directory_has_an_id() -> None:
     a, b = Found(Disk("a", None), TOPIC), Found(Disk("b", None), TOPIC)
     assert current_of(a, b, (TOPIC, None)) is None
