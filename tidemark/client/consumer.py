@@ -88,6 +88,7 @@ class AsyncConsumer(AsyncCloses):
             retry=self._retry,
             rng=rng,
             metadata_max_age_ms=metadata_max_age_ms,
+            on_update=self._on_metadata,
         )
         self._lookup = OffsetLookup(
             self._connections,
@@ -122,6 +123,10 @@ class AsyncConsumer(AsyncCloses):
         await self._fetcher.close()
         await self._metadata.close()
         await self._connections.close()
+
+    def _on_metadata(self) -> None:
+        self._fetcher.core.leaders_changed(self._fetcher.now_ms())
+        self._fetcher.schedule()
 
     # Positions. Plain calls take effect at once.
 
@@ -229,7 +234,7 @@ class AsyncConsumer(AsyncCloses):
     def pause(self, *partitions: TopicPartition) -> None:
         """Stops returning records of these partitions until `resume`; positions stay."""
         for partition in partitions:
-            self._partition(partition).is_paused = True
+            self._assignment.pause(self._partition(partition))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Ends `pause`."""

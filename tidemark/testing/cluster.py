@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CANCELLED = 10
+"""Times that a task is cancelled which outlives its process: its clean-up may wait for time."""
+
 CLIENTS = 0
 """Node id of the clients' process in `cut`."""
 CLUSTER_ID = "simulated-cluster-ids-"
@@ -117,6 +120,10 @@ class Cluster:
         if self.clients.life is not None:
             self.clients.life.end()
         self.loop.run_until_idle()
+        for _ in range(_CANCELLED):
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.run_until_idle()
         self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -13,7 +13,7 @@ from tidemark import records
 from tidemark.client.consuming.assignment import Taken
 from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.damage import examine
-from tidemark.client.consuming.partition import AssignedPartition, Position, Reset
+from tidemark.client.consuming.partition import Asked, AssignedPartition, Position, Reset
 from tidemark.client.consuming.requests import FetchEffects, FetchSettings, Request
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.retry import RetryPolicy
@@ -119,6 +119,7 @@ class Fetching:
         self.core = FetchCore(made, self.leaders, Random(1))
         self.sent: dict[int, Request] = {}
         self.cancelled: list[int] = []
+        self.ended: list[int] = []
         self.refreshes = 0
         self.is_refreshing = False
         self.wake_at_ms: float | None = None
@@ -148,6 +149,7 @@ class Fetching:
         for request in effects.requests:
             self.sent[request.request_id] = request
         self.cancelled += effects.cancelled
+        self.ended += effects.ended
         if effects.refresh_metadata:
             self.refreshes += 1
             self.is_refreshing = True
@@ -163,6 +165,7 @@ class Fetching:
         self.is_refreshing = False
         if error is None:
             self.leaders.is_stale = False
+            self.core.leaders_changed(self.now_ms)
         self.core.refreshed(error, self.now_ms)
         self.step()
 
@@ -267,3 +270,7 @@ def filled(
     partition: TopicPartition, batches: Sequence[bytes], high_watermark: int = 1 << 30
 ) -> FetchPartitionData:
     return FetchPartitionData(*partition, high_watermark=high_watermark, records=b"".join(batches))
+
+
+def in_flight(fetching: Fetching) -> set[TopicPartition]:
+    return {tp for tp, state in fetching.partitions.items() if isinstance(state.phase, Asked)}

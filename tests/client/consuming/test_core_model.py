@@ -97,7 +97,8 @@ class Reading(RuleBasedStateMachine):
     @rule(partition=partitions)
     def pause_or_resume(self, partition: TopicPartition) -> None:
         state = self.fetching.partitions[partition]
-        state.is_paused = not state.is_paused
+        assignment = self.fetching.core.assignment
+        (assignment.resume if state.is_paused else assignment.pause)(state)
         self.fetching.step()
 
     @rule(partition=partitions, node=st.sampled_from([*NODES, None]))
@@ -178,7 +179,7 @@ class Reading(RuleBasedStateMachine):
         fetching = self.fetching
         for partition in PARTITIONS:
             fetching.leaders.leaders[partition] = 1
-            fetching.partitions[partition].is_paused = False
+            fetching.core.assignment.resume(fetching.partitions[partition])
         fetching.refreshed()
         for _ in range(200):
             fetching.step(1000)

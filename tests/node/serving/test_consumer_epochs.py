@@ -90,6 +90,7 @@ class RealReader:
         self.leaders.epochs[ONE] = partition.leader_epoch
         self.leaders.ids[TOPIC] = self.cluster.topic_id.bytes
         self.leaders.is_stale = False
+        self.core.leaders_changed(self.now_ms)
 
     async def read(self) -> list[str]:
         """Steps six times, which is enough to get to the end; returns the records."""

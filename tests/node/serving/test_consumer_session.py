@@ -12,6 +12,7 @@ import pytest
 
 from node.serving.fetch_session import ConsumerSession, FetchingReplica, FetchSession
 from node.serving.fetching import FetchHandler, FetchParams
+from tests.client.consuming.harness import FakeLeaders
 from tests.node.cluster import TOPIC, Cluster, values_of
 from tests.node.replication.test_loop_turns import append, chill, hosted_everywhere, slow
 from tests.node.replication.test_loop_turns import create as create_replicated
@@ -21,10 +22,13 @@ from tests.node.serving.test_fetch import append as append_to_leader
 from tests.node.serving.test_fetch import create as create_followed
 from tests.node.serving.test_fetch import fetch as fetch_as_follower
 from tests.node.slow_disk import SlowDiskLoop
+from tidemark.client.consuming.assignment import Taken
+from tidemark.client.consuming.core import FetchCore
+from tidemark.client.consuming.damage import examine
 from tidemark.client.consuming.partition import Position
-from tidemark.client.consuming.requests import Ask
-from tidemark.client.consuming.sessions import KnownPartitions
-from tidemark.errors import ErrorCode
+from tidemark.client.consuming.requests import FetchSettings
+from tidemark.client.retry import RetryPolicy
+from tidemark.errors import ErrorCode, NetworkError
 from tidemark.types import TopicPartition, random_uuid
 from tidemark.v1 import log_pb2
 from tidemark.v1 import metadata_pb2 as records_pb
@@ -344,50 +348,101 @@ def test_records_that_the_page_cache_lacks_are_read_without_a_pause_in_a_session
     slow(test)
 
 
-def test_what_a_client_names_and_completes_is_what_a_whole_request_and_answer_have() -> None:
-    """A model of both halves: random logs, positions, subsets, errors and lost calls."""
+class Reader:
+    """The consumer's core and its sessions, with the real node's half behind them."""
+
+    def __init__(self, cluster: Cluster, partitions: int, rng: Random) -> None:
+        self.cluster, self.rng = cluster, rng
+        self.leaders = FakeLeaders()
+        settings = FetchSettings(RetryPolicy(60_000, 1, 1, jitter=0), "none")
+        self.core = FetchCore(settings, self.leaders, Random(1))
+        self.keys = [TopicPartition(TOPIC, number) for number in range(partitions)]
+        self.leaders.leaders = dict.fromkeys(self.keys, 1)
+        self.node: dict[int, Consumer] = {}
+        self.now_ms = 0.0
+        self.read: dict[TopicPartition, list[str]] = {key: [] for key in self.keys}
+        self.core.assign(self.keys, 0)
+        for key in self.keys:
+            self.seek(key, 0)
+
+    def seek(self, key: TopicPartition, offset: int) -> None:
+        self.core.seek(self.core.assignment.partitions[key], Position(offset))
+        del self.read[key][offset:]
+
+    async def round(self, *, seeks: bool = True) -> None:
+        """A step, the answers to its requests, and a poll of some."""
+        self.now_ms += 1_000
+        effects = self.core.step(self.now_ms)
+        self.core.validate()
+        for request_id in effects.cancelled:
+            self.core.failed(request_id, NetworkError("cancelled"), self.now_ms)
+        for request_id in effects.ended:
+            self.node.pop(request_id, None)
+        for request in effects.requests:
+            if request.request_id in effects.cancelled:
+                continue
+            if self.rng.random() < 0.05:  # the call broke
+                self.core.failed(request.request_id, NetworkError("broken"), self.now_ms)
+                continue
+            consumer = self.node.setdefault(request.request_id, Consumer(self.cluster))
+            consumer.session.apply(
+                [
+                    item
+                    for key in request.named
+                    if isinstance(at := request.asked[key].target, Position)
+                    for item in of(key.partition, offset=at.offset)
+                ],
+                request.forgotten,
+            )
+            params = FetchParams(1, 1, self.rng.choice([0, SIZE, 4 * SIZE, LARGE]))
+            handler = self.cluster.nodes[1].handlers.fetch
+            found = await handler.fetch(params, consumer.session)
+            if seeks and self.rng.random() < 0.1:  # while the answer is on its way
+                self.seek(key := self.rng.choice(self.keys), self.rng.randrange(self.at(key) + 1))
+            for data in found:
+                data.records = data.payload
+            self.core.answered(request.request_id, FetchResponse(found), self.now_ms)
+            self.core.validate()
+        self.poll()
+
+    def at(self, key: TopicPartition) -> int:
+        return len(self.read[key])
+
+    def poll(self) -> None:
+        for partition, items in self.core.assignment.waiting():
+            if self.rng.random() < 0.3:
+                continue
+            for item in items:
+                outcome = examine(item.raw, decodes=True, check_crcs=True)
+                assert outcome.error is None and outcome.rows is not None
+                self.core.assignment.examined(partition, item, outcome.rows)
+                values = [value.decode() for value in outcome.rows.column("value").to_pylist()]
+                self.core.assignment.handed_over([Taken(partition, item)])
+                self.read[partition.topic_partition] += values
+
+
+def test_a_consumer_and_its_node_agree_on_what_is_asked_for() -> None:
+    """A model of both halves: random logs, seeks, pauses, small answers and lost calls."""
     rng = Random(7)
 
     async def test(cluster: Cluster) -> None:
         create(cluster, 6)
-        ends = [0] * 6
-        positions = [0] * 6
-        consumer, known = Consumer(cluster), KnownPartitions()
-        read: list[list[str]] = [[] for _ in ends]
-        for step in range(600):
-            for number in rng.sample(range(6), rng.randrange(3)):
-                await append_to_leader(cluster, number, f"{number}:{ends[number]}")
-                ends[number] += 1
-            if rng.random() < 0.05:  # the call broke
-                consumer.session.close()
-                consumer, known = Consumer(cluster), KnownPartitions()
-            if rng.random() < 0.1:  # a seek
-                number = rng.randrange(6)
-                positions[number] = rng.randrange(positions[number] + 1)
-                del read[number][positions[number] :]
-            chosen = rng.sample(range(6), rng.randrange(1, 7))
-            asked = {
-                TopicPartition(TOPIC, number): Ask(Position(positions[number]), b"", -1)
-                for number in chosen
-            }
-            changed, gone = known.changes(asked)
-            consumer.session.apply(
-                [item for key in changed for item in of(key.partition, offset=changed[key].offset)],
-                gone,
-            )
-            params = FetchParams(1, 1, rng.choice([0, SIZE, 4 * SIZE, LARGE]))
-            handler = cluster.nodes[1].handlers.fetch
-            answer = FetchResponse(await handler.fetch(params, consumer.session))
-            known.complete(answer, asked)
-            assert sorted(data.partition_index for data in answer.responses) == sorted(chosen)
-            has_records = any(len(data.payload) for data in answer.responses)
-            assert has_records == any(positions[number] < ends[number] for number in chosen), step
-            for data in answer.responses:
-                number = data.partition_index
-                assert data.error_code == ErrorCode.NONE
-                values = values_of(data.payload)
-                read[number] += values
-                positions[number] += len(values)
-                assert read[number] == [f"{number}:{at}" for at in range(positions[number])]
+        reader = Reader(cluster, 6, rng)
+        ends = dict.fromkeys(reader.keys, 0)
+        for _ in range(600):
+            for key in rng.sample(reader.keys, rng.randrange(3)):
+                await append_to_leader(cluster, key.partition, f"{key.partition}:{ends[key]}")
+                ends[key] += 1
+            if rng.random() < 0.2:
+                state = reader.core.assignment.partitions[rng.choice(reader.keys)]
+                assignment = reader.core.assignment
+                (assignment.resume if state.is_paused else assignment.pause)(state)
+            await reader.round()
+        for state in reader.core.assignment.partitions.values():
+            reader.core.assignment.resume(state)
+        for _ in range(400):
+            await reader.round(seeks=False)
+        for key, end in ends.items():
+            assert reader.read[key] == [f"{key.partition}:{at}" for at in range(end)]
 
     scenario(test, nodes=(1,))

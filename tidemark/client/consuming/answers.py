@@ -10,6 +10,7 @@ from tidemark.client.consuming.partition import Position
 from tidemark.errors import ApiError, CorruptMessageError, ErrorCode, error_for
 from tidemark.records.extent import Extent, extent_of
 from tidemark.records.header import read_header
+from tidemark.wire import FetchPartitionData
 
 
 def extent_of_answer(
@@ -56,6 +57,16 @@ def extent_of_answer(
             f" {leader_epoch}"
         )
     return extent
+
+
+def is_news(data: FetchPartitionData) -> bool:
+    """Whether the node reads the partition again only when it is named again."""
+    return bool(
+        len(data.payload)
+        or data.error_code
+        or data.diverging_epoch is not None
+        or data.preferred_read_replica is not None
+    )
 
 
 def error_of(code: int, text: str) -> ApiError:

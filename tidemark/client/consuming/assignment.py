@@ -45,22 +45,29 @@ class Assignment:
     """The partitions by name, and by what they wait for; the dictionaries are for reading only.
 
     `loaded` have batches for the reader, the one read longest ago first. `ready` may be asked for,
-    in the order in which they should be. `release` is called when a partition no longer waits for
-    a request.
+    in the order in which they should be, except those `parked`: paused, or without room until the
+    reader takes batches. `release` is called when a partition no longer waits for a request,
+    `doubt` when it should not be asked for again as it is.
     """
 
     def __init__(
-        self, retry: RetryPolicy, rng: Random, release: Callable[[int, TopicPartition], None]
+        self,
+        retry: RetryPolicy,
+        rng: Random,
+        release: Callable[[int, TopicPartition], None],
+        doubt: Callable[[int, TopicPartition], None],
     ) -> None:
         self.partitions: dict[TopicPartition, AssignedPartition] = {}
         self.loaded: dict[TopicPartition, AssignedPartition] = {}
         self.ready: dict[TopicPartition, AssignedPartition] = {}
+        self.parked: dict[TopicPartition, AssignedPartition] = {}
         self.halted: dict[TopicPartition, AssignedPartition] = {}
         self.ahead_bytes = 0
         self.version = 0  # counts batches, positions and errors for the reader
         self._retry = retry
         self._rng = rng
         self._release = release
+        self._doubt = doubt
 
     # Changes of a partition.
 
@@ -81,6 +88,7 @@ class Assignment:
         topic_partition, old = partition.topic_partition, partition.phase
         partition.phase = phase
         self.ready.pop(topic_partition, None)
+        self.parked.pop(topic_partition, None)
         self.halted.pop(topic_partition, None)
         if isinstance(phase, Ready):
             self.ready[topic_partition] = partition
@@ -88,6 +96,20 @@ class Assignment:
             self.halted[topic_partition] = partition
         if isinstance(old, Asked):
             self._release(old.request_id, topic_partition)
+
+    def park(self, partition: AssignedPartition) -> None:
+        """A ready partition is not looked at until `resume`, or a change of its batches."""
+        self.parked[partition.topic_partition] = self.ready.pop(partition.topic_partition)
+
+    def unpark(self, partition: AssignedPartition) -> None:
+        if self.parked.pop(partition.topic_partition, None) is not None:
+            self.ready[partition.topic_partition] = partition
+
+    def confirm(self, partition: AssignedPartition, at: Position) -> None:
+        """The node reads the partition, from a position in this topic: it failed no more."""
+        partition.target = at
+        if isinstance(partition.phase, Asked):
+            partition.phase = replace(partition.phase, attempts=0)
 
     def move(self, partition: AssignedPartition, to: Target, then: Ready = _AT_ONCE) -> None:
         """Moves the position, once the batches fetched before are handed over.
@@ -125,9 +147,16 @@ class Assignment:
             partition.held_bytes = 0
         self.loaded.pop(partition.topic_partition, None)
 
+    def pause(self, partition: AssignedPartition) -> None:
+        """Keeps its batches from the reader; the node is not asked for more."""
+        partition.is_paused = True
+        if isinstance(partition.phase, Asked):
+            self._doubt(partition.phase.request_id, partition.topic_partition)
+
     def resume(self, partition: AssignedPartition) -> None:
         """Ends a pause; what was fetched before it is news for the reader."""
         partition.is_paused = False
+        self.unpark(partition)
         self.version += 1
 
     def _accounted(self, partition: AssignedPartition) -> _Accounted:
@@ -248,7 +277,8 @@ class Assignment:
         for topic_partition, partition in self.partitions.items():
             phase, buffered = partition.phase, partition.buffered
             assert partition.topic_partition == topic_partition
-            assert (topic_partition in self.ready) == isinstance(phase, Ready)
+            indexed = (topic_partition in self.ready) + (topic_partition in self.parked)
+            assert indexed == isinstance(phase, Ready)
             assert (topic_partition in self.halted) == isinstance(phase, Halted)
             assert (topic_partition in self.loaded) == bool(buffered)
             assert not isinstance(phase, Draining) or buffered, "nothing is left to wait for"
@@ -263,7 +293,7 @@ class Assignment:
             else:
                 assert at is None, "no batch without a position"
         assert self.ahead_bytes == sum(p.ahead_bytes for p in self.partitions.values())
-        for index in (self.ready, self.halted, self.loaded):
+        for index in (self.ready, self.parked, self.halted, self.loaded):
             assert all(self.partitions[tp] is found for tp, found in index.items())
 
 
@@ -281,3 +311,4 @@ class _Accounted:
 
     def __exit__(self, *raised: object) -> None:
         self._assignment.ahead_bytes += self._partition.ahead_bytes
+        self._assignment.unpark(self._partition)

@@ -5,18 +5,19 @@ returns the effects: requests to send, calls to give up, whether to refresh the 
 to step again. There is no clock, task or socket here.
 
 Each leader, or closest replica, is asked for all of its partitions that may be asked for, in one
-request. Memory is bounded by `buffer_bytes`, one answer per node, and the batches that the reader
-has begun.
+request. A fetch stays: it is sent again with what changed, so a step costs what moved. Memory is
+bounded by `buffer_bytes`, one answer per node, and the batches that the reader has begun.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 
-from tidemark.client.consuming.answers import error_of, extent_of_answer
+from tidemark.client.consuming.answers import error_of, extent_of_answer, is_news
 from tidemark.client.consuming.assignment import Assignment
 from tidemark.client.consuming.closest import is_named, leave, node_of, rack_for
 from tidemark.client.consuming.partition import (
@@ -36,6 +37,7 @@ from tidemark.client.consuming.requests import (
     Leaders,
     Refreshing,
     Request,
+    Requests,
     Resting,
 )
 from tidemark.client.errors import (
@@ -63,9 +65,8 @@ from tidemark.wire import FetchPartitionData, FetchResponse
 
 logger = logging.getLogger(__name__)
 
-# Two, not one: a long poll on idle partitions must not delay busy ones of the same node.
-REQUESTS_PER_NODE = 2
 SLOW_CALL_MS = 2_000
+IDLE_MS = 300_000
 _RESETS = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
 
 
@@ -74,14 +75,12 @@ class FetchCore:
 
     def __init__(self, settings: FetchSettings, leaders: Leaders, rng: Random) -> None:
         self.settings = settings
-        self.assignment = Assignment(settings.retry, rng, self._release)
+        self.assignment = Assignment(settings.retry, rng, self._release, self._doubt)
         self._leaders = leaders
         self._rng = rng
-        self._requests: dict[int, Request] = {}
-        self._fetches_of: dict[int, int] = {}  # under way, by node
+        self._requests = Requests()
         self.throttled = ThrottledNodes()
-        self._cancelled: list[int] = []
-        self._last_id = 0
+        self._left: list[int] = []  # requests
         self._refresh: Refreshing | Resting = Resting()
 
     # Events of the caller.
@@ -110,44 +109,81 @@ class FetchCore:
         """Returns the actions due now; marks the partitions of new requests as asked."""
         effects = FetchEffects()
         self._watch(now_ms, effects)
-        by_node: dict[tuple[int, bool, str], Request] = {}
+        effects.cancelled = self._unwanted()
+        for fetch in self._requests.resting():
+            self._look_again(fetch, now_ms)
+        joined: dict[tuple[int, bool, str], Request | None] = {}
         for partition in list(self.assignment.ready.values()):
             try:
-                self._consider(partition, by_node, now_ms, effects)
+                self._consider(partition, joined, now_ms, effects)
             except Exception as error:  # the requests of the others must be sent
                 self._failed(partition, None, error, now_ms)
-        effects.requests = [request for request in by_node.values() if request.live]
-        for request in effects.requests:
-            self._requests[request.request_id] = request
-            if request.is_fetch:
-                self._fetches_of[request.node] = self._fetches_of.get(request.node, 0) + 1
-            effects.wake(request.watch_at_ms)
+        for request in joined.values():
+            if request is not None and request.live:
+                self._send(request, now_ms, effects)
+        for fetch in self._requests.resting():
+            self._repeat(fetch, now_ms, effects)
         if self.assignment.partitions and self._leaders.is_stale:
             self._maybe_refresh(now_ms, effects)
-        effects.cancelled, self._cancelled = self._cancelled, []
+        effects.ended, self._requests.ended = self._requests.ended, []
         return effects
+
+    def _unwanted(self) -> list[int]:
+        """Requests under way that all partitions have left."""
+        left, self._left = self._left, []
+        found = {i for i in left if (r := self._requests.get(i)) is not None and r.is_under_way}
+        return [i for i in found if not self._requests[i].live]
+
+    def _look_again(self, fetch: Request, now_ms: float) -> None:
+        """Takes partitions out that should not be asked for again as they are."""
+        doubtful, fetch.doubtful = list(fetch.doubtful), {}
+        if fetch.prefers_until_ms <= now_ms:
+            doubtful, fetch.prefers_until_ms = list(fetch.live), math.inf
+        for key in doubtful:
+            if key in fetch.live:
+                self.assignment.enter(fetch.live[key], Ready())
 
     def _consider(
         self,
         partition: AssignedPartition,
-        by_node: dict[tuple[int, bool, str], Request],
+        joined: dict[tuple[int, bool, str], Request | None],
         now_ms: float,
         effects: FetchEffects,
     ) -> None:
-        """Adds a partition to the request of its node, if it may be asked for."""
+        """Adds a partition to a request to its node, if it may be asked for."""
         node = self._node_to_ask(partition, now_ms, effects)
         if node is None:
             return
         is_fetch = isinstance(partition.target, Position)
         rack = rack_for(partition, self.settings.client_rack) if is_fetch else ""
-        request = by_node.get((node, is_fetch, rack))
-        if request is None:
-            begun = sum(r.node == node and r.is_fetch for r in by_node.values())
-            if is_fetch and self._fetches_of.get(node, 0) + begun >= REQUESTS_PER_NODE:
-                return
-            request = self._new_request(node, is_fetch, rack, now_ms)
-            by_node[node, is_fetch, rack] = request
-        self._ask(request, partition)
+        key = (node, is_fetch, rack)
+        if key not in joined:
+            joined[key] = self._requests.to(node, is_fetch, rack, now_ms)
+        request = joined[key]
+        if request is not None:
+            self._ask(request, partition)
+
+    def _send(self, request: Request, now_ms: float, effects: FetchEffects) -> None:
+        request.begin(
+            now_ms, SLOW_CALL_MS + (self.settings.fetch_max_wait_ms if request.is_fetch else 0)
+        )
+        self._requests.add(request)
+        effects.requests.append(request)
+        effects.wake(request.watch_at_ms)
+
+    def _repeat(self, fetch: Request, now_ms: float, effects: FetchEffects) -> None:
+        """Sends an answered fetch again, if partitions wait for it and its node may be asked."""
+        if not fetch.live:
+            if now_ms >= fetch.rests_since_ms + IDLE_MS:
+                self._requests.end(fetch)
+            else:
+                effects.wake(fetch.rests_since_ms + IDLE_MS)
+            return
+        at_ms = max(fetch.not_before_ms, self.throttled.until_ms(fetch.node))
+        if at_ms > now_ms:
+            effects.wake(at_ms)
+        elif self._is_buffer_open():
+            self._send(fetch, now_ms, effects)
 
     def _node_to_ask(
         self, partition: AssignedPartition, now_ms: float, effects: FetchEffects
@@ -157,6 +193,9 @@ class FetchCore:
         assert target is not None, "without a target there is an error"
         is_fetch = isinstance(target, Position)
         if is_fetch and not self._has_room(partition):
+            self.assignment.park(partition)
+            return None
+        if is_fetch and not self._is_buffer_open():
             return None
         if phase.not_before_ms > now_ms:
             effects.wake(phase.not_before_ms)
@@ -184,8 +223,10 @@ class FetchCore:
         return (
             not partition.is_paused
             and partition.ahead_bytes < self.settings.max_partition_fetch_bytes
-            and self.assignment.ahead_bytes < self.settings.buffer_bytes
         )
+
+    def _is_buffer_open(self) -> bool:
+        return self.assignment.ahead_bytes < self.settings.buffer_bytes
 
     def _is_ahead_of_metadata(self, partition: AssignedPartition, target: Target) -> bool:
         """Whether the position is of a leader epoch that the metadata does not have yet."""
@@ -208,11 +249,6 @@ class FetchCore:
         if isinstance(partition.phase, Ready):
             effects.wake(partition.phase.not_before_ms)
 
-    def _new_request(self, node: int, is_fetch: bool, rack: str, now_ms: float) -> Request:
-        self._last_id += 1
-        slow_ms = SLOW_CALL_MS + (self.settings.fetch_max_wait_ms if is_fetch else 0)
-        return Request(self._last_id, node, is_fetch, rack, now_ms, now_ms + slow_ms)
-
     def _ask(self, request: Request, partition: AssignedPartition) -> None:
         topic_partition, target, phase = (
             partition.topic_partition,
@@ -221,18 +257,18 @@ class FetchCore:
         )
         assert isinstance(phase, Ready) and target is not None
         known = target.topic_id if isinstance(target, Position) else b""
-        request.asked[topic_partition] = Ask(
+        ask = Ask(
             target,
             known or self._leaders.topic_id(topic_partition.topic),
             self._leaders.leader_epoch(topic_partition),
         )
-        request.live[topic_partition] = partition
+        request.join(partition, ask)
         self.assignment.enter(partition, Asked(request.request_id, phase.attempts))
 
     def _watch(self, now_ms: float, effects: FetchEffects) -> None:
         """Has the metadata refreshed while a call is slow: its node may lead no longer. A closest
         replica that is slow is left for the leader."""
-        for request in list(self._requests.values()):
+        for request in self._requests.under_way():
             if now_ms >= request.watch_at_ms:
                 request.watch_at_ms = now_ms + SLOW_CALL_MS
                 self._leaders.mark_stale()
@@ -263,50 +299,21 @@ class FetchCore:
             text = f"node {request.node}: {response.error_message}"
             self.failed(request_id, error_of(response.error_code, text), now_ms)
             return
-        filled: list[tuple[AssignedPartition, FetchPartitionData]] = []
-        quiet: list[AssignedPartition] = []
+        request.rest(now_ms)
         has_news = False
         for data in response.responses:
-            topic_partition = TopicPartition(data.topic, data.partition_index)
-            partition = request.live.get(topic_partition)
-            if partition is None:
-                logger.debug("%s does not wait for an answer", topic_partition)
-            elif (
-                data.error_code
-                or data.diverging_epoch is not None
-                or data.preferred_read_replica is not None
-            ):
+            if is_news(data):
                 has_news = True
-                self._judge(request, partition, data, now_ms)
-            elif len(data.payload):
-                filled.append((partition, data))
-            else:
-                self._judge(request, partition, data, now_ms)
-                quiet.append(partition)
-        waited_ms = now_ms - request.sent_at_ms
-        if not filled and not has_news and waited_ms < self.settings.fetch_max_wait_ms / 2:
+                self._judge(request, data, now_ms)
+        if response.responses or not response.throttle_time_ms:  # a throttled answer may name none
+            for partition, ask in request.confirmed():
+                assert isinstance(ask.target, Position)
+                at = replace(ask.target, topic_id=ask.topic_id)
+                request.asked[partition.topic_partition] = replace(ask, target=at)
+                self.assignment.confirm(partition, at)
+        if not has_news and now_ms - request.sent_at_ms < self.settings.fetch_max_wait_ms / 2:
             # A node that does not wait, and has nothing, is not asked at full speed.
-            again_ms = now_ms + self.settings.retry.backoff(1, self._rng)
-            for partition in quiet:
-                self.assignment.enter(partition, Ready(0, again_ms, request.node))
-        # A node fills an answer in the order of the request (KIP-74): those that got records are
-        # behind the others in the next one.
-        for partition in self._unnamed(request, filled):
-            if filled or response.throttle_time_ms:  # a throttled answer names none
-                self.assignment.enter(partition, Ready())
-            else:
-                problem = NetworkError(f"node {request.node} answered without the partition")
-                self._retry(partition, request.node, problem, now_ms)
-        for partition, data in filled:
-            self._judge(request, partition, data, now_ms)
-        self._end(request)
-
-    def _unnamed(
-        self, request: Request, filled: list[tuple[AssignedPartition, FetchPartitionData]]
-    ) -> list[AssignedPartition]:
-        """Takes the partitions out of a request that its answer says nothing of."""
-        named = {partition.topic_partition for partition, _ in filled}
-        return [request.live.pop(tp) for tp in list(request.live) if tp not in named]
+            request.not_before_ms = now_ms + self.settings.retry.backoff(1, self._rng)
 
     def found(
         self,
@@ -318,7 +325,7 @@ class FetchCore:
         request = self._requests.get(request_id)
         if request is None:
             return
-        for topic_partition, partition in self._end(request).items():
+        for topic_partition, partition in self._requests.end(request).items():
             result = results.get(topic_partition, NetworkError(f"no answer for {topic_partition}"))
             if isinstance(result, Exception):
                 self._failed(partition, request.node, result, now_ms)
@@ -332,7 +339,7 @@ class FetchCore:
         """The request failed as a whole. Does nothing if it has ended."""
         request = self._requests.get(request_id)
         if request is not None:
-            for partition in self._end(request).values():
+            for partition in self._requests.end(request).values():
                 if request.is_fetch and leave(partition, request.node, now_ms):
                     logger.info("%s: node %d: %s", partition.topic_partition, request.node, error)
                     self.assignment.enter(partition, Ready())
@@ -344,51 +351,50 @@ class FetchCore:
         attempts = 0 if error is None else self._refresh.attempts + 1
         wait_ms = self.settings.retry.backoff(max(1, attempts), self._rng)
         self._refresh = Resting(now_ms + wait_ms, attempts)
+
+    def leaders_changed(self, now_ms: float) -> None:
+        """The metadata is new, whoever asked for it."""
         for topic_partition, partition in list(self.assignment.ready.items()):
             phase, leader = partition.phase, self._leaders.leader(topic_partition)
             assert isinstance(phase, Ready), "indexed by phase"
             if phase.not_before_ms > now_ms and leader not in (None, phase.leader):
                 self.assignment.enter(partition, Ready(phase.attempts, now_ms, leader))
-        for request in list(self._requests.values()):
+        for request in list(self._requests.all()):
             for topic_partition, partition in list(request.live.items()):
                 if self._leaders.leader(topic_partition) not in (None, request.node) and not (
                     is_named(partition, request.node)
                 ):
                     self.assignment.enter(partition, Ready())  # leaves a node that may hang
-
-    def _end(self, request: Request) -> dict[TopicPartition, AssignedPartition]:
-        """Forgets a request. Returns the partitions that waited for it."""
-        del self._requests[request.request_id]
-        if request.is_fetch:
-            self._fetches_of[request.node] -= 1
-        waiting, request.live = request.live, {}
-        return waiting
+                elif request.asked[topic_partition].leader_epoch != (
+                    self._leaders.leader_epoch(topic_partition)
+                ):
+                    request.doubtful[topic_partition] = None
 
     def _release(self, request_id: int, topic_partition: TopicPartition) -> None:
         """A partition left a request; nobody waits for one without partitions."""
         request = self._requests.get(request_id)
-        left = request is not None and request.live.pop(topic_partition, None) is not None
-        if left and request is not None and not request.live:
-            self._cancelled.append(request_id)
+        if request is not None and request.leave(topic_partition) and not request.live:
+            self._left.append(request_id)
+
+    def _doubt(self, request_id: int, topic_partition: TopicPartition) -> None:
+        self._requests[request_id].doubtful[topic_partition] = None
 
     # Answers, partition by partition.
 
-    def _judge(
-        self,
-        request: Request,
-        partition: AssignedPartition,
-        data: FetchPartitionData,
-        now_ms: float,
-    ) -> None:
-        if request.live.pop(partition.topic_partition, None) is None:
-            return  # named twice
-        ask = request.asked[partition.topic_partition]
+    def _judge(self, request: Request, data: FetchPartitionData, now_ms: float) -> None:
+        taken = request.take(TopicPartition(data.topic, data.partition_index))
+        if taken is None:
+            logger.debug("%s-%d waits for no answer", data.topic, data.partition_index)
+            return
+        partition, ask = taken
         try:
             if data.error_code:
                 self._refused(request, partition, ask, data, now_ms)
             elif data.diverging_epoch is not None:
                 self._diverged(request, partition, ask, data.diverging_epoch, now_ms)
-            elif data.preferred_read_replica is not None and request.rack:
+            elif data.preferred_read_replica is not None:
+                if not request.rack:
+                    raise NetworkError(f"node {request.node} names a replica, and was not asked to")
                 until_ms = now_ms + self.settings.preference_max_age_ms
                 partition.preference = Preference(data.preferred_read_replica, until_ms)
                 self.assignment.enter(partition, Ready())
@@ -401,10 +407,6 @@ class FetchCore:
         target = ask.target
         assert isinstance(target, Position)
         buffer = memoryview(data.payload)
-        if not buffer:
-            partition.target = replace(target, topic_id=ask.topic_id)
-            self.assignment.enter(partition, Ready())
-            return
         try:
             extent = extent_of_answer(
                 buffer, target, ask.leader_epoch, data.high_watermark, data.next_offset
@@ -565,8 +567,9 @@ class FetchCore:
     def validate(self) -> None:
         """Asserts the invariants of the assignment and of the requests under way."""
         self.assignment.validate()
+        self._requests.validate()
         asked: dict[TopicPartition, int] = {}
-        for request in self._requests.values():
+        for request in self._requests.all():
             for topic_partition, partition in request.live.items():
                 assert self.assignment.partitions.get(topic_partition) is partition
                 asked[topic_partition] = request.request_id
@@ -575,6 +578,3 @@ class FetchCore:
             found = phase.request_id if isinstance(phase, Asked) else None
             assert asked.get(topic_partition) == found, "asked for, or waits for nothing"
             assert partition.target is not None or topic_partition in self.assignment.halted
-        for node, count in self._fetches_of.items():
-            under_way = [r for r in self._requests.values() if r.is_fetch and r.node == node]
-            assert count == len(under_way) <= REQUESTS_PER_NODE

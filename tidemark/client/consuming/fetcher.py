@@ -41,7 +41,7 @@ class Fetcher:
         self._metadata = metadata
         self._lookup = lookup
         self._loop = asyncio.get_running_loop()
-        self._sessions = FetchSessions(connections, core.settings, self._loop.time)
+        self._sessions = FetchSessions(connections, core.settings)
         self._tasks: dict[asyncio.Task[None], int] = {}  # with the id of the request, or 0
         self._timer: asyncio.TimerHandle | None = None
         self._told = 0  # version of the core that waiters know
@@ -102,6 +102,8 @@ class Fetcher:
         for request in effects.requests:
             work = self._fetch(request) if request.is_fetch else self._look_up(request)
             self._spawn(work, request.request_id)
+        for request_id in effects.ended:
+            self._sessions.end(request_id)
         if effects.refresh_metadata:
             self._spawn(self._refresh(), 0)
         if effects.cancelled:
