@@ -35,6 +35,7 @@ class Nodes(Connections):
         self.calls: list[tuple[str, str]] = []
         self.trip: Callable[[str, str], None] = lambda address, name: None
         self.throttle_time_ms = 0
+        self.open_calls: list[_FetchCall] = []
 
     async def call(
         self,
@@ -59,7 +60,8 @@ class Nodes(Connections):
 
     def open_call(self, address: str, path: str) -> Any:
         assert path == wire.FETCH_STREAM
-        return _FetchCall(self, address)
+        self.open_calls.append(_FetchCall(self, address))
+        return self.open_calls[-1]
 
     def _offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
         answer = log_pb2.ListOffsetsResponse()
@@ -116,6 +118,7 @@ class _FetchCall:
 
     def close(self) -> None:
         self.is_open = False
+        self._nodes.open_calls.remove(self)
 
 
 def run(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.client.consuming.harness import A, B, C, FakeLog, Fetching, failing, filled, in_flight
+from tests.client.consuming.nodes import Nodes, fill, run
+from tidemark.client import AsyncConsumer
 from tidemark.client.consuming.core import IDLE_MS
 from tidemark.errors import ErrorCode, NetworkError
 from tidemark.types import TopicPartition
@@ -168,3 +172,51 @@ def test_a_step_costs_what_moved_and_not_all_partitions() -> None:
     for _ in range(10):
         fetching.answer()
     assert len(looked_at) == 100
+
+
+def test_an_answer_without_news_ends_the_growing_pauses() -> None:
+    fetching = Fetching()
+    fetching.assign(A)
+    refused = failing(A, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    for _ in range(3):
+        fetching.answer(refused)
+        fetching.step(after_ms=1_000)
+    fetching.answer()
+    fetching.answer(refused)
+    fetching.step(after_ms=100)
+    assert in_flight(fetching) == {A}
+
+
+def test_an_answer_of_a_node_that_throttles_confirms_no_topic() -> None:
+    """It read nothing: the id that the metadata named may be of a topic that was deleted."""
+    fetching = Fetching()
+    fetching.leaders.ids["t"] = b"o" * 16
+    fetching.assign(A)
+    fetching.answer(throttle=1_000)
+    fetching.step(after_ms=1_000)
+    for _ in range(2):
+        fetching.answer(failing(A, ErrorCode.INCONSISTENT_TOPIC_ID))
+        fetching.leaders.ids["t"] = b"n" * 16
+        fetching.refreshed()
+        fetching.step(after_ms=1_000)
+    assert fetching.error(got_nothing=True) is None
+    (request,) = fetching.sent.values()
+    assert request.asked[A].topic_id == b"n" * 16
+
+
+def test_the_call_of_a_fetch_that_ended_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(nodes: Nodes, consumer: AsyncConsumer) -> None:
+        fill(nodes)
+        assert await consumer.poll(5_000)
+        for _ in range(5):
+            nodes.trip = lost
+            await asyncio.sleep(1)
+            nodes.trip = lambda address, name: None
+            await consumer.poll(5_000)
+        await asyncio.sleep(1)
+        assert 1 <= len(nodes.open_calls) <= 2
+
+    def lost(address: str, name: str) -> None:
+        raise NetworkError("lost")
+
+    run(scenario, monkeypatch)

@@ -131,8 +131,8 @@ class FetchCore:
     def _unwanted(self) -> list[int]:
         """Requests under way that all partitions have left."""
         left, self._left = self._left, []
-        found = {i for i in left if (r := self._requests.get(i)) is not None and r.is_under_way}
-        return [i for i in found if not self._requests[i].live]
+        found = {i: self._requests.get(i) for i in left}
+        return [i for i, request in found.items() if request is not None and request.is_under_way]
 
     def _look_again(self, fetch: Request, now_ms: float) -> None:
         """Takes partitions out that should not be asked for again as they are."""
