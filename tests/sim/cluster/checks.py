@@ -60,6 +60,7 @@ class PartitionChecks:
         self._brief: dict[HostedPartition, tuple[Role, int, int, int]] = {}
         self._ends: dict[tuple[int, PartitionId], int] = {}
         self._isr: dict[HostedPartition, frozenset[int]] = {}
+        self._broker_epochs: dict[int, int] = {}
         self.transitions: list[str] = []
         self.lossy_topics: set[str] = set()  # those of unclean elections
 
@@ -80,6 +81,7 @@ class PartitionChecks:
             broker = None if node.server is None else node.server.broker
             if broker is None:
                 continue
+            self._broker_epochs[node.node_id] = broker._identity.epoch
             for hosted in broker.partitions:
                 core, log = hosted.core, hosted.log
                 brief = (core.role, core.leader_epoch, log._high_watermark, log._log_end_offset)
@@ -197,11 +199,19 @@ class PartitionChecks:
                 )
 
     def _in_sync(self, hosted: HostedPartition, identity: PartitionId) -> set[int]:
-        """The ISR as the leader has it, as it proposed it, and as the controller has it."""
+        """The ISR as the leader has it, as it proposed it, and as the controller has it.
+
+        A proposed member whose process has ended since does not count: the controller refuses the
+        broker epoch of it, or took it out of the ISR as it registered anew.
+        """
         core = hosted.core
         members = set(core.isr)
         if core.pending is not None:
-            members |= {member.broker_id for member in core.pending.new_isr}
+            members |= {
+                member.broker_id
+                for member in core.pending.new_isr
+                if member.broker_epoch in (-1, self._broker_epochs.get(member.broker_id))
+            }
         image = self._newest_image()
         found = None if image is None else image.topics.partition(*identity)
         if found is not None and found.leader_epoch == core.leader_epoch:
