@@ -205,6 +205,9 @@ class IncrementalFetch:
             self._moved[item.key] = None
             self._told.discard(item.key)
 
+    def __len__(self) -> int:
+        return len(self._wanted)
+
     def asked_at(self, now_ms: int) -> None:
         """A consumer is not watched."""
 

@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 TURN_BYTES = 8 << 20
 """Records that one turn of the loop reads, some 10 ms; at most as many of one partition."""
 
+TURN_PARTITIONS = 500
+"""Partitions that one turn looks at."""
+
 
 @dataclass(frozen=True, slots=True)
 class FetchParams:
@@ -149,8 +152,8 @@ class FetchHandler:
         found = _Found(min(params.max_bytes, room), context.held_bytes)
         answers = []
         turn_ends = found.size_bytes + TURN_BYTES
-        for item in items:
-            if found.size_bytes >= turn_ends:
+        for number, item in enumerate(items, 1):
+            if found.size_bytes >= turn_ends or number % TURN_PARTITIONS == 0:
                 turn_ends = found.size_bytes + TURN_BYTES
                 await asyncio.sleep(0)
             answer = FetchPartitionData(item.topic, item.partition)

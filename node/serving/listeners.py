@@ -20,16 +20,24 @@ logger = logging.getLogger(__name__)
 
 _SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
 _STOP_GRACE_S = 1.0
+_UNLIMITED = 2**31 - 1
 _CALLS_MAX = 1_000  # of one connection; gRPC has further ones wait at the client
 
 
-def _limits(config: ServerConfig) -> dict[str, int]:
-    """gRPC's own limits of a listener: they hold before a request is in memory."""
-    return {
+def _limits(config: ServerConfig, listener: str) -> dict[str, int]:
+    """gRPC's own limits of a listener: they hold before a request is in memory.
+
+    max.connections does not hold on a listener that brokers have to themselves.
+    """
+    is_for_clients = listener != config.inter_broker_listener or len(config.broker_listeners()) == 1
+    limits = {
         "grpc.max_receive_message_length": config.socket_request_max_bytes,
         "grpc.max_connection_idle_ms": config.connections_max_idle_ms,
         "grpc.max_concurrent_streams": _CALLS_MAX,
     }
+    if is_for_clients and config.max_connections < _UNLIMITED:  # which gRPC aborts at
+        limits["grpc.max_allowed_incoming_connections"] = config.max_connections
+    return limits
 
 
 class BrokerListeners:
@@ -45,7 +53,7 @@ class BrokerListeners:
     async def start(self) -> None:
         """Serves on every listener; health says NOT_SERVING until `set_serving`."""
         for name, endpoint in self._admin.config.broker_listeners().items():
-            server = make_server(_limits(self._admin.config))
+            server = make_server(_limits(self._admin.config, name))
             service = self._log_service(name)
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())

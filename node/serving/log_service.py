@@ -34,6 +34,7 @@ from node.serving.produce import ProduceHandler, ProduceResult, result_of
 from node.serving.producer_ids import ProducerIdManager
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
+from node.serving.requests import check_count, parse, parsed
 from node.serving.throttling import Charge, Throttling
 from quorum.services.admin_service import ImageSource
 from tidemark import wire
@@ -99,10 +100,10 @@ class LogService:
                 {
                     "Produce": grpc.unary_unary_rpc_method_handler(self.produce),
                     "ProduceStream": grpc.stream_stream_rpc_method_handler(self.produce_stream),
-                    "Fetch": _fetch_handler(self.fetch, pb.FetchRequest),
-                    "FetchStream": grpc.stream_stream_rpc_method_handler(
-                        self.fetch_stream, request_deserializer=pb.FetchRequest.FromString
+                    "Fetch": grpc.unary_unary_rpc_method_handler(
+                        parsed(self.fetch, pb.FetchRequest)
                     ),
+                    "FetchStream": grpc.stream_stream_rpc_method_handler(self.fetch_stream),
                     "ListOffsets": _unary(self._charged(self.list_offsets), pb.ListOffsetsRequest),
                     "Metadata": _unary(self._charged(self.metadata), pb.MetadataRequest),
                     "DeleteRecords": _unary(
@@ -116,7 +117,10 @@ class LogService:
             grpc.method_handlers_generic_handler(
                 "tidemark.v1.Replication",
                 {
-                    "Fetch": _fetch_handler(self.replica_fetch, pb.ReplicaFetchRequest),
+                    "Fetch": grpc.unary_unary_rpc_method_handler(
+                        self.replica_fetch,
+                        request_deserializer=pb.ReplicaFetchRequest.FromString,
+                    ),
                     "FetchStream": grpc.stream_stream_rpc_method_handler(
                         self.replica_fetch_stream,
                         request_deserializer=pb.ReplicaFetchRequest.FromString,
@@ -232,9 +236,16 @@ class LogService:
         """Answers a consumer's fetches one after another, in one session."""
         session, answers = ConsumerSession(), AnswersOfCall(self._answers)
 
-        async def answer(request: pb.FetchRequest, behind: asyncio.Future[Any]) -> bytes:
+        async def answer(payload: bytes, behind: asyncio.Future[Any]) -> bytes:
             session.behind = behind
-            session.apply(_wanted(request.partitions), map(_forgotten_key, request.forgotten))
+            try:
+                request = parse(pb.FetchRequest, payload)
+                session.apply(_wanted(request.partitions), map(_forgotten_key, request.forgotten))
+                check_count(len(session))
+            except ApiError as error:
+                return wire.encode_fetch_response(
+                    wire.FetchResponse([], int(code_of(error)), str(error))
+                )
             payload = await self._consumer_fetch(request, context, session)
             answers.hold(len(payload))
             return payload
@@ -563,13 +574,8 @@ def _produce_response(results: Sequence[ProduceResult]) -> bytes:
 # Without a deserializer gRPC passes the request's bytes; without a serializer it sends bytes as is.
 
 
-def _fetch_handler(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
-
-
 def _unary(method: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
-        method,
-        request_deserializer=request.FromString,
+        parsed(method, request),
         response_serializer=lambda response: response.SerializeToString(),
     )

@@ -256,6 +256,25 @@ def test_a_large_request_is_refused_unread_and_an_idle_connection_is_closed(tmp_
     serve(config, test)
 
 
+def test_a_connection_too_many_is_closed_and_one_that_ends_makes_room(tmp_path: Path) -> None:
+    config = combined_config(tmp_path, max_connections="1")
+    format_storage(config, CLUSTER_ID)
+
+    async def test(server: Server, client: Client) -> None:
+        await client.create("flights")
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        address = next(iter(config.broker_listeners().values())).address
+        other = grpc.aio.insecure_channel(address, options=options)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await other.unary_unary(wire.PRODUCE)(b"")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await client.channel.close()
+        await other.unary_unary(wire.PRODUCE)(b"", wait_for_ready=True, timeout=30)
+        await other.close()
+
+    serve(config, test)
+
+
 def test_a_second_process_on_the_directory_is_refused(tmp_path: Path) -> None:
     config = combined_config(tmp_path)
     format_storage(config, CLUSTER_ID)

@@ -301,6 +301,9 @@ class ServerConfig:
     connections_max_idle_ms: int = setting(
         600_000, doc="a connection without a call for so long is closed", at_least=1_000
     )
+    max_connections: int = setting(
+        2**31 - 1, doc="connections of a listener; further ones are closed", at_least=1
+    )
     queued_max_request_bytes: int = setting(
         256 << 20, doc="bytes of produce requests under way before new ones wait", at_least=1 << 20
     )

@@ -61,6 +61,10 @@ def read_plain(data: bytes, begin: int, end: int) -> common_pb2.Record:
         raise InvalidRequestError("malformed message: a plain record") from error
 
 
+PARTITIONS_MAX = 100_000
+"""Partitions that a node takes in one request of a client, or in one fetch session."""
+
+
 @dataclass(slots=True)
 class PartitionProduceData:
     """The records for one partition: record batches v2, or plain records to make a batch of."""
@@ -118,6 +122,10 @@ def decode_produce_request(data: bytes) -> ProduceRequest:
             if number == 1:
                 request.transactional_id = text(data, begin, position)
             else:
+                if len(request.partition_data) == PARTITIONS_MAX:
+                    raise InvalidRequestError(
+                        f"more than {PARTITIONS_MAX} partitions: send several"
+                    )
                 request.partition_data.append(_decode_partition(data, view, begin, position))
         elif wire_type == VARINT and number in (2, 3):
             value, position = read_varint(data, position, end)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from node.serving import requests
 from node.serving.fetch_session import ConsumerSession, FetchingReplica, FetchSession
 from node.serving.fetching import FetchHandler, FetchParams
 from tests.client.consuming.harness import FakeLeaders
@@ -266,7 +267,10 @@ class Stream:
         self._written.clear()
 
     async def ask(self, **fields: Any) -> FetchResponse:
-        self._requests.put_nowait(log_pb2.FetchRequest(**fields))
+        return await self.send(log_pb2.FetchRequest(**fields).SerializeToString())
+
+    async def send(self, payload: bytes) -> FetchResponse:
+        self._requests.put_nowait(payload)
         return await self._answers.get()
 
     async def close(self) -> None:
@@ -320,6 +324,25 @@ def test_an_answer_counts_until_it_is_written_or_its_call_ends() -> None:
         assert memory.used_bytes > SIZE
         await stream.close()
         assert memory.used_bytes == 0
+
+    scenario(test, nodes=(1,))
+
+
+def test_a_request_that_is_wrong_or_makes_the_session_too_large_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "PARTITIONS_MAX", 3)
+
+    async def test(cluster: Cluster) -> None:
+        create(cluster, 4)
+        stream = Stream(cluster)
+        assert (await stream.send(b"\xff")).error_code == ErrorCode.INVALID_REQUEST
+        answer = await stream.ask(partitions=[named(number, 0) for number in range(3)])
+        assert (answer.error_code, len(answer.responses)) == (ErrorCode.NONE, 3)
+        answer = await stream.ask(partitions=[named(3, 0)])
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        assert "4 partitions" in answer.error_message
+        await stream.close()
 
     scenario(test, nodes=(1,))
 

@@ -201,8 +201,8 @@ class PartitionChecks:
     def _in_sync(self, hosted: HostedPartition, identity: PartitionId) -> set[int]:
         """The ISR as the leader has it, as it proposed it, and as the controller has it.
 
-        A proposed member whose process has ended since does not count: the controller refuses the
-        broker epoch of it, or took it out of the ISR as it registered anew.
+        A proposed member whose process has ended since does not count. The controller refuses its
+        broker epoch, or took it out of the ISR as it registered anew.
         """
         core = hosted.core
         members = set(core.isr)
