@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from commitlog.disk.checkpoints import RECOVERY_POINT_CHECKPOINT, OffsetCheckpoint
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.log.claims import RecordsMissingError
-from commitlog.log.log import Log
+from commitlog.log.log import Log, truncation
 from commitlog.manager.manager import LogManager
 from tests.commitlog.builders import NOW, TP, batch, config, offsets_of, open_log
 from tests.commitlog.manager.test_manager import manager
@@ -292,3 +292,55 @@ def test_gaps_of_another_broker_stay_and_losses_of_our_own_never_leave_one(
     found = offsets_of(log)
     assert found == written[: len(found)]
     assert len(found) >= durable
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids="+".join)
+def test_a_truncation_over_segments_leaves_no_gap_at_any_crash(policy: tuple[str, ...]) -> None:
+    """Segments behind the cut are gone for good before records take their place: they do not come
+    back over those."""
+    for seed in range(120):
+        disk = MemoryDirectory(seed=seed)
+        logs = manager(disk)
+        logs.open()
+        log = new_log(logs, policy)
+        for _ in range(3):
+            for _ in range(3):
+                log.append_as_leader(batch(1), 1, NOW)
+            log.roll(NOW)
+        log.flush()
+        steps, is_whole = truncation(log, 1, NOW), seed % 6 == 5
+        for step, _ in zip(steps, range(99 if is_whole else seed % 6), strict=False):
+            step()
+        durable = 0
+        if is_whole:
+            for _ in range(4):
+                log.append_as_leader(batch(1), 2, NOW)
+            log.flush()
+            logs.checkpoint_recovery_points()
+            durable = 5
+        disk.crash("random")
+        _, again = reopened(disk)
+        found = offsets_of(again)
+        assert found == list(range(len(found))), seed
+        assert len(found) == durable or (found and not durable), seed
+
+
+def test_a_flush_amid_a_truncation_does_not_leave_the_checkpoint_above_the_cut() -> None:
+    """The records that it flushed are cut next: their absence is no loss."""
+    for seed in range(20):
+        disk = MemoryDirectory(seed=seed)
+        logs = manager(disk)
+        logs.open()
+        log = new_log(logs)
+        for _ in range(2):
+            for _ in range(3):
+                log.append_as_leader(batch(1), 1, NOW)
+            log.roll(NOW)
+        for number, step in enumerate(truncation(log, 1, NOW)):
+            step()
+            if number == seed % 3:
+                log.flush()
+                logs.checkpoint_recovery_points()
+        disk.crash("random")
+        _, again = reopened(disk)
+        assert offsets_of(again) == [0]
