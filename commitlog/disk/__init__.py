@@ -2,7 +2,8 @@
 
 Outsiders import `files` (the protocols `Directory` and `File`, and their errors) and one of the two
 implementations, `os_files` and `memory_files`. They also import `checkpoints` for the text files,
-`log_directory` for an entry of log.dirs, `names` for the names in it, and `reserve`.
+and `log_directory` for an entry of log.dirs. Names in it are of `names` and `homes`, bounds of
+`open_files` and `reserve`.
 
     files                protocols, errors, atomic replacement
     os_files             the operating system; the only module that calls it
@@ -12,6 +13,7 @@ implementations, `os_files` and `memory_files`. They also import `checkpoints` f
     checkpoints          Kafka's text files
     names                names of directories in a log directory
     open_files           the bound on open descriptors
+    homes                partitions by their log directory, counted
     threads              per-log work on a few threads
 
 Bytes are durable after `File.fsync`, names after `Directory.fsync`. A failed fsync is never

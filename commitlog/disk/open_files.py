@@ -9,12 +9,15 @@ of any descriptor of the file writes them.
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
 import weakref
 from collections import OrderedDict
 from typing import Protocol
 
 DEFAULT_LIMIT = 4096
+"""The limit where nobody set one, and the process has none."""
 
 
 class Releasable(Protocol):
@@ -81,3 +84,15 @@ class OpenFiles:
 
 
 OPEN_FILES = OpenFiles()
+
+
+def share_of_process() -> int:
+    """Returns three quarters of the files that this process may open; the others are for
+    connections. Raises its soft limit to the hard one, as a JVM does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # the soft limit stays
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return DEFAULT_LIMIT if soft == resource.RLIM_INFINITY else max(1, soft * 3 // 4)

@@ -31,7 +31,7 @@ from commitlog.disk.checkpoints import (
 from commitlog.disk.files import Directory, DirectoryLock
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, STRAY_SUFFIX, unique_name
-from commitlog.disk.open_files import OPEN_FILES
+from commitlog.disk.open_files import OPEN_FILES, share_of_process
 from commitlog.disk.threads import work_off
 from commitlog.log.log import Log
 from commitlog.manager import placement
@@ -160,7 +160,7 @@ class LogManager:
         epoch of the last clean stop, -1 after an unclean one or if a directory is offline. Raises
         StorageError if another process has locked a directory.
         """
-        OPEN_FILES.limit = self._config.log_max_open_files
+        OPEN_FILES.limit = self._config.log_max_open_files or share_of_process()
         epochs = set()
         try:
             if not self._locked:
@@ -355,9 +355,14 @@ class LogManager:
             preferred=self.moves.preferred.pop(topic_partition, None),
             assigned=assigned,
             may_hold_data=may_hold_data,
-            homes=(*self._registry.homes(), *self.moves.destinations(), *self.new_logs.homes()),
+            logs_in=self._logs_in,
         )
         return self.new_logs.plan(topic_partition, topic_id, config, home)
+
+    def _logs_in(self, directory: LogDirectory) -> int:
+        """The logs of a directory, with those on their way to it."""
+        homes = (self._registry.homes, self.moves.homes, self.new_logs.homes)
+        return sum(each.count(directory) for each in homes)
 
     def _never_was(self, topic_partition: TopicPartition) -> bool:
         """Returns whether this node certainly never had a log of the partition, or deleted it.

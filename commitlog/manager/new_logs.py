@@ -6,7 +6,7 @@ checkpoint has an entry of an earlier log of its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from uuid import UUID
 
 from commitlog.disk.checkpoints import HIGH_WATERMARK_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
 from commitlog.disk.files import storage_error
+from commitlog.disk.homes import Homes
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.threads import work_off
 from commitlog.log.log import Log
@@ -64,7 +65,7 @@ class NewLogs:
         self._now_ms = now_ms
         self._threads = threads
         self.producer_expiration_ms = 0
-        self._planned: dict[TopicPartition, LogDirectory] = {}
+        self.homes = Homes()  # of planned logs
         self._changed = set(registry.directories)  # they got or lost logs, or may have
 
     def plan(
@@ -75,12 +76,8 @@ class NewLogs:
         home: LogDirectory,
     ) -> NewLog:
         """Plans a log: it counts for its directory from now on."""
-        self._planned[topic_partition] = home
+        self.homes[topic_partition] = home
         return NewLog(topic_partition, topic_id, config, home)
-
-    def homes(self) -> Collection[LogDirectory]:
-        """Returns the directories of all planned logs, one for each log."""
-        return self._planned.values()
 
     def make(self, plans: Sequence[NewLog]) -> None:
         """Does the work of `making`."""
@@ -115,7 +112,7 @@ class NewLogs:
         """Adds a log that was made. It takes no record before `save`. Raises the StorageError with
         which it was not made.
         """
-        home = self._planned.pop(new.topic_partition)
+        home = self.homes.pop(new.topic_partition)
         log = new.made
         if isinstance(log, Log) and not home.is_online:
             log.close(clean=False)

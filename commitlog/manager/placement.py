@@ -10,7 +10,7 @@ metadata counts on its records: an empty log would lead, and the followers would
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -90,13 +90,13 @@ def home_of_new(
     preferred: P | None,
     assigned: UUID | None,
     may_hold_data: bool,
-    homes: Iterable[P],
+    logs_in: Callable[[P], int],
 ) -> P:
     """Returns the directory in which to make a new log.
 
     `preferred` is the directory an operator requested, `assigned` the directory id in the metadata.
-    `homes` has one entry for each log and for each move of this node. `may_hold_data`: the metadata
-    counts on this replica's records.
+    `logs_in` counts the logs of a directory, with those on their way to it. `may_hold_data`: the
+    metadata counts on this replica's records.
 
     Raises LogDirectoryOfflineError if the log may exist in a directory that is offline or missing,
     or if no directory is online. Raises StorageError if the metadata counts on its records, and all
@@ -115,7 +115,7 @@ def home_of_new(
         )
     if assigned is not None and known is not None and not known.failure:
         return preferred or known
-    return preferred or emptiest(directories, homes)
+    return preferred or emptiest(directories, logs_in)
 
 
 def check_home(
@@ -151,15 +151,12 @@ def _check_offline(
         )
 
 
-def emptiest(directories: Sequence[P], homes: Iterable[P]) -> P:
+def emptiest(directories: Sequence[P], logs_in: Callable[[P], int]) -> P:
     """Returns the online directory with the fewest logs (Kafka's rule; sizes do not count).
 
     Raises LogDirectoryOfflineError if none is online.
     """
-    counts = {id(directory): 0 for directory in online(directories)}
-    if not counts:
+    found = online(directories)
+    if not found:
         raise LogDirectoryOfflineError("no log directory is online")
-    for home in homes:
-        if id(home) in counts:
-            counts[id(home)] += 1
-    return min(online(directories), key=lambda directory: counts.get(id(directory), 0))
+    return min(found, key=logs_in)

@@ -10,10 +10,11 @@ renames and deletes no file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from commitlog.disk.files import DiskError
+from commitlog.disk.homes import Homes
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.log.log import Log
 from commitlog.manager import placement
@@ -47,7 +48,7 @@ class LogRegistry:
         self.directories = tuple(directories)
         self.changes = Changes()
         self._logs: dict[TopicPartition, Log] = {}
-        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self.homes = Homes()
         self._lost: dict[TopicPartition, LogDirectory] = {}
         self._failed: dict[TopicPartition, tuple[LogDirectory, StorageError]] = {}
         self._listeners: list[LogListener] = []
@@ -73,11 +74,7 @@ class LogRegistry:
 
     def directory_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
         """Returns the log directory of an open log."""
-        return self._homes.get(topic_partition)
-
-    def homes(self) -> Collection[LogDirectory]:
-        """Returns the directories of all open logs, one for each log."""
-        return self._homes.values()
+        return self.homes.get(topic_partition)
 
     def lost_in(self, topic_partition: TopicPartition) -> LogDirectory | None:
         """Returns the failed directory that holds a partition's log."""
@@ -115,7 +112,7 @@ class LogRegistry:
     def add(self, log: Log, directory: LogDirectory) -> None:
         """Adds a log that was opened in `directory`."""
         self._logs[log.topic_partition] = log
-        self._homes[log.topic_partition] = directory
+        self.homes[log.topic_partition] = directory
         self.changes.note((log,))
 
     def add_lost(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
@@ -143,16 +140,16 @@ class LogRegistry:
     def remove(self, topic_partition: TopicPartition) -> LogDirectory:
         """Closes an open log and drops it; returns its directory. The files stay."""
         self._notify_removed(topic_partition)  # while its home is known
-        log, home = self._logs.pop(topic_partition), self._homes.pop(topic_partition)
+        log, home = self._logs.pop(topic_partition), self.homes.pop(topic_partition)
         log.close(clean=False)
         self.changes.note((log,))
         return home
 
     def drop_offline(self) -> list[TopicPartition]:
         """Drops the logs of failed directories without touching a file; returns which."""
-        dropped = [tp for tp, home in self._homes.items() if not home.is_online]
+        dropped = [tp for tp, home in self.homes.items() if not home.is_online]
         for topic_partition in dropped:
-            self._lost[topic_partition] = self._homes.pop(topic_partition)
+            self._lost[topic_partition] = self.homes.pop(topic_partition)
             self._notify_removed(topic_partition)
             log = self._logs.pop(topic_partition)
             log.close(clean=False)
@@ -161,7 +158,7 @@ class LogRegistry:
 
     def moved(self, topic_partition: TopicPartition, directory: LogDirectory) -> None:
         """Registers another directory of an open log."""
-        left, self._homes[topic_partition] = self._homes[topic_partition], directory
+        left, self.homes[topic_partition] = self.homes[topic_partition], directory
         self.changes.note((self._logs[topic_partition],))
         for listener in self._listeners:
             listener.log_moved(topic_partition, left)

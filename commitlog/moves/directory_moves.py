@@ -26,7 +26,7 @@ long as the metadata counts on this replica: it may name the target already (KIP
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 from uuid import UUID
@@ -37,6 +37,7 @@ from commitlog.disk.checkpoints import (
     RECOVERY_POINT_CHECKPOINT,
 )
 from commitlog.disk.files import Directory
+from commitlog.disk.homes import Homes
 from commitlog.disk.log_directory import LogDirectory, LogDirectoryOfflineError
 from commitlog.disk.names import DELETE_SUFFIX, parse_directory_name, parse_future_name, unique_name
 from commitlog.log.log import Log
@@ -99,7 +100,7 @@ class DirectoryMoves:
         self._known_replica = known_replica
         self._remove_later = remove_later
         self._futures: dict[TopicPartition, FutureLog] = {}
-        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self.homes = Homes()  # the destinations
         self._found: dict[TopicPartition, tuple[LogDirectory, str]] = {}
         self._orphans: dict[TopicPartition, tuple[LogDirectory, str]] = {}
         self._left: dict[TopicPartition, Directory] = {}
@@ -265,11 +266,7 @@ class DirectoryMoves:
 
     def destination_of(self, topic_partition: TopicPartition) -> LogDirectory | None:
         """Returns the directory to which a partition is being moved."""
-        return self._homes.get(topic_partition)
-
-    def destinations(self) -> Collection[LogDirectory]:
-        """Returns the target directories, one for each move."""
-        return self._homes.values()
+        return self.homes.get(topic_partition)
 
     def begin(self, current: Log, destination: LogDirectory) -> FutureLog:
         """Begins to move a log that is neither being moved nor in `destination`; returns its future
@@ -286,7 +283,7 @@ class DirectoryMoves:
 
     def _add(self, future: FutureLog, home: LogDirectory) -> None:
         self._futures[future.topic_partition] = future
-        self._homes[future.topic_partition] = home
+        self.homes[future.topic_partition] = home
 
     def cancel(self, topic_partition: TopicPartition) -> None:
         """Cancels the move of a partition, if there is one, and removes the copy.
@@ -296,7 +293,7 @@ class DirectoryMoves:
         future = self._futures.pop(topic_partition, None)
         if future is None:
             return
-        home = self._homes.pop(topic_partition)
+        home = self.homes.pop(topic_partition)
         try:
             self._remove(topic_partition, home, future.name)
         except StorageError as error:
@@ -307,11 +304,11 @@ class DirectoryMoves:
         next start.
         """
         for topic_partition, future in list(self._futures.items()):
-            home = self._homes[topic_partition]
+            home = self.homes[topic_partition]
             if not home.is_online:
                 self.cancel(topic_partition)
             elif self._logs.get(topic_partition) is not future.current:
-                del self._futures[topic_partition], self._homes[topic_partition]
+                del self._futures[topic_partition], self.homes[topic_partition]
                 self._orphans[topic_partition] = (home, future.name)
 
     def swap(self, topic_partition: TopicPartition) -> None:
@@ -321,7 +318,7 @@ class DirectoryMoves:
         cancelled then.
         """
         future = self._futures[topic_partition]
-        target, source = self._homes[topic_partition], self._logs.directory_of(topic_partition)
+        target, source = self.homes[topic_partition], self._logs.directory_of(topic_partition)
         assert source is not None, "a log that is moved has a directory"
 
         def place() -> tuple[Directory, list[Segment]]:
@@ -341,7 +338,7 @@ class DirectoryMoves:
         future.is_promised = False  # the promise is kept
         for segment in left:
             segment.close()
-        del self._futures[topic_partition], self._homes[topic_partition]
+        del self._futures[topic_partition], self.homes[topic_partition]
         logger.info("%s moved from %s to %s", topic_partition, source.path, target.path)
         try:
             self._remove(topic_partition, source, str(topic_partition))

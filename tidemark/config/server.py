@@ -241,7 +241,10 @@ class ServerConfig:
         at_least=-1,
     )
     log_max_open_files: int = setting(
-        4096, doc="open files of logs; others are opened again when they are used", at_least=1
+        0,
+        doc="open files of logs, beyond which one is closed until its next use; 0: three quarters"
+        " of what the process may open (ulimit -n)",
+        at_least=0,
     )
     event_loop_stall_ms: int = setting(
         1_000,

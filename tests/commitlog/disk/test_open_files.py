@@ -22,6 +22,22 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> OpenFiles:
     return found
 
 
+def test_the_share_of_the_process_follows_its_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1_000, 20_000)]
+    monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, wanted: limits.append(wanted))
+    assert open_files.share_of_process() == 15_000
+    assert limits.pop() == (20_000, 20_000)
+
+    def refused(_: int, wanted: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise")
+
+    monkeypatch.setattr(open_files.resource, "setrlimit", refused)
+    assert open_files.share_of_process() == 750, "the soft limit holds"
+    limits.append((open_files.resource.RLIM_INFINITY,) * 2)
+    assert open_files.share_of_process() == open_files.DEFAULT_LIMIT
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

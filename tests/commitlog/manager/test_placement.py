@@ -38,7 +38,7 @@ def home(
         preferred=preferred,
         assigned=assigned,
         may_hold_data=may_hold_data,
-        homes=homes,
+        logs_in=homes.count,
     )
 
 
@@ -80,9 +80,9 @@ def test_without_an_assignment_the_directory_with_the_fewest_logs_is_taken() -> 
 def test_the_fewest_logs_are_counted_among_online_directories() -> None:
     a, b, c = Disk("a", A, "pulled out"), Disk("b", B), Disk("c", AWAY)
     assert online((a, b, c)) == [b, c]
-    assert emptiest((a, b, c), (b, a)) is c
+    assert emptiest((a, b, c), (b, a).count) is c
     with pytest.raises(LogDirectoryOfflineError, match="no log directory is online"):
-        emptiest((a,), ())
+        emptiest((a,), ().count)
 
 
 @pytest.mark.parametrize("preferred", [False, True])
