@@ -31,6 +31,7 @@ import enum
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -146,8 +147,9 @@ class FetcherCore(Generic[T]):
     # --- what is followed ----------------------------------------------------------------------
 
     @property
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        return tuple(self._followed)
+    def partitions(self) -> Mapping[TopicPartition, object]:
+        """The partitions followed; not to be changed."""
+        return self._followed
 
     def follow(self, key: TopicPartition, hosted: T, epoch: int) -> bool:
         """Follows the partition in this leader epoch; False if it does already."""

@@ -93,7 +93,7 @@ class ReplicaFetcher:
         self._stopped = False
 
     @property
-    def partitions(self) -> tuple[TopicPartition, ...]:
+    def partitions(self) -> Mapping[TopicPartition, object]:
         return self._core.partitions
 
     @property

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 TURN_BYTES = 8 << 20
 """Records that one turn of the loop reads, some 10 ms; at most as many of one partition."""
 
-TURN_PARTITIONS = 500
+TURN_PARTITIONS = 100
 """Partitions that one turn looks at."""
 
 
