@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVER_ROOMS = {"commitlog", "snapshot", "quorum", "tiering", "node"}
+SERVER_ROOMS = {"commitlog", "snapshot", "quorum", "tiering", "coordinator", "node"}
 
 
 def server_imports(text: str) -> list[str]:

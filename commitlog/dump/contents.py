@@ -56,19 +56,23 @@ _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")  # 0xED is a lead byte 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
+Decoder = Callable[[bytes | None, bytes | None], tuple[str | None, str | None]]
+"""Makes texts of a record's key and value. Raises CorruptMessageError."""
+
+
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
     """Selection of what to show.
 
-    `decode_key` and `decode_value` make text of other data than UTF-8. `null_value` is shown for a
-    null value (None: nothing is).
+    `decode_key` and `decode_value` make text of other data than UTF-8, `decode_record` of key and
+    value together.
     """
 
     deep_iteration: bool = True
     print_data_log: bool = True
     decode_key: Callable[[bytes], str] | None = None
     decode_value: Callable[[bytes], str] | None = None
-    null_value: str | None = None
+    decode_record: Decoder | None = None
     max_bytes: int | None = None  # of a segment's whole batches; None: all
     max_message_bytes: int = 5 << 20  # limit for a batch of an index entry
     index_sanity: bool = False  # check indexes as a start does
@@ -230,10 +234,7 @@ def _records(data: bytes, header: Header, options: DumpOptions) -> Iterator[Entr
         elif options.print_data_log:
             entry["headers"] = record.headers
             entry |= _raw("key", record.key) | _raw("payload", record.value)
-            entry["key"] = _decoded(record.key, record.offset, options.decode_key)
-            entry["payload"] = _decoded(record.value, record.offset, options.decode_value)
-            if record.value is None:
-                entry["payload"] = options.null_value
+            entry["key"], entry["payload"] = _texts(record, options)
         yield entry
 
 
@@ -245,6 +246,16 @@ def _control_of(record: Record) -> Entry:
     kind = decode_control_type(record.key)
     message = decode_control_value(kind, record.value)
     return {"control": ControlRecord(record.offset, record.timestamp_ms, kind, message)}
+
+
+def _texts(record: Record, options: DumpOptions) -> tuple[str | None, str | None]:
+    if options.decode_record is None:
+        key = _decoded(record.key, record.offset, options.decode_key)
+        return key, _decoded(record.value, record.offset, options.decode_value)
+    try:
+        return options.decode_record(record.key, record.value)
+    except TidemarkError as error:
+        return f"Error at offset {record.offset}, skipping. {error}", None
 
 
 def _decoded(data: bytes | None, offset: int, decode: Callable[[bytes], str] | None) -> str | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from commitlog.dump.kafka_schema import Field, Schema, SchemaReader, read_all
 from tidemark.errors import CorruptMessageError
+from tidemark.records.kafka_schema import Field, Schema, SchemaReader, read_all
 
 FRAME_VERSION = 1
 

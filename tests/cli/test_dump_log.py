@@ -38,6 +38,8 @@ def options_of(dump: Path, text: str) -> list[str]:
         return ["--remote-log-metadata-decoder"]
     if dump.parent.name.startswith("__transaction_state"):
         return ["--transaction-log-decoder"]
+    if dump.parent.name.startswith("__consumer_offsets"):
+        return ["--offsets-decoder"]
     if "__cluster_metadata" in str(dump) or "bootstrap" in dump.name:
         return ["--cluster-metadata-decoder"]
     return ["--print-data-log"] if "payload:" in text else ["--deep-iteration"]

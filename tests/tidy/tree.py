@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("tidemark", "commitlog", "snapshot", "quorum", "tiering", "node", "pyspark_tidemark")
+ROOMS = (
+    "tidemark",
+    "commitlog",
+    "snapshot",
+    "quorum",
+    "tiering",
+    "coordinator",
+    "node",
+    "pyspark_tidemark",
+)
 
 _SKIPPED = {"__pycache__", "build", "dist", "spark-warehouse", "metastore_db", "golden"}
 _GENERATED = ROOT / "tidemark" / "v1"

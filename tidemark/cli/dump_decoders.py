@@ -13,9 +13,9 @@ from typing import Any
 from tidemark.errors import ConfigError, CorruptMessageError
 
 
-def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, Any]:
+def decoders_of(*, cluster: bool, tier: bool, transactions: bool, offsets: bool) -> dict[str, Any]:
     """The decoders of a kind of records, as options of a dump; none if keys and values are text."""
-    if cluster + tier + transactions > 1:
+    if cluster + tier + transactions + offsets > 1:
         raise ConfigError("a file holds records of one kind: give one of the decoders")
     if cluster:
         return {"decode_value": _cluster_metadata}
@@ -24,13 +24,15 @@ def decoders_of(*, cluster: bool, tier: bool, transactions: bool) -> dict[str, A
 
         return {"decode_value": lambda value: format_metadata(decode(value))}
     if transactions:
-        from commitlog.dump import transaction_log
+        from coordinator.records.text import decoder
+        from coordinator.records.transactions import TRANSACTION_RECORDS
 
-        return {
-            "decode_key": transaction_log.key_text,
-            "decode_value": transaction_log.value_text,
-            "null_value": transaction_log.NULL_VALUE,
-        }
+        return {"decode_record": decoder(TRANSACTION_RECORDS)}
+    if offsets:
+        from coordinator.records.groups import GROUP_RECORDS
+        from coordinator.records.text import decoder
+
+        return {"decode_record": decoder(GROUP_RECORDS)}
     return {}
 
 

@@ -93,6 +93,10 @@ TransactionLog = Annotated[
     bool,
     typer.Option("--transaction-log-decoder", help="Records are of Kafka's transaction log."),
 ]
+Offsets = Annotated[
+    bool,
+    typer.Option("--offsets-decoder", help="Records are of consumer groups and their offsets."),
+]
 KeyDecoder = Annotated[
     str,
     typer.Option(
@@ -124,6 +128,7 @@ def dump_log(
     cluster_metadata_decoder: ClusterMetadata = False,
     remote_log_metadata_decoder: RemoteLogMetadata = False,
     transaction_log_decoder: TransactionLog = False,
+    offsets_decoder: Offsets = False,
     properties: Property = None,
     key_decoder: KeyDecoder = "",
     value_decoder: ValueDecoder = "",
@@ -136,6 +141,7 @@ def dump_log(
         cluster=cluster_metadata_decoder,
         tier=remote_log_metadata_decoder,
         transactions=transaction_log_decoder,
+        offsets=offsets_decoder,
     )
     place = None
     if properties:

@@ -11,6 +11,7 @@ Outsiders may import this package, and these modules of it:
 - `control`: control batches, of transactions and of Raft.
 - `facts`: the checks that need records but no record objects.
 - `compression`, `kafka_codec`, `murmur2`: codecs, primitive types, the partitioner's hash.
+- `kafka_schema`: messages that Kafka describes by schemas, as of its internal topics.
 - `kernels`: the compiled loops, for the log and its cleaner.
 
 Headers, plain records and control batches load neither Arrow nor numba. `encode_arrow`,

@@ -11,9 +11,11 @@ import pytest
 
 from commitlog.disk.memory_files import MemoryDirectory
 from commitlog.disk.os_files import OsDirectory
-from commitlog.dump import DumpOptions, dump_file, format_entry, transaction_log
+from commitlog.dump import DumpOptions, dump_file, format_entry
 from commitlog.log.opening import open_log
 from commitlog.types import AppendOrigin
+from coordinator.records.text import decoder
+from coordinator.records.transactions import TRANSACTION_RECORDS
 from tests.commitlog.builders import NOW, records_of
 from tidemark.config import TopicConfig
 from tidemark.records import decode_batch, iter_batches
@@ -60,9 +62,7 @@ def test_the_dump_says_what_kafkas_own_tool_says(dump: Path) -> None:
     wanted = lines_of(dump)
     options = DumpOptions(print_data_log=any("payload:" in line for line in wanted))
     if dump.parent.name == "__transaction_state-0":
-        options = DumpOptions(
-            decode_key=transaction_log.key_text, decode_value=transaction_log.value_text
-        )
+        options = DumpOptions(decode_record=decoder(TRANSACTION_RECORDS))
     directory = OsDirectory(dump.parent, create=False)
     name = dump.name.removesuffix(".dump.txt")
     shown = "\n".join(format_entry(entry) for entry in dump_file(directory, name, options))

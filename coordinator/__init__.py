@@ -1,0 +1,12 @@
+"""Kafka's coordinators: consumer groups with their offsets, and transactions.
+
+Both keep their state in partitions of an internal topic, `__consumer_offsets` and
+`__transaction_state`, in records of Kafka's own formats.
+
+    records/    the records of both topics
+
+Outsiders import `records.groups` and `records.transactions` for the records, `records.types` for
+their errors, and `records.text` for the text that Kafka's dump tool prints of them.
+
+The room promises Kafka's bytes: golden files of Apache Kafka test it in both directions.
+"""
