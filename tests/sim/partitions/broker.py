@@ -360,7 +360,12 @@ class DataBroker:
                 check_home(name, places, assigned)
             return log
         home = home_of_new(
-            name, places, preferred=None, assigned=assigned, may_hold_data=may_hold_data, homes=()
+            name,
+            places,
+            preferred=None,
+            assigned=assigned,
+            may_hold_data=may_hold_data,
+            logs_in=lambda _: 0,
         )
         log = self.logs[index] = ModelLog(home.directory_id)
         self.world.seen["replica copied anew"] += self.given_up.pop(index, None) is not None
