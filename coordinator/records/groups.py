@@ -284,7 +284,10 @@ _CLASSIC_PROTOCOL = Struct(ClassicProtocol, (Field("name", "str"), Field("metada
 _CLASSIC_METADATA = Struct(
     ClassicMemberMetadata,
     (Field("sessionTimeoutMs", "i32"), Field("supportedProtocols", [_CLASSIC_PROTOCOL])),
+    nullable=True,
 )
+# Kafka's default of the field is an empty struct, so None is in the bytes.
+_NOT_CLASSIC = ClassicMemberMetadata(0, ())
 _OF_TOPIC = (Field("topicId", "uuid"), Field("partitions", ["i32"]))
 _TARGET = Struct(TargetPartitions, _OF_TOPIC)
 _CURRENT = Struct(
@@ -337,7 +340,7 @@ GROUP_RECORDS = RecordTypes(
                 ),
             ),
             highest=4,
-            written=4,
+            written=3,
             flexible_since=4,
         ),
         RecordType(
@@ -367,7 +370,7 @@ GROUP_RECORDS = RecordTypes(
                     Field("subscribedTopicRegex", "str"),
                     Field("rebalanceTimeoutMs", "i32"),
                     Field("serverAssignor", "str"),
-                    Field("classicMemberMetadata", _CLASSIC_METADATA, tag=0, default=None),
+                    Field("classicMemberMetadata", _CLASSIC_METADATA, tag=0, default=_NOT_CLASSIC),
                 ),
             ),
         ),

@@ -6,14 +6,28 @@ Those of `--offsets-decoder` and of `--transaction-log-decoder`.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
+from coordinator.records.groups import GroupMetadataKey
 from coordinator.records.types import RecordType, RecordTypes
 from tidemark.errors import CorruptMessageError
-from tidemark.records.kafka_schema import SchemaReader, read_all
+from tidemark.records.kafka_schema import Field, Schema, SchemaReader, read_all
 
 NULL_VALUE = "<DELETE>"
+
+# ConsumerProtocolSubscription and ConsumerProtocolAssignment.
+_CONSUMER_PROTOCOL = 3
+_PARTITIONS: Schema = (Field("topic", "str"), Field("partitions", ["i32"]))
+_SUBSCRIPTION: Schema = (
+    Field("topics", ["str"]),
+    Field("userData", "bytes"),
+    Field("ownedPartitions", [_PARTITIONS], since=1),
+    Field("generationId", "i32", since=2),
+    Field("rackId", "str", since=3),
+)
+_ASSIGNMENT: Schema = (Field("assignedPartitions", [_PARTITIONS]), Field("userData", "bytes"))
 
 
 def decoder(
@@ -43,7 +57,33 @@ def _value_text(found: RecordType, value: bytes | None) -> str:
         return _unknown(value)
     is_flexible = version >= found.flexible_since
     fields = read_all(value[2:], lambda reader: reader.value(found.value, version, is_flexible))
+    if found.key.make is GroupMetadataKey:
+        fields = _with_classic_members(fields)
     return _json({"version": str(version), "data": fields})
+
+
+def _with_classic_members(group: dict[str, Any]) -> dict[str, Any]:
+    """A classic group with its members' subscriptions and assignments, which are messages of the
+    consumers' own protocol."""
+    if group["protocolType"] != "consumer":
+        return group
+    for member in group["members"]:
+        for name, schema in (("subscription", _SUBSCRIPTION), ("assignment", _ASSIGNMENT)):
+            member[name] = _of_consumers(member[name], schema)
+    return group
+
+
+def _of_consumers(encoded: str, schema: Schema) -> Any:
+    """The fields of a message, or the base64 that it is not."""
+
+    def read(reader: SchemaReader) -> dict[str, Any]:
+        version = min(int(reader.number(">h")), _CONSUMER_PROTOCOL)
+        return reader.struct(schema, version, False)
+
+    try:
+        return read_all(b64decode(encoded), read)
+    except CorruptMessageError:
+        return encoded
 
 
 def _unknown(value: bytes | None) -> str:

@@ -75,10 +75,11 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class Struct:
     """The fields of a struct, and the class of its objects: one argument for each field, by name.
-    Arrays become tuples."""
+    Arrays become tuples. One that is `nullable` is of a tagged field, and begins with 0 or 1."""
 
     make: Callable[..., Any]
     fields: Schema
+    nullable: bool = False
 
 
 class SchemaReader:
@@ -138,6 +139,8 @@ class SchemaReader:
     def value(self, kind: Kind, version: int, flexible: bool) -> Any:
         """Returns one value as a type of JSON."""
         if isinstance(kind, Struct):
+            if kind.nullable and not self.varint():
+                return None
             kind = kind.fields
         if isinstance(kind, tuple):
             return self.struct(kind, version, flexible)
@@ -180,6 +183,8 @@ class ObjectReader(SchemaReader):
     def value(self, kind: Kind, version: int, flexible: bool) -> Any:
         if not isinstance(kind, Struct):
             return super().value(kind, version, flexible)
+        if kind.nullable and not self.varint():
+            return None
         found = self.struct(kind.fields, version, flexible)
         return kind.make(
             **{field.attribute: found.get(field.name, field.default_value) for field in kind.fields}
@@ -223,7 +228,10 @@ def _whole(reader: Any, read: Callable[[Any], Any]) -> Any:
 def write(out: bytearray, kind: Kind, value: Any, version: int, flexible: bool) -> None:
     """Appends a value. Raises ValueError for a field with a value that `version` can not keep."""
     if isinstance(kind, Struct):
-        _write_struct(out, kind.fields, value, version, flexible)
+        if kind.nullable:
+            out.append(0 if value is None else 1)
+        if value is not None or not kind.nullable:
+            _write_struct(out, kind.fields, value, version, flexible)
     elif isinstance(kind, list):
         _write_length(out, None if value is None else len(value), flexible, _I32)
         for item in value or ():
