@@ -71,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benches to run; none: all")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--peer", choices=["kafka"], help="compare with it, and run no other bench")
     parser.add_argument("--list", action="store_true", help="print the names of all benches")
     arguments = parser.parse_args()
     files = bench_files()
@@ -86,6 +87,9 @@ def main() -> int:
     progress = Console(stderr=True, highlight=False)
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
+    if arguments.peer is not None:
+        arguments.names = [f"peer_{arguments.peer}"]
+        files = {arguments.names[0]: BENCHES / f"_peer_{arguments.peer}.py"}
     for name in arguments.names or files:
         began = time.monotonic()
         progress.print(f"bench {name} ...")
