@@ -1,7 +1,7 @@
 """Three brokers of Apache Kafka with its perf tools, beside three of Tidemark with `tidemark perf`.
 
-The ceiling of each figure is Kafka's, in the same run: a ratio above 100 % of records/s, and below
-it of latencies, is for Tidemark. Both have one controller, three brokers, RF 3, and clients with
+The ceiling of each figure is Kafka's, in the same run. More than 100 % of records/s, and less of
+latencies, is for Tidemark. Both have one controller, three brokers, RF 3, and clients with
 their own defaults besides acks=all. Kafka's jars are those of `KAFKA_HOME`, or Maven gets them.
 """
 
