@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tidemark import records
+from tidemark.client.consuming.answers import is_news
 from tidemark.client.consuming.assignment import Taken
 from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.damage import examine
@@ -186,11 +187,14 @@ class Fetching:
         self.core.failed(request_id, error, self.now_ms)
         self.step()
 
-    def serve(self, max_bytes: int = 1 << 20, request_id: int | None = None) -> None:
-        """Answers a request as the leader of `logs` does."""
+    def serve(
+        self, max_bytes: int = 1 << 20, request_id: int | None = None, *, names_all: bool = True
+    ) -> None:
+        """Answers a request as the leader of `logs` does; in a session, with news alone."""
         request = self.sent[next(iter(self.sent)) if request_id is None else request_id]
         if request.is_fetch:
             found = [self.read(partition, request, max_bytes) for partition in request.asked]
+            found = [data for data in found if names_all or is_news(data)]
             self.reply(request.request_id, FetchResponse(found))
             return
         del self.sent[request.request_id]

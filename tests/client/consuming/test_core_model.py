@@ -50,11 +50,30 @@ class Reading(RuleBasedStateMachine):
     def append(self, partition: TopicPartition, count: int) -> None:
         self.fetching.logs[partition].append(count)
 
-    @rule(data=st.data(), max_bytes=st.integers(1, 400))
-    def serve(self, data: st.DataObject, max_bytes: int) -> None:
+    @rule(data=st.data(), max_bytes=st.integers(1, 400), names_all=st.booleans())
+    def serve(self, data: st.DataObject, max_bytes: int, names_all: bool) -> None:
         request_id = self.request(data)
         if request_id is not None:
-            self.fetching.serve(max_bytes, request_id)
+            self.fetching.serve(max_bytes, request_id, names_all=names_all)
+
+    @rule(data=st.data(), throttle=st.integers(1, 2_000))
+    def throttle(self, data: st.DataObject, throttle: int) -> None:
+        request_id = self.request(data)
+        if request_id is not None and self.fetching.sent[request_id].is_fetch:
+            self.fetching.reply(request_id, FetchResponse([], throttle_time_ms=throttle))
+
+    @rule(partition=partitions)
+    def assign_anew(self, partition: TopicPartition) -> None:
+        """The partition is given back, and assigned again where the reader was."""
+        fetching = self.fetching
+        kept = [each for each in fetching.partitions if each != partition]
+        fetching.core.assign(kept, fetching.now_ms)
+        if partition not in self.stopped:
+            fetching.step()
+        fetching.core.assign([*kept, partition], fetching.now_ms)
+        fetching.seek(partition, self.next[partition])
+        self.stopped.discard(partition)
+        fetching.step()
 
     @rule(data=st.data(), code=st.sampled_from([*_RETRIABLE, ErrorCode.CORRUPT_MESSAGE, 9999]))
     def serve_with_an_error(self, data: st.DataObject, code: int) -> None:
