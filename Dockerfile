@@ -9,6 +9,7 @@ COPY commitlog commitlog
 COPY snapshot snapshot
 COPY quorum quorum
 COPY tiering tiering
+COPY coordinator coordinator
 COPY node node
 COPY pyspark_tidemark pyspark_tidemark
 RUN /opt/tidemark/bin/pip install --no-cache-dir -c constraints.txt ".[server]" \
