@@ -18,118 +18,105 @@ UnknownServerError.
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import ClassVar
-
-
-class ErrorCode(IntEnum):
-    """Kafka's error numbers; equal to the enum of the same name in
-    proto/tidemark/v1/errors.proto.
-    """
-
-    NONE = 0
-    UNKNOWN_SERVER_ERROR = -1
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    NETWORK_EXCEPTION = 13
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    TRANSACTION_COORDINATOR_FENCED = 52
-    KAFKA_STORAGE_ERROR = 56
-    LOG_DIR_NOT_FOUND = 57
-    UNKNOWN_PRODUCER_ID = 59
-    REASSIGNMENT_IN_PROGRESS = 60
-    INVALID_FETCH_SESSION_EPOCH = 71
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    INVALID_RECORD = 87
-    THROTTLING_QUOTA_EXCEEDED = 89
-    PRODUCER_FENCED = 90
-    RESOURCE_NOT_FOUND = 91
-    DUPLICATE_RESOURCE = 92
-    INCONSISTENT_VOTER_SET = 94
-    INVALID_UPDATE_VERSION = 95
-    FEATURE_UPDATE_FAILED = 96
-    SNAPSHOT_NOT_FOUND = 98
-    POSITION_OUT_OF_RANGE = 99
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_TOPIC_ID = 103
-    INCONSISTENT_CLUSTER_ID = 104
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    OFFSET_MOVED_TO_TIERED_STORAGE = 109
-    INVALID_REGISTRATION = 119
-    INVALID_VOTER_KEY = 125
-    DUPLICATE_VOTER = 126
-    VOTER_NOT_FOUND = 127
-
-
-class TidemarkError(Exception):
-    """Base of every error that Tidemark raises on purpose."""
-
-    retriable: ClassVar[bool] = False
-
-
-class ApiError(TidemarkError):
-    """An error of the table. Its text is the given message, or else the docstring of its class."""
-
-    code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
-
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message or (self.__doc__ or "").strip())
-
-
-class ConfigError(TidemarkError):
-    """A properties file, environment variable or option is wrong.
-
-    The message names it and says what to do.
-    """
-
-
-class StorageError(TidemarkError):
-    """A directory or file cannot be used; the message names it and says what to do."""
-
-
-class FatalError(TidemarkError):
-    """The process must stop: continuing could lose or contradict acknowledged records.
-
-    A failed fsync is an example.
-    """
+from tidemark.errors.base import (
+    ApiError as ApiError,
+)
+from tidemark.errors.base import (
+    ConfigError as ConfigError,
+)
+from tidemark.errors.base import (
+    ErrorCode as ErrorCode,
+)
+from tidemark.errors.base import (
+    FatalError as FatalError,
+)
+from tidemark.errors.base import (
+    StorageError as StorageError,
+)
+from tidemark.errors.base import (
+    TidemarkError as TidemarkError,
+)
+from tidemark.errors.coordinators import (
+    ConcurrentTransactionsError as ConcurrentTransactionsError,
+)
+from tidemark.errors.coordinators import (
+    CoordinatorLoadInProgressError as CoordinatorLoadInProgressError,
+)
+from tidemark.errors.coordinators import (
+    CoordinatorNotAvailableError as CoordinatorNotAvailableError,
+)
+from tidemark.errors.coordinators import (
+    FencedInstanceIdError as FencedInstanceIdError,
+)
+from tidemark.errors.coordinators import (
+    FencedMemberEpochError as FencedMemberEpochError,
+)
+from tidemark.errors.coordinators import (
+    GroupIdNotFoundError as GroupIdNotFoundError,
+)
+from tidemark.errors.coordinators import (
+    GroupMaxSizeReachedError as GroupMaxSizeReachedError,
+)
+from tidemark.errors.coordinators import (
+    GroupSubscribedToTopicError as GroupSubscribedToTopicError,
+)
+from tidemark.errors.coordinators import (
+    IllegalGenerationError as IllegalGenerationError,
+)
+from tidemark.errors.coordinators import (
+    InvalidCommitOffsetSizeError as InvalidCommitOffsetSizeError,
+)
+from tidemark.errors.coordinators import (
+    InvalidGroupIdError as InvalidGroupIdError,
+)
+from tidemark.errors.coordinators import (
+    InvalidProducerIdMappingError as InvalidProducerIdMappingError,
+)
+from tidemark.errors.coordinators import (
+    InvalidRegularExpressionError as InvalidRegularExpressionError,
+)
+from tidemark.errors.coordinators import (
+    InvalidSessionTimeoutError as InvalidSessionTimeoutError,
+)
+from tidemark.errors.coordinators import (
+    InvalidTransactionTimeoutError as InvalidTransactionTimeoutError,
+)
+from tidemark.errors.coordinators import (
+    NonEmptyGroupError as NonEmptyGroupError,
+)
+from tidemark.errors.coordinators import (
+    NotCoordinatorError as NotCoordinatorError,
+)
+from tidemark.errors.coordinators import (
+    OffsetMetadataTooLargeError as OffsetMetadataTooLargeError,
+)
+from tidemark.errors.coordinators import (
+    OperationNotAttemptedError as OperationNotAttemptedError,
+)
+from tidemark.errors.coordinators import (
+    RebalanceInProgressError as RebalanceInProgressError,
+)
+from tidemark.errors.coordinators import (
+    StaleMemberEpochError as StaleMemberEpochError,
+)
+from tidemark.errors.coordinators import (
+    TransactionAbortableError as TransactionAbortableError,
+)
+from tidemark.errors.coordinators import (
+    TransactionalIdNotFoundError as TransactionalIdNotFoundError,
+)
+from tidemark.errors.coordinators import (
+    UnknownMemberIdError as UnknownMemberIdError,
+)
+from tidemark.errors.coordinators import (
+    UnreleasedInstanceIdError as UnreleasedInstanceIdError,
+)
+from tidemark.errors.coordinators import (
+    UnstableOffsetCommitError as UnstableOffsetCommitError,
+)
+from tidemark.errors.coordinators import (
+    UnsupportedAssignorError as UnsupportedAssignorError,
+)
 
 
 class UnknownServerError(ApiError):

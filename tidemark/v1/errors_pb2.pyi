@@ -48,8 +48,16 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """refresh and retry"""
     MESSAGE_TOO_LARGE: _ErrorCode.ValueType  # 10
     """above max.message.bytes of the topic: send fewer records at once"""
+    OFFSET_METADATA_TOO_LARGE: _ErrorCode.ValueType  # 12
+    """shorten the metadata"""
     NETWORK_EXCEPTION: _ErrorCode.ValueType  # 13
     """refresh and retry"""
+    COORDINATOR_LOAD_IN_PROGRESS: _ErrorCode.ValueType  # 14
+    """retry: it reads its records"""
+    COORDINATOR_NOT_AVAILABLE: _ErrorCode.ValueType  # 15
+    """retry, after FindCoordinator"""
+    NOT_COORDINATOR: _ErrorCode.ValueType  # 16
+    """ask FindCoordinator again and retry there"""
     INVALID_TOPIC_EXCEPTION: _ErrorCode.ValueType  # 17
     RECORD_LIST_TOO_LARGE: _ErrorCode.ValueType  # 18
     NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 19
@@ -57,6 +65,15 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 20
     """retry; appended, and may be read yet: without idempotence a retry appends again"""
     INVALID_REQUIRED_ACKS: _ErrorCode.ValueType  # 21
+    ILLEGAL_GENERATION: _ErrorCode.ValueType  # 22
+    """the member was fenced: rejoin"""
+    INVALID_GROUP_ID: _ErrorCode.ValueType  # 24
+    UNKNOWN_MEMBER_ID: _ErrorCode.ValueType  # 25
+    """the member was removed: join again"""
+    INVALID_SESSION_TIMEOUT: _ErrorCode.ValueType  # 26
+    REBALANCE_IN_PROGRESS: _ErrorCode.ValueType  # 27
+    INVALID_COMMIT_OFFSET_SIZE: _ErrorCode.ValueType  # 28
+    """commit fewer at once"""
     CLUSTER_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 31
     INVALID_TIMESTAMP: _ErrorCode.ValueType  # 32
     UNSUPPORTED_VERSION: _ErrorCode.ValueType  # 35
@@ -76,12 +93,21 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """success: the batch was appended before, its offset is no longer known"""
     INVALID_PRODUCER_EPOCH: _ErrorCode.ValueType  # 47
     INVALID_TXN_STATE: _ErrorCode.ValueType  # 48
+    INVALID_PRODUCER_ID_MAPPING: _ErrorCode.ValueType  # 49
+    """begin anew: InitProducerId"""
+    INVALID_TRANSACTION_TIMEOUT: _ErrorCode.ValueType  # 50
+    CONCURRENT_TRANSACTIONS: _ErrorCode.ValueType  # 51
+    """retry: the last transaction is being ended"""
     TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 52
+    OPERATION_NOT_ATTEMPTED: _ErrorCode.ValueType  # 55
     KAFKA_STORAGE_ERROR: _ErrorCode.ValueType  # 56
     """refresh and retry: a disk failed, another replica takes over"""
     LOG_DIR_NOT_FOUND: _ErrorCode.ValueType  # 57
     UNKNOWN_PRODUCER_ID: _ErrorCode.ValueType  # 59
     REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 60
+    NON_EMPTY_GROUP: _ErrorCode.ValueType  # 68
+    """stop its members first"""
+    GROUP_ID_NOT_FOUND: _ErrorCode.ValueType  # 69
     INVALID_FETCH_SESSION_EPOCH: _ErrorCode.ValueType  # 71
     """followers: begin a new session"""
     FENCED_LEADER_EPOCH: _ErrorCode.ValueType  # 74
@@ -94,11 +120,18 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """retry: a new leader does not know its high watermark yet"""
     PREFERRED_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 80
     """retry, when that broker is back"""
+    GROUP_MAX_SIZE_REACHED: _ErrorCode.ValueType  # 81
+    FENCED_INSTANCE_ID: _ErrorCode.ValueType  # 82
+    """another process has the same group.instance.id"""
     ELIGIBLE_LEADERS_NOT_AVAILABLE: _ErrorCode.ValueType  # 83
     """retry, when one of them is back"""
     ELECTION_NOT_NEEDED: _ErrorCode.ValueType  # 84
     NO_REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 85
+    GROUP_SUBSCRIBED_TO_TOPIC: _ErrorCode.ValueType  # 86
+    """stop its members first"""
     INVALID_RECORD: _ErrorCode.ValueType  # 87
+    UNSTABLE_OFFSET_COMMIT: _ErrorCode.ValueType  # 88
+    """retry: a transaction that commits it is open"""
     THROTTLING_QUOTA_EXCEEDED: _ErrorCode.ValueType  # 89
     """retry"""
     PRODUCER_FENCED: _ErrorCode.ValueType  # 90
@@ -116,13 +149,24 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     INCONSISTENT_TOPIC_ID: _ErrorCode.ValueType  # 103
     """refresh: the name belongs to another topic by now"""
     INCONSISTENT_CLUSTER_ID: _ErrorCode.ValueType  # 104
+    TRANSACTIONAL_ID_NOT_FOUND: _ErrorCode.ValueType  # 105
     INELIGIBLE_REPLICA: _ErrorCode.ValueType  # 107
     NEW_LEADER_ELECTED: _ErrorCode.ValueType  # 108
     OFFSET_MOVED_TO_TIERED_STORAGE: _ErrorCode.ValueType  # 109
+    FENCED_MEMBER_EPOCH: _ErrorCode.ValueType  # 110
+    """give up all partitions, join again with epoch 0"""
+    UNRELEASED_INSTANCE_ID: _ErrorCode.ValueType  # 111
+    """another member has the instance id: it must leave first"""
+    UNSUPPORTED_ASSIGNOR: _ErrorCode.ValueType  # 112
+    STALE_MEMBER_EPOCH: _ErrorCode.ValueType  # 113
+    """retry with the epoch of the last heartbeat's answer"""
     INVALID_REGISTRATION: _ErrorCode.ValueType  # 119
+    TRANSACTION_ABORTABLE: _ErrorCode.ValueType  # 120
+    """abort the transaction"""
     INVALID_VOTER_KEY: _ErrorCode.ValueType  # 125
     DUPLICATE_VOTER: _ErrorCode.ValueType  # 126
     VOTER_NOT_FOUND: _ErrorCode.ValueType  # 127
+    INVALID_REGULAR_EXPRESSION: _ErrorCode.ValueType  # 128
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper): ...
 
@@ -146,8 +190,16 @@ REPLICA_NOT_AVAILABLE: ErrorCode.ValueType  # 9
 """refresh and retry"""
 MESSAGE_TOO_LARGE: ErrorCode.ValueType  # 10
 """above max.message.bytes of the topic: send fewer records at once"""
+OFFSET_METADATA_TOO_LARGE: ErrorCode.ValueType  # 12
+"""shorten the metadata"""
 NETWORK_EXCEPTION: ErrorCode.ValueType  # 13
 """refresh and retry"""
+COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.ValueType  # 14
+"""retry: it reads its records"""
+COORDINATOR_NOT_AVAILABLE: ErrorCode.ValueType  # 15
+"""retry, after FindCoordinator"""
+NOT_COORDINATOR: ErrorCode.ValueType  # 16
+"""ask FindCoordinator again and retry there"""
 INVALID_TOPIC_EXCEPTION: ErrorCode.ValueType  # 17
 RECORD_LIST_TOO_LARGE: ErrorCode.ValueType  # 18
 NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
@@ -155,6 +207,15 @@ NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 19
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 20
 """retry; appended, and may be read yet: without idempotence a retry appends again"""
 INVALID_REQUIRED_ACKS: ErrorCode.ValueType  # 21
+ILLEGAL_GENERATION: ErrorCode.ValueType  # 22
+"""the member was fenced: rejoin"""
+INVALID_GROUP_ID: ErrorCode.ValueType  # 24
+UNKNOWN_MEMBER_ID: ErrorCode.ValueType  # 25
+"""the member was removed: join again"""
+INVALID_SESSION_TIMEOUT: ErrorCode.ValueType  # 26
+REBALANCE_IN_PROGRESS: ErrorCode.ValueType  # 27
+INVALID_COMMIT_OFFSET_SIZE: ErrorCode.ValueType  # 28
+"""commit fewer at once"""
 CLUSTER_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 31
 INVALID_TIMESTAMP: ErrorCode.ValueType  # 32
 UNSUPPORTED_VERSION: ErrorCode.ValueType  # 35
@@ -174,12 +235,21 @@ DUPLICATE_SEQUENCE_NUMBER: ErrorCode.ValueType  # 46
 """success: the batch was appended before, its offset is no longer known"""
 INVALID_PRODUCER_EPOCH: ErrorCode.ValueType  # 47
 INVALID_TXN_STATE: ErrorCode.ValueType  # 48
+INVALID_PRODUCER_ID_MAPPING: ErrorCode.ValueType  # 49
+"""begin anew: InitProducerId"""
+INVALID_TRANSACTION_TIMEOUT: ErrorCode.ValueType  # 50
+CONCURRENT_TRANSACTIONS: ErrorCode.ValueType  # 51
+"""retry: the last transaction is being ended"""
 TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 52
+OPERATION_NOT_ATTEMPTED: ErrorCode.ValueType  # 55
 KAFKA_STORAGE_ERROR: ErrorCode.ValueType  # 56
 """refresh and retry: a disk failed, another replica takes over"""
 LOG_DIR_NOT_FOUND: ErrorCode.ValueType  # 57
 UNKNOWN_PRODUCER_ID: ErrorCode.ValueType  # 59
 REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 60
+NON_EMPTY_GROUP: ErrorCode.ValueType  # 68
+"""stop its members first"""
+GROUP_ID_NOT_FOUND: ErrorCode.ValueType  # 69
 INVALID_FETCH_SESSION_EPOCH: ErrorCode.ValueType  # 71
 """followers: begin a new session"""
 FENCED_LEADER_EPOCH: ErrorCode.ValueType  # 74
@@ -192,11 +262,18 @@ OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 78
 """retry: a new leader does not know its high watermark yet"""
 PREFERRED_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 80
 """retry, when that broker is back"""
+GROUP_MAX_SIZE_REACHED: ErrorCode.ValueType  # 81
+FENCED_INSTANCE_ID: ErrorCode.ValueType  # 82
+"""another process has the same group.instance.id"""
 ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorCode.ValueType  # 83
 """retry, when one of them is back"""
 ELECTION_NOT_NEEDED: ErrorCode.ValueType  # 84
 NO_REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 85
+GROUP_SUBSCRIBED_TO_TOPIC: ErrorCode.ValueType  # 86
+"""stop its members first"""
 INVALID_RECORD: ErrorCode.ValueType  # 87
+UNSTABLE_OFFSET_COMMIT: ErrorCode.ValueType  # 88
+"""retry: a transaction that commits it is open"""
 THROTTLING_QUOTA_EXCEEDED: ErrorCode.ValueType  # 89
 """retry"""
 PRODUCER_FENCED: ErrorCode.ValueType  # 90
@@ -214,11 +291,22 @@ BROKER_ID_NOT_REGISTERED: ErrorCode.ValueType  # 102
 INCONSISTENT_TOPIC_ID: ErrorCode.ValueType  # 103
 """refresh: the name belongs to another topic by now"""
 INCONSISTENT_CLUSTER_ID: ErrorCode.ValueType  # 104
+TRANSACTIONAL_ID_NOT_FOUND: ErrorCode.ValueType  # 105
 INELIGIBLE_REPLICA: ErrorCode.ValueType  # 107
 NEW_LEADER_ELECTED: ErrorCode.ValueType  # 108
 OFFSET_MOVED_TO_TIERED_STORAGE: ErrorCode.ValueType  # 109
+FENCED_MEMBER_EPOCH: ErrorCode.ValueType  # 110
+"""give up all partitions, join again with epoch 0"""
+UNRELEASED_INSTANCE_ID: ErrorCode.ValueType  # 111
+"""another member has the instance id: it must leave first"""
+UNSUPPORTED_ASSIGNOR: ErrorCode.ValueType  # 112
+STALE_MEMBER_EPOCH: ErrorCode.ValueType  # 113
+"""retry with the epoch of the last heartbeat's answer"""
 INVALID_REGISTRATION: ErrorCode.ValueType  # 119
+TRANSACTION_ABORTABLE: ErrorCode.ValueType  # 120
+"""abort the transaction"""
 INVALID_VOTER_KEY: ErrorCode.ValueType  # 125
 DUPLICATE_VOTER: ErrorCode.ValueType  # 126
 VOTER_NOT_FOUND: ErrorCode.ValueType  # 127
+INVALID_REGULAR_EXPRESSION: ErrorCode.ValueType  # 128
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015

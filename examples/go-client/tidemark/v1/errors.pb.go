@@ -42,12 +42,22 @@ const (
 	ErrorCode_BROKER_NOT_AVAILABLE             ErrorCode = 8  // retry, with another node where any will do
 	ErrorCode_REPLICA_NOT_AVAILABLE            ErrorCode = 9  // refresh and retry
 	ErrorCode_MESSAGE_TOO_LARGE                ErrorCode = 10 // above max.message.bytes of the topic: send fewer records at once
+	ErrorCode_OFFSET_METADATA_TOO_LARGE        ErrorCode = 12 // shorten the metadata
 	ErrorCode_NETWORK_EXCEPTION                ErrorCode = 13 // refresh and retry
+	ErrorCode_COORDINATOR_LOAD_IN_PROGRESS     ErrorCode = 14 // retry: it reads its records
+	ErrorCode_COORDINATOR_NOT_AVAILABLE        ErrorCode = 15 // retry, after FindCoordinator
+	ErrorCode_NOT_COORDINATOR                  ErrorCode = 16 // ask FindCoordinator again and retry there
 	ErrorCode_INVALID_TOPIC_EXCEPTION          ErrorCode = 17
 	ErrorCode_RECORD_LIST_TOO_LARGE            ErrorCode = 18
 	ErrorCode_NOT_ENOUGH_REPLICAS              ErrorCode = 19 // retry: the ISR is below min.insync.replicas; nothing was appended
 	ErrorCode_NOT_ENOUGH_REPLICAS_AFTER_APPEND ErrorCode = 20 // retry; appended, and may be read yet: without idempotence a retry appends again
 	ErrorCode_INVALID_REQUIRED_ACKS            ErrorCode = 21
+	ErrorCode_ILLEGAL_GENERATION               ErrorCode = 22 // the member was fenced: rejoin
+	ErrorCode_INVALID_GROUP_ID                 ErrorCode = 24
+	ErrorCode_UNKNOWN_MEMBER_ID                ErrorCode = 25 // the member was removed: join again
+	ErrorCode_INVALID_SESSION_TIMEOUT          ErrorCode = 26
+	ErrorCode_REBALANCE_IN_PROGRESS            ErrorCode = 27
+	ErrorCode_INVALID_COMMIT_OFFSET_SIZE       ErrorCode = 28 // commit fewer at once
 	ErrorCode_CLUSTER_AUTHORIZATION_FAILED     ErrorCode = 31
 	ErrorCode_INVALID_TIMESTAMP                ErrorCode = 32
 	ErrorCode_UNSUPPORTED_VERSION              ErrorCode = 35
@@ -64,11 +74,17 @@ const (
 	ErrorCode_DUPLICATE_SEQUENCE_NUMBER        ErrorCode = 46 // success: the batch was appended before, its offset is no longer known
 	ErrorCode_INVALID_PRODUCER_EPOCH           ErrorCode = 47
 	ErrorCode_INVALID_TXN_STATE                ErrorCode = 48
+	ErrorCode_INVALID_PRODUCER_ID_MAPPING      ErrorCode = 49 // begin anew: InitProducerId
+	ErrorCode_INVALID_TRANSACTION_TIMEOUT      ErrorCode = 50
+	ErrorCode_CONCURRENT_TRANSACTIONS          ErrorCode = 51 // retry: the last transaction is being ended
 	ErrorCode_TRANSACTION_COORDINATOR_FENCED   ErrorCode = 52
+	ErrorCode_OPERATION_NOT_ATTEMPTED          ErrorCode = 55
 	ErrorCode_KAFKA_STORAGE_ERROR              ErrorCode = 56 // refresh and retry: a disk failed, another replica takes over
 	ErrorCode_LOG_DIR_NOT_FOUND                ErrorCode = 57
 	ErrorCode_UNKNOWN_PRODUCER_ID              ErrorCode = 59
 	ErrorCode_REASSIGNMENT_IN_PROGRESS         ErrorCode = 60
+	ErrorCode_NON_EMPTY_GROUP                  ErrorCode = 68 // stop its members first
+	ErrorCode_GROUP_ID_NOT_FOUND               ErrorCode = 69
 	ErrorCode_INVALID_FETCH_SESSION_EPOCH      ErrorCode = 71 // followers: begin a new session
 	ErrorCode_FENCED_LEADER_EPOCH              ErrorCode = 74 // refresh and retry: the epoch in the request is old
 	ErrorCode_UNKNOWN_LEADER_EPOCH             ErrorCode = 75 // retry: the broker has not heard of this epoch yet
@@ -76,10 +92,14 @@ const (
 	ErrorCode_STALE_BROKER_EPOCH               ErrorCode = 77
 	ErrorCode_OFFSET_NOT_AVAILABLE             ErrorCode = 78 // retry: a new leader does not know its high watermark yet
 	ErrorCode_PREFERRED_LEADER_NOT_AVAILABLE   ErrorCode = 80 // retry, when that broker is back
+	ErrorCode_GROUP_MAX_SIZE_REACHED           ErrorCode = 81
+	ErrorCode_FENCED_INSTANCE_ID               ErrorCode = 82 // another process has the same group.instance.id
 	ErrorCode_ELIGIBLE_LEADERS_NOT_AVAILABLE   ErrorCode = 83 // retry, when one of them is back
 	ErrorCode_ELECTION_NOT_NEEDED              ErrorCode = 84
 	ErrorCode_NO_REASSIGNMENT_IN_PROGRESS      ErrorCode = 85
+	ErrorCode_GROUP_SUBSCRIBED_TO_TOPIC        ErrorCode = 86 // stop its members first
 	ErrorCode_INVALID_RECORD                   ErrorCode = 87
+	ErrorCode_UNSTABLE_OFFSET_COMMIT           ErrorCode = 88 // retry: a transaction that commits it is open
 	ErrorCode_THROTTLING_QUOTA_EXCEEDED        ErrorCode = 89 // retry
 	ErrorCode_PRODUCER_FENCED                  ErrorCode = 90
 	ErrorCode_RESOURCE_NOT_FOUND               ErrorCode = 91
@@ -94,13 +114,20 @@ const (
 	ErrorCode_BROKER_ID_NOT_REGISTERED         ErrorCode = 102
 	ErrorCode_INCONSISTENT_TOPIC_ID            ErrorCode = 103 // refresh: the name belongs to another topic by now
 	ErrorCode_INCONSISTENT_CLUSTER_ID          ErrorCode = 104
+	ErrorCode_TRANSACTIONAL_ID_NOT_FOUND       ErrorCode = 105
 	ErrorCode_INELIGIBLE_REPLICA               ErrorCode = 107
 	ErrorCode_NEW_LEADER_ELECTED               ErrorCode = 108
 	ErrorCode_OFFSET_MOVED_TO_TIERED_STORAGE   ErrorCode = 109
+	ErrorCode_FENCED_MEMBER_EPOCH              ErrorCode = 110 // give up all partitions, join again with epoch 0
+	ErrorCode_UNRELEASED_INSTANCE_ID           ErrorCode = 111 // another member has the instance id: it must leave first
+	ErrorCode_UNSUPPORTED_ASSIGNOR             ErrorCode = 112
+	ErrorCode_STALE_MEMBER_EPOCH               ErrorCode = 113 // retry with the epoch of the last heartbeat's answer
 	ErrorCode_INVALID_REGISTRATION             ErrorCode = 119
+	ErrorCode_TRANSACTION_ABORTABLE            ErrorCode = 120 // abort the transaction
 	ErrorCode_INVALID_VOTER_KEY                ErrorCode = 125
 	ErrorCode_DUPLICATE_VOTER                  ErrorCode = 126
 	ErrorCode_VOTER_NOT_FOUND                  ErrorCode = 127
+	ErrorCode_INVALID_REGULAR_EXPRESSION       ErrorCode = 128
 )
 
 // Enum value maps for ErrorCode.
@@ -117,12 +144,22 @@ var (
 		8:   "BROKER_NOT_AVAILABLE",
 		9:   "REPLICA_NOT_AVAILABLE",
 		10:  "MESSAGE_TOO_LARGE",
+		12:  "OFFSET_METADATA_TOO_LARGE",
 		13:  "NETWORK_EXCEPTION",
+		14:  "COORDINATOR_LOAD_IN_PROGRESS",
+		15:  "COORDINATOR_NOT_AVAILABLE",
+		16:  "NOT_COORDINATOR",
 		17:  "INVALID_TOPIC_EXCEPTION",
 		18:  "RECORD_LIST_TOO_LARGE",
 		19:  "NOT_ENOUGH_REPLICAS",
 		20:  "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
 		21:  "INVALID_REQUIRED_ACKS",
+		22:  "ILLEGAL_GENERATION",
+		24:  "INVALID_GROUP_ID",
+		25:  "UNKNOWN_MEMBER_ID",
+		26:  "INVALID_SESSION_TIMEOUT",
+		27:  "REBALANCE_IN_PROGRESS",
+		28:  "INVALID_COMMIT_OFFSET_SIZE",
 		31:  "CLUSTER_AUTHORIZATION_FAILED",
 		32:  "INVALID_TIMESTAMP",
 		35:  "UNSUPPORTED_VERSION",
@@ -139,11 +176,17 @@ var (
 		46:  "DUPLICATE_SEQUENCE_NUMBER",
 		47:  "INVALID_PRODUCER_EPOCH",
 		48:  "INVALID_TXN_STATE",
+		49:  "INVALID_PRODUCER_ID_MAPPING",
+		50:  "INVALID_TRANSACTION_TIMEOUT",
+		51:  "CONCURRENT_TRANSACTIONS",
 		52:  "TRANSACTION_COORDINATOR_FENCED",
+		55:  "OPERATION_NOT_ATTEMPTED",
 		56:  "KAFKA_STORAGE_ERROR",
 		57:  "LOG_DIR_NOT_FOUND",
 		59:  "UNKNOWN_PRODUCER_ID",
 		60:  "REASSIGNMENT_IN_PROGRESS",
+		68:  "NON_EMPTY_GROUP",
+		69:  "GROUP_ID_NOT_FOUND",
 		71:  "INVALID_FETCH_SESSION_EPOCH",
 		74:  "FENCED_LEADER_EPOCH",
 		75:  "UNKNOWN_LEADER_EPOCH",
@@ -151,10 +194,14 @@ var (
 		77:  "STALE_BROKER_EPOCH",
 		78:  "OFFSET_NOT_AVAILABLE",
 		80:  "PREFERRED_LEADER_NOT_AVAILABLE",
+		81:  "GROUP_MAX_SIZE_REACHED",
+		82:  "FENCED_INSTANCE_ID",
 		83:  "ELIGIBLE_LEADERS_NOT_AVAILABLE",
 		84:  "ELECTION_NOT_NEEDED",
 		85:  "NO_REASSIGNMENT_IN_PROGRESS",
+		86:  "GROUP_SUBSCRIBED_TO_TOPIC",
 		87:  "INVALID_RECORD",
+		88:  "UNSTABLE_OFFSET_COMMIT",
 		89:  "THROTTLING_QUOTA_EXCEEDED",
 		90:  "PRODUCER_FENCED",
 		91:  "RESOURCE_NOT_FOUND",
@@ -169,13 +216,20 @@ var (
 		102: "BROKER_ID_NOT_REGISTERED",
 		103: "INCONSISTENT_TOPIC_ID",
 		104: "INCONSISTENT_CLUSTER_ID",
+		105: "TRANSACTIONAL_ID_NOT_FOUND",
 		107: "INELIGIBLE_REPLICA",
 		108: "NEW_LEADER_ELECTED",
 		109: "OFFSET_MOVED_TO_TIERED_STORAGE",
+		110: "FENCED_MEMBER_EPOCH",
+		111: "UNRELEASED_INSTANCE_ID",
+		112: "UNSUPPORTED_ASSIGNOR",
+		113: "STALE_MEMBER_EPOCH",
 		119: "INVALID_REGISTRATION",
+		120: "TRANSACTION_ABORTABLE",
 		125: "INVALID_VOTER_KEY",
 		126: "DUPLICATE_VOTER",
 		127: "VOTER_NOT_FOUND",
+		128: "INVALID_REGULAR_EXPRESSION",
 	}
 	ErrorCode_value = map[string]int32{
 		"NONE":                             0,
@@ -189,12 +243,22 @@ var (
 		"BROKER_NOT_AVAILABLE":             8,
 		"REPLICA_NOT_AVAILABLE":            9,
 		"MESSAGE_TOO_LARGE":                10,
+		"OFFSET_METADATA_TOO_LARGE":        12,
 		"NETWORK_EXCEPTION":                13,
+		"COORDINATOR_LOAD_IN_PROGRESS":     14,
+		"COORDINATOR_NOT_AVAILABLE":        15,
+		"NOT_COORDINATOR":                  16,
 		"INVALID_TOPIC_EXCEPTION":          17,
 		"RECORD_LIST_TOO_LARGE":            18,
 		"NOT_ENOUGH_REPLICAS":              19,
 		"NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20,
 		"INVALID_REQUIRED_ACKS":            21,
+		"ILLEGAL_GENERATION":               22,
+		"INVALID_GROUP_ID":                 24,
+		"UNKNOWN_MEMBER_ID":                25,
+		"INVALID_SESSION_TIMEOUT":          26,
+		"REBALANCE_IN_PROGRESS":            27,
+		"INVALID_COMMIT_OFFSET_SIZE":       28,
 		"CLUSTER_AUTHORIZATION_FAILED":     31,
 		"INVALID_TIMESTAMP":                32,
 		"UNSUPPORTED_VERSION":              35,
@@ -211,11 +275,17 @@ var (
 		"DUPLICATE_SEQUENCE_NUMBER":        46,
 		"INVALID_PRODUCER_EPOCH":           47,
 		"INVALID_TXN_STATE":                48,
+		"INVALID_PRODUCER_ID_MAPPING":      49,
+		"INVALID_TRANSACTION_TIMEOUT":      50,
+		"CONCURRENT_TRANSACTIONS":          51,
 		"TRANSACTION_COORDINATOR_FENCED":   52,
+		"OPERATION_NOT_ATTEMPTED":          55,
 		"KAFKA_STORAGE_ERROR":              56,
 		"LOG_DIR_NOT_FOUND":                57,
 		"UNKNOWN_PRODUCER_ID":              59,
 		"REASSIGNMENT_IN_PROGRESS":         60,
+		"NON_EMPTY_GROUP":                  68,
+		"GROUP_ID_NOT_FOUND":               69,
 		"INVALID_FETCH_SESSION_EPOCH":      71,
 		"FENCED_LEADER_EPOCH":              74,
 		"UNKNOWN_LEADER_EPOCH":             75,
@@ -223,10 +293,14 @@ var (
 		"STALE_BROKER_EPOCH":               77,
 		"OFFSET_NOT_AVAILABLE":             78,
 		"PREFERRED_LEADER_NOT_AVAILABLE":   80,
+		"GROUP_MAX_SIZE_REACHED":           81,
+		"FENCED_INSTANCE_ID":               82,
 		"ELIGIBLE_LEADERS_NOT_AVAILABLE":   83,
 		"ELECTION_NOT_NEEDED":              84,
 		"NO_REASSIGNMENT_IN_PROGRESS":      85,
+		"GROUP_SUBSCRIBED_TO_TOPIC":        86,
 		"INVALID_RECORD":                   87,
+		"UNSTABLE_OFFSET_COMMIT":           88,
 		"THROTTLING_QUOTA_EXCEEDED":        89,
 		"PRODUCER_FENCED":                  90,
 		"RESOURCE_NOT_FOUND":               91,
@@ -241,13 +315,20 @@ var (
 		"BROKER_ID_NOT_REGISTERED":         102,
 		"INCONSISTENT_TOPIC_ID":            103,
 		"INCONSISTENT_CLUSTER_ID":          104,
+		"TRANSACTIONAL_ID_NOT_FOUND":       105,
 		"INELIGIBLE_REPLICA":               107,
 		"NEW_LEADER_ELECTED":               108,
 		"OFFSET_MOVED_TO_TIERED_STORAGE":   109,
+		"FENCED_MEMBER_EPOCH":              110,
+		"UNRELEASED_INSTANCE_ID":           111,
+		"UNSUPPORTED_ASSIGNOR":             112,
+		"STALE_MEMBER_EPOCH":               113,
 		"INVALID_REGISTRATION":             119,
+		"TRANSACTION_ABORTABLE":            120,
 		"INVALID_VOTER_KEY":                125,
 		"DUPLICATE_VOTER":                  126,
 		"VOTER_NOT_FOUND":                  127,
+		"INVALID_REGULAR_EXPRESSION":       128,
 	}
 )
 
@@ -282,7 +363,7 @@ var File_tidemark_v1_errors_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1*\xe8\x0e\n" +
+	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1*\xd5\x14\n" +
 	"\tErrorCode\x12\b\n" +
 	"\x04NONE\x10\x00\x12!\n" +
 	"\x14UNKNOWN_SERVER_ERROR\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x17\n" +
@@ -295,13 +376,23 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x14BROKER_NOT_AVAILABLE\x10\b\x12\x19\n" +
 	"\x15REPLICA_NOT_AVAILABLE\x10\t\x12\x15\n" +
 	"\x11MESSAGE_TOO_LARGE\x10\n" +
-	"\x12\x15\n" +
-	"\x11NETWORK_EXCEPTION\x10\r\x12\x1b\n" +
+	"\x12\x1d\n" +
+	"\x19OFFSET_METADATA_TOO_LARGE\x10\f\x12\x15\n" +
+	"\x11NETWORK_EXCEPTION\x10\r\x12 \n" +
+	"\x1cCOORDINATOR_LOAD_IN_PROGRESS\x10\x0e\x12\x1d\n" +
+	"\x19COORDINATOR_NOT_AVAILABLE\x10\x0f\x12\x13\n" +
+	"\x0fNOT_COORDINATOR\x10\x10\x12\x1b\n" +
 	"\x17INVALID_TOPIC_EXCEPTION\x10\x11\x12\x19\n" +
 	"\x15RECORD_LIST_TOO_LARGE\x10\x12\x12\x17\n" +
 	"\x13NOT_ENOUGH_REPLICAS\x10\x13\x12$\n" +
 	" NOT_ENOUGH_REPLICAS_AFTER_APPEND\x10\x14\x12\x19\n" +
-	"\x15INVALID_REQUIRED_ACKS\x10\x15\x12 \n" +
+	"\x15INVALID_REQUIRED_ACKS\x10\x15\x12\x16\n" +
+	"\x12ILLEGAL_GENERATION\x10\x16\x12\x14\n" +
+	"\x10INVALID_GROUP_ID\x10\x18\x12\x15\n" +
+	"\x11UNKNOWN_MEMBER_ID\x10\x19\x12\x1b\n" +
+	"\x17INVALID_SESSION_TIMEOUT\x10\x1a\x12\x19\n" +
+	"\x15REBALANCE_IN_PROGRESS\x10\x1b\x12\x1e\n" +
+	"\x1aINVALID_COMMIT_OFFSET_SIZE\x10\x1c\x12 \n" +
 	"\x1cCLUSTER_AUTHORIZATION_FAILED\x10\x1f\x12\x15\n" +
 	"\x11INVALID_TIMESTAMP\x10 \x12\x17\n" +
 	"\x13UNSUPPORTED_VERSION\x10#\x12\x18\n" +
@@ -317,23 +408,33 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x1cOUT_OF_ORDER_SEQUENCE_NUMBER\x10-\x12\x1d\n" +
 	"\x19DUPLICATE_SEQUENCE_NUMBER\x10.\x12\x1a\n" +
 	"\x16INVALID_PRODUCER_EPOCH\x10/\x12\x15\n" +
-	"\x11INVALID_TXN_STATE\x100\x12\"\n" +
-	"\x1eTRANSACTION_COORDINATOR_FENCED\x104\x12\x17\n" +
+	"\x11INVALID_TXN_STATE\x100\x12\x1f\n" +
+	"\x1bINVALID_PRODUCER_ID_MAPPING\x101\x12\x1f\n" +
+	"\x1bINVALID_TRANSACTION_TIMEOUT\x102\x12\x1b\n" +
+	"\x17CONCURRENT_TRANSACTIONS\x103\x12\"\n" +
+	"\x1eTRANSACTION_COORDINATOR_FENCED\x104\x12\x1b\n" +
+	"\x17OPERATION_NOT_ATTEMPTED\x107\x12\x17\n" +
 	"\x13KAFKA_STORAGE_ERROR\x108\x12\x15\n" +
 	"\x11LOG_DIR_NOT_FOUND\x109\x12\x17\n" +
 	"\x13UNKNOWN_PRODUCER_ID\x10;\x12\x1c\n" +
-	"\x18REASSIGNMENT_IN_PROGRESS\x10<\x12\x1f\n" +
+	"\x18REASSIGNMENT_IN_PROGRESS\x10<\x12\x13\n" +
+	"\x0fNON_EMPTY_GROUP\x10D\x12\x16\n" +
+	"\x12GROUP_ID_NOT_FOUND\x10E\x12\x1f\n" +
 	"\x1bINVALID_FETCH_SESSION_EPOCH\x10G\x12\x17\n" +
 	"\x13FENCED_LEADER_EPOCH\x10J\x12\x18\n" +
 	"\x14UNKNOWN_LEADER_EPOCH\x10K\x12 \n" +
 	"\x1cUNSUPPORTED_COMPRESSION_TYPE\x10L\x12\x16\n" +
 	"\x12STALE_BROKER_EPOCH\x10M\x12\x18\n" +
 	"\x14OFFSET_NOT_AVAILABLE\x10N\x12\"\n" +
-	"\x1ePREFERRED_LEADER_NOT_AVAILABLE\x10P\x12\"\n" +
+	"\x1ePREFERRED_LEADER_NOT_AVAILABLE\x10P\x12\x1a\n" +
+	"\x16GROUP_MAX_SIZE_REACHED\x10Q\x12\x16\n" +
+	"\x12FENCED_INSTANCE_ID\x10R\x12\"\n" +
 	"\x1eELIGIBLE_LEADERS_NOT_AVAILABLE\x10S\x12\x17\n" +
 	"\x13ELECTION_NOT_NEEDED\x10T\x12\x1f\n" +
-	"\x1bNO_REASSIGNMENT_IN_PROGRESS\x10U\x12\x12\n" +
-	"\x0eINVALID_RECORD\x10W\x12\x1d\n" +
+	"\x1bNO_REASSIGNMENT_IN_PROGRESS\x10U\x12\x1d\n" +
+	"\x19GROUP_SUBSCRIBED_TO_TOPIC\x10V\x12\x12\n" +
+	"\x0eINVALID_RECORD\x10W\x12\x1a\n" +
+	"\x16UNSTABLE_OFFSET_COMMIT\x10X\x12\x1d\n" +
 	"\x19THROTTLING_QUOTA_EXCEEDED\x10Y\x12\x13\n" +
 	"\x0fPRODUCER_FENCED\x10Z\x12\x16\n" +
 	"\x12RESOURCE_NOT_FOUND\x10[\x12\x16\n" +
@@ -347,14 +448,21 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x1dDUPLICATE_BROKER_REGISTRATION\x10e\x12\x1c\n" +
 	"\x18BROKER_ID_NOT_REGISTERED\x10f\x12\x19\n" +
 	"\x15INCONSISTENT_TOPIC_ID\x10g\x12\x1b\n" +
-	"\x17INCONSISTENT_CLUSTER_ID\x10h\x12\x16\n" +
+	"\x17INCONSISTENT_CLUSTER_ID\x10h\x12\x1e\n" +
+	"\x1aTRANSACTIONAL_ID_NOT_FOUND\x10i\x12\x16\n" +
 	"\x12INELIGIBLE_REPLICA\x10k\x12\x16\n" +
 	"\x12NEW_LEADER_ELECTED\x10l\x12\"\n" +
-	"\x1eOFFSET_MOVED_TO_TIERED_STORAGE\x10m\x12\x18\n" +
-	"\x14INVALID_REGISTRATION\x10w\x12\x15\n" +
+	"\x1eOFFSET_MOVED_TO_TIERED_STORAGE\x10m\x12\x17\n" +
+	"\x13FENCED_MEMBER_EPOCH\x10n\x12\x1a\n" +
+	"\x16UNRELEASED_INSTANCE_ID\x10o\x12\x18\n" +
+	"\x14UNSUPPORTED_ASSIGNOR\x10p\x12\x16\n" +
+	"\x12STALE_MEMBER_EPOCH\x10q\x12\x18\n" +
+	"\x14INVALID_REGISTRATION\x10w\x12\x19\n" +
+	"\x15TRANSACTION_ABORTABLE\x10x\x12\x15\n" +
 	"\x11INVALID_VOTER_KEY\x10}\x12\x13\n" +
 	"\x0fDUPLICATE_VOTER\x10~\x12\x13\n" +
-	"\x0fVOTER_NOT_FOUND\x10\x7fB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
+	"\x0fVOTER_NOT_FOUND\x10\x7f\x12\x1f\n" +
+	"\x1aINVALID_REGULAR_EXPRESSION\x10\x80\x01B\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_errors_proto_rawDescOnce sync.Once
