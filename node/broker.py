@@ -23,6 +23,10 @@ from uuid import UUID
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.reserve import Reserve
 from commitlog.manager.manager import LogManager
+from coordinator.groups.heartbeat import GROUP_TOPIC
+from node.coordination.groups import GroupCoordinator
+from node.coordination.internal_topics import InternalTopics
+from node.coordination.leaderships import Leaderships
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
@@ -134,7 +138,16 @@ class BrokerServer:
             self._assignments,
             on_fatal,
         )
-        self._listeners = BrokerListeners(self._request_handlers(isr, clock), self._admin_node())
+        handlers = self._request_handlers(isr, clock)
+        self._internal_topics = InternalTopics(
+            self._client, lambda name: name in loader.image.topics, on_fatal
+        )
+        self.groups = GroupCoordinator(
+            config, loader, self._internal_topics, clock, handlers.throttling
+        )
+        leaderships = Leaderships(self.groups.runtime, handlers.produce)
+        self.partitions.role_listeners[GROUP_TOPIC] = leaderships.role_changed
+        self._listeners = BrokerListeners(handlers, self._admin_node(), (self.groups.add_to,))
 
     def _log_manager(self, clock: Clock) -> LogManager:
         loop = asyncio.get_running_loop()
@@ -302,6 +315,7 @@ class BrokerServer:
             self._cluster.subscribe(self._tier.reconfigure)
         self._loader.add_publisher(self._cluster)
         self._loader.add_publisher(self._hosting)
+        self._loader.add_publisher(self.groups)
         await self._hosting.settled()
         if self._tier is not None:
             await self._tier.start()
@@ -328,6 +342,8 @@ class BrokerServer:
         self._logs.full_disk.stop()
         await cancel_all(*self._tasks)
         await self._listeners.stop()
+        self.groups.stop()
+        await self._internal_topics.stop()
         await self._mover.stop()
         await self._background.stop()
         await self._hosting.stop()

@@ -140,9 +140,13 @@ def check_fetcher(group: ConsumerGroup | None, member_id: str, member_epoch: int
 
 
 def fetch(
-    request: pb.OffsetFetchRequest.Group, offsets: OffsetStore, require_stable: bool
+    request: pb.OffsetFetchRequest.Group,
+    offsets: OffsetStore,
+    require_stable: bool,
+    image: MetadataImage,
 ) -> pb.OffsetFetchResponse.Group:
-    """The offsets that are asked for; -1 where none is committed."""
+    """The offsets that are asked for; -1 where none is committed, or of an earlier topic of the
+    same name."""
     group_id = request.group_id
     answer = pb.OffsetFetchResponse.Group(group_id=group_id)
     if request.all_topics:
@@ -153,12 +157,15 @@ def fetch(
     else:
         wanted = {topic.name: topic.partition_indexes for topic in request.topics}
     for name, numbers in wanted.items():
-        topic = answer.topics.add(name=name)
+        topic, known = answer.topics.add(name=name), image.topics.get(name)
         for number in numbers:
+            found = offsets.get(group_id, name, number)
+            if found is not None and known is not None:
+                found = found if found.topic_id in (ZERO_UUID, known.topic_id) else None
             if require_stable and offsets.is_pending(group_id, name, number):
                 _add(topic, number, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
             else:
-                _add(topic, number, offsets.get(group_id, name, number), ErrorCode.NONE)
+                _add(topic, number, found, ErrorCode.NONE)
     return answer
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+from uuid import UUID
 
 from coordinator.groups import commits
 from coordinator.groups.description import described, listed
@@ -141,12 +143,30 @@ class GroupShard:
                 self._follow(group.group_id, member, now_ms)
         self._check.set(_EXPIRY, now_ms + self._settings.offsets_retention_check_interval_ms)
 
-    def topics_changed(self, names: Iterable[str]) -> None:
-        """Has groups look at their topics again; called when topics come, go or change."""
+    def topics_changed(self, names: Iterable[str], *, everything: bool = False) -> None:
+        """Has groups look at their topics again; called when topics, or racks, come or change."""
         changed = list(names)
         for group in self.groups.values():
-            if group.patterns() or any(group.is_subscribed_to(name) for name in changed):
+            is_concerned = everything or group.patterns()
+            if is_concerned or any(group.is_subscribed_to(name) for name in changed):
                 group.is_outdated = True
+
+    def has_offsets_of(self, topics: Mapping[UUID, str]) -> bool:
+        """Whether offsets of one of these topics are committed."""
+        return any(self._offsets_of(topics))
+
+    def forget_topics(self, topics: Mapping[UUID, str]) -> CoordinatorResult[bool]:
+        """Deletes offsets of deleted topics, some at a time; the answer is whether that was all."""
+        keys = list(islice(self._offsets_of(topics), _EXPIRED_MAX))
+        return CoordinatorResult(len(keys) < _EXPIRED_MAX, tuple((key, None) for key in keys))
+
+    def _offsets_of(self, topics: Mapping[UUID, str]) -> Iterator[r.OffsetCommitKey]:
+        names = set(topics.values())
+        for group_id, by_topic in self.offsets.by_group.items():
+            for name in names & by_topic.keys():
+                for number, committed in by_topic[name].items():
+                    if committed.topic_id in topics:
+                        yield r.OffsetCommitKey(group_id, name, number)
 
     # --- members
 
@@ -202,7 +222,7 @@ class GroupShard:
         """The offsets of a group; raises UnknownMemberIdError and StaleMemberEpochError."""
         epoch = request.member_epoch if request.HasField("member_epoch") else -1
         commits.check_fetcher(self.groups.get(request.group_id), request.member_id, epoch)
-        return commits.fetch(request, self.offsets, require_stable)
+        return commits.fetch(request, self.offsets, require_stable, self._image())
 
     def delete_offsets(
         self, request: pb.OffsetDeleteRequest

@@ -57,6 +57,7 @@ class HostedPartition:
     segment_copyable: Callable[[TopicIdPartition], None] | None = (
         None  # the tier's; called once per segment
     )
+    role_listener: Callable[[HostedPartition], None] | None = None  # of a coordinator's topic
     watched: OrderedSet[HostedPartition] = field(default_factory=OrderedSet)  # IsrKeeper's, too
     give_up: Callable[[HostedPartition, CorruptLogError], bool] = lambda *_: False
     damage: str = ""  # found in the log, which is served as far as it can be read
@@ -209,6 +210,11 @@ class HostedPartition:
             self._answer_flush_acks(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
+        self._tell_role()
+
+    def _tell_role(self) -> None:
+        if self.role_listener is not None:
+            self.role_listener(self)
 
     def answer_acks(self) -> None:
         """Answers waiting produces in offset order, up to the first that must still wait."""
@@ -255,6 +261,7 @@ class HostedPartition:
         self._answer_flush_acks(code)
         _wake(self.data_waiters)
         _wake(self.commit_waiters)
+        self._tell_role()
 
     def _answer_flush_acks(self, code: ErrorCode) -> None:
         waiting, self.flush_acks = self.flush_acks, []

@@ -29,6 +29,7 @@ class PartitionRegistry:
         self._cluster = cluster
         self.fatal = on_fatal
         self.offline: dict[TopicPartition, str] = {}  # logs that could not be opened
+        self.role_listeners: dict[str, Callable[[HostedPartition], None]] = {}  # by topic
         self._hosted: dict[TopicPartition, HostedPartition] = {}
 
     def __iter__(self) -> Iterator[HostedPartition]:

@@ -294,6 +294,7 @@ class Hosting:
             log,
             config,
             segment_copyable=None if self._tier is None else self._tier.segment_copyable,
+            role_listener=self._partitions.role_listeners.get(identity.topic),
             watched=self._isr.watched,
             give_up=self._give_up,
         )

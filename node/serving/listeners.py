@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -18,7 +19,12 @@ from tidemark.wire.network import make_server
 
 logger = logging.getLogger(__name__)
 
-_SERVICES = ("tidemark.v1.Log", "tidemark.v1.Replication", "tidemark.v1.Admin")
+_SERVICES = (
+    "tidemark.v1.Log",
+    "tidemark.v1.Replication",
+    "tidemark.v1.Admin",
+    "tidemark.v1.Groups",
+)
 _STOP_GRACE_S = 1.0
 _UNLIMITED = 2**31 - 1
 _CALLS_MAX = 1_000  # of one connection; gRPC has further ones wait at the client
@@ -43,7 +49,14 @@ def _limits(config: ServerConfig, listener: str) -> dict[str, int]:
 class BrokerListeners:
     """One per broker. The Admin service of each listener answers from `admin`."""
 
-    def __init__(self, handlers: RequestHandlers, admin: AdminNode) -> None:
+    def __init__(
+        self,
+        handlers: RequestHandlers,
+        admin: AdminNode,
+        others: Sequence[Callable[[grpc.aio.Server, str], None]] = (),
+    ) -> None:
+        """`others` add further services to the server of a listener, by its name."""
+        self._others = others
         self._handlers = handlers
         self._admin = admin
         self._health = Health(_SERVICES)
@@ -58,6 +71,8 @@ class BrokerListeners:
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())
             add_admin_service(server, replace(self._admin, listener=name))
+            for add in self._others:
+                add(server, name)
             self._health.add_to(server)
             bound = bind(server, name, endpoint)
             await self._health.set(False)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from commitlog.types import AppendOrigin
 from node.partition.flushes import LogFlushes
 from node.partition.hosted import HostedPartition, PendingAck
 from node.partition.registry import PartitionRegistry
@@ -186,6 +187,36 @@ class ProduceHandler:
             logger.error("append to %s-%d failed: %s", item.topic, item.index, error)
             _fail(result, KafkaStorageError(f"{item.topic}-{item.index}: {error}"))
 
+    def append(
+        self,
+        hosted: HostedPartition,
+        batch: bytes,
+        origin: AppendOrigin,
+        *,
+        verified: bool = False,
+    ) -> int:
+        """Appends a batch of this node itself, as acks=all does; returns the offset behind it.
+
+        Raises ApiError, and then nothing was appended.
+        """
+        try:
+            hosted.core.check_leader()
+            hosted.core.check_enough_replicas()
+            epoch, now_ms = hosted.core.leader_epoch, self._clock.wall_ms()
+            info = hosted.log.append_as_leader(
+                batch, epoch, now_ms, origin=origin, verified=verified
+            )
+            self._flushes.begin(hosted)
+        except FatalError as error:
+            self._partitions.fatal(error)
+            raise KafkaStorageError(str(error)) from error
+        except (OSError, StorageError) as error:
+            logger.error("append to %s failed: %s", hosted.topic_partition, error)
+            raise KafkaStorageError(f"{hosted.topic_partition}: {error}") from error
+        hosted.appended(self._clock.mono_ms())
+        hosted.answer_acks()
+        return info.last_offset + 1
+
     def _append_to(
         self,
         hosted: HostedPartition,
@@ -208,7 +239,7 @@ class ProduceHandler:
         result.log_start_offset = hosted.log.log_start_offset
         self._flushes.begin(hosted)
         if acks == ACKS_ALL:
-            _park(hosted, _ack_of(hosted, position, info.last_offset + 1, produced))
+            park(hosted, _ack_of(hosted, position, info.last_offset + 1, produced))
         elif acks == 1 and hosted.is_flushing and info.last_offset >= hosted.flushed_end:
             hosted.flush_acks.append(_ack_of(hosted, position, info.last_offset + 1, produced))
         hosted.appended(self._clock.mono_ms())
@@ -222,7 +253,8 @@ def _ack_of(hosted: HostedPartition, position: int, required: int, wait: Produce
     return PendingAck(required, hosted.core.leader_epoch, answer)
 
 
-def _park(hosted: HostedPartition, pending: PendingAck) -> None:
+def park(hosted: HostedPartition, pending: PendingAck) -> None:
+    """Has a produce wait for the in-sync replicas; `answer_acks` answers it."""
     required = pending.required_offset
     if hosted.acks and hosted.acks[-1].required_offset > required:
         # A duplicate of an idempotent producer requires offsets below the newest.

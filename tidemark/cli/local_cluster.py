@@ -145,6 +145,7 @@ class LocalCluster:
             "broker.heartbeat.interval.ms": "500",
             "default.replication.factor": str(max(1, min(3, brokers))),
             "remote.log.metadata.topic.replication.factor": str(max(1, min(3, brokers))),
+            "offsets.topic.replication.factor": str(max(1, min(3, brokers))),
             "remote.log.metadata.topic.min.isr": str(max(1, min(2, brokers))),
         }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidemark.config.coordinators import CoordinatorConfig
 from tidemark.config.definition import keys_of, parse, setting
 from tidemark.config.properties import environment_overrides, parse_properties
 from tidemark.errors import ConfigError
@@ -38,7 +39,7 @@ _PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConfig:
+class ServerConfig(CoordinatorConfig):
     """A node's settings; `load_server_config` reads them."""
 
     process_roles: tuple[str, ...] = setting(

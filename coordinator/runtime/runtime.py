@@ -1,0 +1,321 @@
+"""Runs the state machines of the partitions that this broker leads (Kafka's CoordinatorRuntime).
+
+    (none)  --leading-->  loading  --log replayed-->  active  --resigned-->  (none)
+
+A decision is made on the state with all appended records, committed or not, so decisions follow
+each other without waiting. Their answers wait: for the commit of the own records, or if there are
+none, of the last ones. When the leadership goes, all waiting answers fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from coordinator.records.types import RecordTypes
+from coordinator.runtime.batches import Producer, Replayed, decode, encode
+from coordinator.runtime.result import CoordinatorResult
+from coordinator.runtime.shard import CoordinatorShard
+from tidemark.errors import (
+    ApiError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    KafkaStorageError,
+    NotCoordinatorError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+    TidemarkError,
+    UnknownTopicOrPartitionError,
+    error_for,
+)
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=CoordinatorShard)
+A = TypeVar("A")
+
+_SLICE_RECORDS = 500  # replayed in one turn of the loop
+_RETRY_MS = 1_000  # of a decision by deadline that could not be appended
+
+
+class PartitionLog(Protocol):
+    """A partition of the internal topic that this broker leads."""
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    @property
+    def start_offset(self) -> int: ...
+
+    @property
+    def end_offset(self) -> int: ...
+
+    def append(self, batch: bytes, *, verified: bool = False) -> None:
+        """Appends one batch. Raises ApiError, and then has appended nothing."""
+        ...
+
+    def when_committed(self, end_offset: int, answer: Callable[[ErrorCode], None]) -> None:
+        """Calls `answer` once everything below the offset is committed, or never will be here."""
+        ...
+
+    async def read(self, offset: int) -> tuple[bytes, int]:
+        """Whole batches from an offset on, and the offset behind them."""
+        ...
+
+
+@dataclass(slots=True)
+class _Context(Generic[S]):
+    """One partition; `shard` is None while it is loaded."""
+
+    partition: int
+    log: PartitionLog
+    load: asyncio.Task[None] | None = None
+    shard: S | None = None
+    failed: str = ""
+    timer: asyncio.TimerHandle | None = None
+    waiting: set[asyncio.Future[None]] = field(default_factory=set)
+
+
+class CoordinatorRuntime(Generic[S]):
+    """The coordinators of one internal topic on one broker. Used by the event loop alone."""
+
+    def __init__(
+        self,
+        topic: str,
+        types: RecordTypes,
+        make_shard: Callable[[], S],
+        wall_ms: Callable[[], int],
+        timeout_ms: int,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`timeout_ms`: how long an answer waits for the commit. `on_change` is called after each
+        replay."""
+        self.topic = topic
+        self._types = types
+        self._make_shard = make_shard
+        self._wall_ms = wall_ms
+        self._timeout_ms = timeout_ms
+        self._on_change = on_change
+        self._contexts: dict[int, _Context[S]] = {}
+
+    # --- leadership
+
+    def leading(self, partition: int, log: PartitionLog) -> None:
+        """This broker leads a partition in a new epoch: loads its records."""
+        self.resigned(partition)
+        context: _Context[S] = _Context(partition, log)
+        self._contexts[partition] = context
+        context.load = asyncio.get_running_loop().create_task(
+            self._load(context), name=f"load {self.topic}-{partition}"
+        )
+
+    def resigned(self, partition: int) -> None:
+        """This broker does not lead a partition any more: its state is dropped."""
+        context = self._contexts.pop(partition, None)
+        if context is None:
+            return
+        if context.load is not None:
+            context.load.cancel()
+        if context.timer is not None:
+            context.timer.cancel()
+        for waits in list(context.waiting):
+            if not waits.done():
+                waits.set_exception(self._not_coordinator(partition))
+
+    def stop(self) -> None:
+        """Drops all partitions."""
+        for partition in list(self._contexts):
+            self.resigned(partition)
+
+    async def _load(self, context: _Context[S]) -> None:
+        shard, log = self._make_shard(), context.log
+        offset, count = log.start_offset, 0
+        try:
+            while offset < log.end_offset:
+                batches, next_offset = await log.read(offset)
+                for found in decode(self._types, batches):
+                    if found.offset < offset:
+                        continue
+                    if isinstance(found, Replayed):
+                        shard.replay(found.key, found.value, found.offset, found.producer_id)
+                    else:
+                        shard.end_transaction(found.producer_id, found.committed)
+                    count += 1
+                    if count % _SLICE_RECORDS == 0:
+                        await asyncio.sleep(0)
+                offset = next_offset
+        except TidemarkError as error:
+            context.failed = str(error)
+            logger.error("%s-%d could not be loaded: %s", self.topic, context.partition, error)
+            return
+        shard.loaded(log.leader_epoch, self._wall_ms())
+        context.shard = shard
+        logger.info("%s-%d: loaded %d records", self.topic, context.partition, count)
+        self._after(context)
+
+    # --- requests
+
+    def shard_of(self, partition: int) -> S:
+        """The state machine of a partition. Raises NotCoordinatorError, and
+        CoordinatorLoadInProgressError while it is loaded."""
+        return self._shard(self._context(partition))
+
+    def shards(self) -> Iterator[tuple[int, S]]:
+        """All that are loaded, with their partitions."""
+        for partition, context in list(self._contexts.items()):
+            if context.shard is not None:
+                yield partition, context.shard
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a partition is being loaded."""
+        return any(c.shard is None and not c.failed for c in self._contexts.values())
+
+    def _context(self, partition: int) -> _Context[S]:
+        context = self._contexts.get(partition)
+        if context is None:
+            raise self._not_coordinator(partition)
+        return context
+
+    def _shard(self, context: _Context[S]) -> S:
+        if context.failed:
+            raise CoordinatorNotAvailableError(context.failed)
+        if context.shard is None:
+            raise CoordinatorLoadInProgressError(
+                f"{self.topic}-{context.partition} is being read; try again"
+            )
+        return context.shard
+
+    def _not_coordinator(self, partition: int) -> NotCoordinatorError:
+        return NotCoordinatorError(
+            f"this broker does not lead {self.topic}-{partition}; find the coordinator again"
+        )
+
+    async def write(
+        self,
+        partition: int,
+        decide: Callable[[S], CoordinatorResult[A]],
+        producer: Producer | None = None,
+    ) -> A:
+        """Decides, appends and replays; returns the answer once it is committed.
+
+        Raises what `decide` raises, NotCoordinatorError, CoordinatorLoadInProgressError, and
+        CoordinatorNotAvailableError if the records are not committed in time: they may be later.
+        """
+        context = self._context(partition)
+        try:
+            result = decide(self._shard(context))
+            self._append(context, result, producer)
+        finally:
+            self._after(context)
+        await self._committed(context)
+        return result.answer
+
+    async def read(self, partition: int, look: Callable[[S], A]) -> A:
+        """As `write`, without records: what it tells is committed when it is told."""
+        return await self.write(partition, lambda shard: CoordinatorResult(look(shard)))
+
+    async def end_transaction(
+        self, partition: int, append: Callable[[], None], producer_id: int, committed: bool
+    ) -> None:
+        """Appends a marker by `append`, and applies it."""
+        context = self._context(partition)
+        shard = self._shard(context)
+        append()
+        shard.end_transaction(producer_id, committed)
+        self._after(context)
+        await self._committed(context)
+
+    def _append(
+        self, context: _Context[S], result: CoordinatorResult[A], producer: Producer | None = None
+    ) -> None:
+        if not result.records:
+            return
+        assert context.shard is not None, "it decided"
+        log = context.log
+        batch = encode(self._types, result.records, self._wall_ms(), producer)
+        offset = log.end_offset
+        try:
+            log.append(batch, verified=producer is not None)
+        except ApiError as error:
+            raise _told(error) from error
+        producer_id = -1 if producer is None else producer.producer_id
+        for number, (key, value) in enumerate(result.records):
+            context.shard.replay(key, value, offset + number, producer_id)
+        self._on_change()
+
+    async def _committed(self, context: _Context[S]) -> None:
+        """Waits until all that was appended so far is committed."""
+        loop = asyncio.get_running_loop()
+        waits: asyncio.Future[None] = loop.create_future()
+
+        def answer(code: ErrorCode) -> None:
+            if waits.done():
+                return
+            if code == ErrorCode.NONE:
+                waits.set_result(None)
+            else:
+                waits.set_exception(_told(error_for(code)))
+
+        context.log.when_committed(context.log.end_offset, answer)
+        if waits.done():
+            return waits.result()
+        context.waiting.add(waits)
+        timer = loop.call_later(self._timeout_ms / 1000, answer, ErrorCode.REQUEST_TIMED_OUT)
+        try:
+            await waits
+        finally:
+            timer.cancel()
+            context.waiting.discard(waits)
+
+    # --- deadlines
+
+    def _after(self, context: _Context[S]) -> None:
+        """Sets the timer for the next deadline."""
+        if context.timer is not None:
+            context.timer.cancel()
+            context.timer = None
+        shard = context.shard
+        if shard is None or self._contexts.get(context.partition) is not context:
+            return
+        at_ms = shard.next_deadline_ms()
+        if at_ms is not None:
+            self._set_timer(context, at_ms - self._wall_ms())
+
+    def _set_timer(self, context: _Context[S], in_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        context.timer = loop.call_later(max(0, in_ms) / 1000, self._due, context)
+
+    def _due(self, context: _Context[S]) -> None:
+        if context.shard is None:
+            return
+        try:
+            for result in context.shard.on_deadline(self._wall_ms()):
+                self._append(context, result)
+        except ApiError as error:
+            logger.warning("%s-%d: %s", self.topic, context.partition, error)
+            self._set_timer(context, _RETRY_MS)
+            return
+        self._after(context)
+
+
+def _told(error: ApiError) -> ApiError:
+    """An error of the log as a coordinator's client is told it."""
+    match error:
+        case NotLeaderOrFollowerError() | KafkaStorageError():
+            return NotCoordinatorError(str(error))
+        case (
+            NotEnoughReplicasError()
+            | NotEnoughReplicasAfterAppendError()
+            | RequestTimedOutError()
+            | UnknownTopicOrPartitionError()
+        ):
+            return CoordinatorNotAvailableError(str(error))
+        case _:
+            return error

@@ -1,0 +1,355 @@
+"""The group coordinator of a broker: the service Groups, on the partitions that it leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from coordinator.groups.commits import Commit
+from coordinator.groups.description import fill_assignment
+from coordinator.groups.heartbeat import GROUP_TOPIC, Heartbeat
+from coordinator.groups.members import Assignment
+from coordinator.groups.shard import GroupSettings, GroupShard, check_group_id
+from coordinator.records.groups import GROUP_RECORDS
+from coordinator.runtime.hashing import partition_for
+from coordinator.runtime.result import CoordinatorResult
+from coordinator.runtime.runtime import CoordinatorRuntime
+from node.coordination.internal_topics import InternalTopic, InternalTopics
+from node.runtime.clock import Clock
+from node.serving.callers import caller_of
+from node.serving.throttling import Throttling
+from quorum.image import MetadataDelta, MetadataImage
+from quorum.services.admin_answers import node_of
+from quorum.services.admin_service import ImageSource
+from quorum.services.serving import Context, add_service, failure
+from tidemark.config import ServerConfig
+from tidemark.errors import (
+    ApiError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    InvalidCommitOffsetSizeError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    RecordListTooLargeError,
+    code_of,
+)
+from tidemark.v1 import group_pb2 as pb
+from tidemark.wire.rpcs import Rpc
+
+A = TypeVar("A")
+
+GROUPS = pb.DESCRIPTOR.services_by_name["Groups"]
+_KEYS_MAX = 1_000  # of one request
+
+
+def settings_of(config: ServerConfig) -> GroupSettings:
+    """The group coordinator's part of the broker's settings."""
+    return GroupSettings(
+        session_timeout_ms=config.group_consumer_session_timeout_ms,
+        heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+        max_size=config.group_consumer_max_size,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+    )
+
+
+class GroupCoordinator:
+    """One per broker; a metadata publisher."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        images: ImageSource,
+        topics: InternalTopics,
+        clock: Clock,
+        throttling: Throttling,
+    ) -> None:
+        self._images = images
+        self._topics = topics
+        self._clock = clock
+        self._throttling = throttling
+        self._interval_ms = config.group_consumer_heartbeat_interval_ms
+        settings = settings_of(config)
+        self.runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
+            GROUP_TOPIC,
+            GROUP_RECORDS,
+            lambda: GroupShard(settings, lambda: images.image),
+            clock.wall_ms,
+            config.offsets_commit_timeout_ms,
+        )
+        self._topic = InternalTopic(
+            GROUP_TOPIC,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_replication_factor,
+            {
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(config.offsets_topic_segment_bytes),
+            },
+        )
+        self._cleanings: set[asyncio.Task[None]] = set()
+        self._methods: dict[str, Callable[[Any, Context, str], Awaitable[Message]]] = {
+            "FindCoordinator": self._find_coordinator,
+            "ConsumerGroupHeartbeat": self._heartbeat,
+            "ConsumerGroupDescribe": self._describe,
+            "OffsetCommit": self._commit,
+            "OffsetFetch": self._fetch,
+            "OffsetDelete": self._delete_offsets,
+            "ListGroups": self._list,
+            "DeleteGroups": self._delete,
+        }
+
+    def add_to(self, server: grpc.aio.Server, listener: str) -> None:
+        """Serves Groups on a listener."""
+        add_service(server, GROUPS, partial(self._serve, listener))
+
+    async def _serve(self, listener: str, rpc: Rpc, request: Any, context: Context) -> Message:
+        await self._throttling.until_unmuted(context)
+        method = self._methods[rpc.name]
+        try:
+            return await method(request, context, listener)
+        except (ApiError, ValueError) as error:
+            if "error_code" not in rpc.response.DESCRIPTOR.fields_by_name:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return failure(rpc.response, error)
+
+    def stop(self) -> None:
+        """Drops all partitions."""
+        for task in self._cleanings:
+            task.cancel()
+        self.runtime.stop()
+
+    # --- metadata
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Has groups look at changed topics, and forgets the offsets of deleted ones."""
+        deleted = {topic_id: topic.name for topic_id, topic in delta.topics_deleted.items()}
+        names = {topic.name for topic in delta.topics_changed.values()} | set(deleted.values())
+        has_new_racks = bool(delta.brokers_changed)
+        if not names and not has_new_racks:
+            return
+        for partition, shard in self.runtime.shards():
+            shard.topics_changed(names, everything=has_new_racks)
+            if deleted and shard.has_offsets_of(deleted):
+                task = asyncio.ensure_future(self._forget(partition, deleted))
+                self._cleanings.add(task)
+                task.add_done_callback(self._cleanings.discard)
+
+    async def _forget(self, partition: int, deleted: dict[UUID, str]) -> None:
+        try:
+            while not await self.runtime.write(
+                partition, lambda shard: shard.forget_topics(deleted)
+            ):
+                continue
+        except ApiError:
+            return  # they do not count: their topic id is not that of any topic
+
+    # --- requests
+
+    def _partition(self, group_id: str) -> int:
+        """The partition of a group. Raises InvalidGroupIdError, CoordinatorNotAvailableError."""
+        check_group_id(group_id)
+        topic = self._images.image.topics.get(GROUP_TOPIC)
+        if topic is None:
+            self._topics.need(self._topic)
+            problem = self._topics.problems.get(GROUP_TOPIC, "it is being made")
+            raise CoordinatorNotAvailableError(f"{GROUP_TOPIC} is not there yet: {problem}")
+        return partition_for(group_id, len(topic.partitions))
+
+    async def _find_coordinator(
+        self, request: pb.FindCoordinatorRequest, context: Context, listener: str
+    ) -> pb.FindCoordinatorResponse:
+        _check_count(request.coordinator_keys)
+        answer = pb.FindCoordinatorResponse()
+        for key in request.coordinator_keys:
+            found = answer.coordinators.add(key=key, node_id=-1)
+            try:
+                if request.key_type != pb.GROUP:
+                    raise InvalidRequestError("there are no transactions yet")
+                self._locate(found, self._partition(key), listener)
+            except ApiError as error:
+                found.error_code = int(code_of(error))  # type: ignore[assignment]
+                found.error_message = str(error)
+        return answer
+
+    def _locate(
+        self, found: pb.FindCoordinatorResponse.Coordinator, partition: int, listener: str
+    ) -> None:
+        image = self._images.image
+        topic = image.topics.get(GROUP_TOPIC)
+        led = None if topic is None else topic.partitions.get(partition)
+        broker = None if led is None or led.leader is None else image.brokers.get(led.leader)
+        if broker is None:
+            raise CoordinatorNotAvailableError(f"{GROUP_TOPIC}-{partition} has no leader")
+        node = node_of(broker, listener)
+        found.node_id, found.host, found.port = node.node_id, node.host, node.port
+
+    async def _write(
+        self, group_id: str, decide: Callable[[GroupShard, int], CoordinatorResult[A]]
+    ) -> A:
+        partition = self._partition(group_id)
+        now_ms = self._clock.wall_ms()
+        return await self.runtime.write(partition, lambda shard: decide(shard, now_ms))
+
+    async def _heartbeat(
+        self, request: pb.ConsumerGroupHeartbeatRequest, context: Context, listener: str
+    ) -> pb.ConsumerGroupHeartbeatResponse:
+        heartbeat = _decoded(request, caller_of(context).client_id, context.peer())
+        answer = await self._write(
+            request.group_id, lambda shard, now_ms: shard.heartbeat(heartbeat, now_ms)
+        )
+        response = pb.ConsumerGroupHeartbeatResponse(
+            member_id=answer.member_id,
+            member_epoch=answer.member_epoch,
+            heartbeat_interval_ms=self._interval_ms,
+        )
+        if answer.assignment is not None:
+            response.assignment.SetInParent()
+            fill_assignment(response.assignment, answer.assignment, self._images.image)
+        return response
+
+    async def _describe(
+        self, request: pb.ConsumerGroupDescribeRequest, context: Context, listener: str
+    ) -> pb.ConsumerGroupDescribeResponse:
+        _check_count(request.group_ids)
+        answer = pb.ConsumerGroupDescribeResponse()
+        for group_id in request.group_ids:
+            try:
+                partition = self._partition(group_id)
+                found = await self.runtime.read(partition, _describing(group_id))
+                answer.groups.append(found)
+            except ApiError as error:
+                answer.groups.add(
+                    group_id=group_id, error_code=int(code_of(error)), error_message=str(error)
+                )
+        return answer
+
+    async def _commit(
+        self, request: pb.OffsetCommitRequest, context: Context, listener: str
+    ) -> pb.OffsetCommitResponse:
+        epoch = request.member_epoch if request.HasField("member_epoch") else -1
+        commit = Commit(request.group_id, request.member_id, epoch, request.topics)
+        try:
+            return await self._write(
+                request.group_id, lambda shard, now_ms: shard.commit(commit, now_ms)
+            )
+        except (MessageTooLargeError, RecordListTooLargeError) as error:
+            raise InvalidCommitOffsetSizeError(str(error)) from error
+
+    async def _fetch(
+        self, request: pb.OffsetFetchRequest, context: Context, listener: str
+    ) -> pb.OffsetFetchResponse:
+        _check_count(request.groups)
+        answer = pb.OffsetFetchResponse()
+        for group in request.groups:
+            try:
+                partition = self._partition(group.group_id)
+                look = _fetching(group, request.require_stable)
+                answer.groups.append(await self.runtime.read(partition, look))
+            except ApiError as error:
+                answer.groups.add(
+                    group_id=group.group_id,
+                    error_code=int(code_of(error)),
+                    error_message=str(error),
+                )
+        return answer
+
+    async def _delete_offsets(
+        self, request: pb.OffsetDeleteRequest, context: Context, listener: str
+    ) -> pb.OffsetDeleteResponse:
+        return await self._write(request.group_id, lambda shard, _: shard.delete_offsets(request))
+
+    async def _list(
+        self, request: pb.ListGroupsRequest, context: Context, listener: str
+    ) -> pb.ListGroupsResponse:
+        if self.runtime.is_loading:
+            raise CoordinatorLoadInProgressError()
+        states = {state.lower() for state in request.states_filter}
+        types = {kind.lower() for kind in request.types_filter}
+        answer = pb.ListGroupsResponse()
+        for _, shard in self.runtime.shards():
+            answer.groups.extend(
+                found
+                for found in shard.list_groups()
+                if (not states or found.group_state.lower() in states)
+                and (not types or found.group_type in types)
+            )
+        return answer
+
+    async def _delete(
+        self, request: pb.DeleteGroupsRequest, context: Context, listener: str
+    ) -> pb.DeleteGroupsResponse:
+        _check_count(request.group_ids)
+        answer = pb.DeleteGroupsResponse()
+        for group_id in request.group_ids:
+            result = answer.results.add(group_id=group_id)
+            try:
+                await self._write(group_id, _deleting(group_id))
+            except ApiError as error:
+                result.error_code = int(code_of(error))  # type: ignore[assignment]
+                result.error_message = str(error)
+        return answer
+
+
+def _describing(
+    group_id: str,
+) -> Callable[[GroupShard], pb.ConsumerGroupDescribeResponse.DescribedGroup]:
+    return lambda shard: shard.describe(group_id)
+
+
+def _fetching(
+    group: pb.OffsetFetchRequest.Group, require_stable: bool
+) -> Callable[[GroupShard], pb.OffsetFetchResponse.Group]:
+    return lambda shard: shard.fetch(group, require_stable)
+
+
+def _deleting(group_id: str) -> Callable[[GroupShard, int], CoordinatorResult[None]]:
+    return lambda shard, _: shard.delete_group(group_id)
+
+
+def _check_count(keys: Any) -> None:
+    if len(keys) > _KEYS_MAX:
+        raise InvalidRequestError(f"{len(keys)} groups in one request: {_KEYS_MAX} are allowed")
+
+
+def _decoded(
+    request: pb.ConsumerGroupHeartbeatRequest, client_id: str, client_host: str
+) -> Heartbeat:
+    def text(field: str) -> str | None:
+        return getattr(request, field) if request.HasField(field) else None  # type: ignore[arg-type]
+
+    names = None
+    if request.HasField("subscribed_topic_names"):
+        names = tuple(request.subscribed_topic_names.names)
+    has_timeout = request.HasField("rebalance_timeout_ms")
+    return Heartbeat(
+        request.group_id,
+        request.member_id,
+        request.member_epoch,
+        instance_id=text("instance_id"),
+        rack_id=text("rack_id"),
+        rebalance_timeout_ms=request.rebalance_timeout_ms if has_timeout else -1,
+        subscribed_topic_names=names,
+        subscribed_topic_regex=text("subscribed_topic_regex"),
+        server_assignor=text("server_assignor"),
+        owned=_assignment(request.owned) if request.HasField("owned") else None,
+        client_id=client_id,
+        client_host=client_host,
+    )
+
+
+def _assignment(found: pb.Assignment) -> Assignment:
+    try:
+        return {
+            UUID(bytes=topic.topic_id): frozenset(topic.partitions)
+            for topic in found.topic_partitions
+        }
+    except ValueError:
+        raise InvalidRequestError("a topic_id has 16 bytes") from None
