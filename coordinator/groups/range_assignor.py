@@ -13,12 +13,14 @@ def assign_ranges(
 ) -> dict[str, Partitions]:
     """Gives each subscriber of a topic a contiguous range of it.
 
-    All topics have the members in one order, so those of one size are co-partitioned. Members keep
-    the order that they have, so that ranges only move by as much as they grow or shrink; new ones
-    come behind, by instance id and member id. Racks are not looked at: they would break ranges.
+    All topics have the members in one order, by instance id and member id; so topics of one size
+    are co-partitioned. Where all subscribe to the same topics, members keep the order that they
+    have and new ones come behind. Racks are not looked at: they would break ranges.
     """
+    first = next(iter(members.values()), None)
+    is_sticky = all(first is not None and m.topic_ids == first.topic_ids for m in members.values())
     found: dict[str, dict[UUID, frozenset[int]]] = {member_id: {} for member_id in members}
-    in_order = sorted(members.values(), key=_place)
+    in_order = sorted(members.values(), key=_place if is_sticky else _name)
     for topic_id in sorted({topic_id for member in in_order for topic_id in member.topic_ids}):
         count = topics.partition_count(topic_id)
         subscribers = [member for member in in_order if topic_id in member.topic_ids]
@@ -34,9 +36,8 @@ def assign_ranges(
 
 def _place(member: MemberSubscription) -> tuple[float, bool, str, str]:
     starts = [min(numbers) for numbers in member.assigned.values() if numbers]
-    return (
-        min(starts, default=float("inf")),
-        member.instance_id is None,
-        member.instance_id or "",
-        member.member_id,
-    )
+    return (min(starts, default=float("inf")), *_name(member))
+
+
+def _name(member: MemberSubscription) -> tuple[bool, str, str]:
+    return member.instance_id is None, member.instance_id or "", member.member_id

@@ -43,6 +43,7 @@ class _Uniform:
             for topic_id in sorted(wanted)
             if (count := topics.partition_count(topic_id)) > 0
         }
+        self._lightest: dict[UUID, list[tuple[int, str]]] = {}  # heaps of subscribers
         self._owned: dict[str, set[Partition]] = {member_id: set() for member_id in members}
         self._free: dict[Partition, None] = dict.fromkeys(
             (topic_id, number)
@@ -167,10 +168,16 @@ class _Uniform:
 
     def _balance(self, subscribers: Mapping[UUID, list[str]]) -> None:
         """Moves partitions from the fullest members, as long as the receiver stays the smaller."""
-        while self._pass(subscribers):
+        self._lightest = {
+            topic_id: [(len(self._owned[each]), each) for each in members]
+            for topic_id, members in subscribers.items()
+        }
+        for heap in self._lightest.values():
+            heapq.heapify(heap)
+        while self._pass():
             continue
 
-    def _pass(self, subscribers: Mapping[UUID, list[str]]) -> bool:
+    def _pass(self) -> bool:
         """Looks at each member, the fullest first; whether a partition was moved."""
         fullest = [(-len(owned), member_id) for member_id, owned in self._owned.items()]
         heapq.heapify(fullest)
@@ -179,7 +186,7 @@ class _Uniform:
             size, member_id = heapq.heappop(fullest)
             if -size != len(self._owned[member_id]):
                 continue
-            moved = self._lighter(member_id, subscribers)
+            moved = self._lighter(member_id)
             if moved is None:
                 continue
             has_moved = True
@@ -187,19 +194,27 @@ class _Uniform:
             self._owned[member_id].remove(partition)
             self._owned[receiver].add(partition)
             for changed in (member_id, receiver):
-                heapq.heappush(fullest, (-len(self._owned[changed]), changed))
+                size = len(self._owned[changed])
+                heapq.heappush(fullest, (-size, changed))
+                for topic_id in self._members[changed].topic_ids & self._lightest.keys():
+                    heapq.heappush(self._lightest[topic_id], (size, changed))
         return has_moved
 
-    def _lighter(
-        self, member_id: str, subscribers: Mapping[UUID, list[str]]
-    ) -> tuple[Partition, str] | None:
+    def _lightest_of(self, topic_id: UUID) -> tuple[int, str]:
+        """The subscriber with the fewest partitions, and how many it has."""
+        heap = self._lightest[topic_id]
+        while heap[0][0] != len(self._owned[heap[0][1]]):
+            heapq.heappop(heap)
+        return heap[0]
+
+    def _lighter(self, member_id: str) -> tuple[Partition, str] | None:
         """A partition of a member, and the lightest one that may have it; None if none is better
         off."""
         owned = self._owned[member_id]
         best: tuple[int, UUID, str] | None = None
         for topic_id in {topic_id for topic_id, _ in owned}:
-            lightest = min(subscribers[topic_id], key=lambda each: (len(self._owned[each]), each))
-            found = (len(self._owned[lightest]), topic_id, lightest)
+            size, lightest = self._lightest_of(topic_id)
+            found = (size, topic_id, lightest)
             if best is None or found < best:
                 best = found
         if best is None or best[0] + 1 >= len(owned):
